@@ -167,9 +167,9 @@ FAULTS = (
     Fault(
         id="recipes-status-file-half-written",
         file=f"{_RECIPES}/render/follow_run.py",
-        old="            self._beside.write_bytes(_as_json(status))\n            self._beside.replace(self._path)\n",
-        new="            self._path.write_bytes(_as_json(status))\n",
-        breaks="Whoever reads the status of a render now and then finds half of it.",
+        old="self._temporary.write_bytes(_as_json(status))\n            self._temporary.replace(self._path)\n",
+        new="self._path.write_bytes(_as_json(status))\n",
+        breaks="A program that reads the status of a render sometimes finds half of it.",
         near=(f"{_TESTS}/render/test_follow_run.py",),
     ),
     Fault(
@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         id="recipes-stop-before-the-first-label-is-lost",
         file=f"{_RECIPES}/render/follow_run.py",
-        old="            is_to_stop = is_to_stop or order is _Order.STOP\n",
-        new="            is_to_stop = order is _Order.STOP\n",
+        old="max(self._phase, self._next_request())",
+        new="self._next_request()",
         breaks="Ctrl-C while a render is still getting its lease is forgotten.",
         near=(f"{_TESTS}/render/test_follow_run.py",),
     ),

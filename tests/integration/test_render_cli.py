@@ -81,7 +81,7 @@ def test_outputs_that_are_there_are_never_replaced() -> None:
     before = outputs()
     again = render()
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     assert "--resume" in again.stderr
     resumed = render("render", "--resume")
     assert resumed.returncode == 0
@@ -232,7 +232,7 @@ def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None
 LONG = """
 from gpuyard.recipes.render import follow_run as following
 from gpuyard.ui.cli import main
-following.UNASKED_AFTER_S = 0.001
+following.DEFAULT_AFTER_S = 0.001
 main()
 """
 
@@ -289,7 +289,7 @@ def test_another_run_with_the_same_outputs_is_refused() -> None:
     with closed_gate(), rendering("gated") as process:
         await_begun(2)
         result = render("render", "--resume")
-        assert (result.returncode, "another run has its outputs in" in result.stderr) == (1, True)
+        assert (result.returncode, "another run writes its outputs to" in result.stderr) == (1, True)
         assert process.poll() is None
 
 

@@ -164,9 +164,9 @@ def test_a_coordinator_runs_one_thing_at_a_time(shelf: Shelf, tmp_path: Path) ->
             refused.append(caught.value.message)
 
         opened.run([shelf.unit(0, None)], render, tmp_path / "out")
-        with pytest.raises(UserError, match="open already"), opened:
+        with pytest.raises(UserError, match="already open"), opened:
             pass
-    assert refused == ["this coordinator runs already"]
+    assert refused == ["this coordinator is already running"]
 
 
 def test_where_a_renderer_goes_does_not_change_where_outputs_are(
@@ -190,7 +190,7 @@ def test_who_waits_for_a_free_reader_waits_for_the_disk() -> None:
     assets = {asset.key: asset for asset in (scene(0, 10), scene(1, 10))}
     limits = limits_of(assets.values(), Budgets(vram=100, ram=100))
     asked = dict.fromkeys(assets, 0)
-    state = PlanState(limits=limits, assets=assets, asked=asked, readers=1, next_after=lambda *_: None)
+    state = PlanState(limits=limits, assets=assets, requested=asked, readers=1, next_after=lambda *_: None)
     assert set(plan(state).waits.values()) == {StallCause.DISK}
 
 

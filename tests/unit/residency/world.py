@@ -229,7 +229,7 @@ class World:
                 vram=self.vram,
                 held=self.held.keys(),
                 held_ram=self.held_ram.keys(),
-                asked=asked,
+                requested=asked,
                 needed=self.future.needed,
                 ahead=self.future.ahead,
                 next_after=self.future.next_after,

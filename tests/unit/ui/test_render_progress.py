@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gpuyard.recipes.render.manifest import Bad
+from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
 from gpuyard.ui.views.render_progress import PlainRenderScreen, RenderRate, line_of, picture_of
 from gpuyard.ui.views.render_summary import summary_lines
@@ -95,7 +95,7 @@ def test_a_pipe_is_told_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) 
 # When it is over
 
 
-def summed_up(report: RenderReport, *bad: Bad) -> list[str]:
+def summed_up(report: RenderReport, *bad: ManifestMistake) -> list[str]:
     return list(summary_lines(report, bad, "/out"))
 
 
@@ -129,6 +129,8 @@ def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None
 
 def test_the_summary_says_what_is_left_and_what_of_the_manifest_was_left_out() -> None:
     stopped = status(state="interrupted", rendered=1000, already=0, skipped=0)
-    lines = summed_up(RenderReport(status=stopped, skipped=()), Bad(place="line 3", reason="it is not JSON"))
+    lines = summed_up(
+        RenderReport(status=stopped, skipped=()), ManifestMistake(place="line 3", reason="it is not JSON")
+    )
     assert lines[0] == "1,000 of 2,000 labels rendered, 1,000 left, in 12m 5s"
     assert lines[2] == "  left out  1 error in the manifest"

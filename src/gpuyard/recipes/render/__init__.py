@@ -1,1 +1,1 @@
-"""Rendering a manifest: what it asks for, whom it calls, what it costs, and the run itself; over the residency."""
+"""Render a manifest: read it, load the user's functions, advise on budgets, and follow the run."""

@@ -1,7 +1,7 @@
-"""What budgets a set of assets asks for. Pure.
+"""Recommend VRAM and RAM budgets for a set of assets. Pure.
 
-A scene is had whole; an actor is had whole too, or streamed, which takes two of its frames at a time. What is had of
-VRAM is for assets but for a part that the renderer is left with; RAM comes in pages.
+A scene is loaded whole; an actor is loaded whole or streamed, which takes two of its frames at a time. A part of VRAM
+is reserved for the renderer, the rest is for assets; RAM is allocated in pages.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpuyard.recipes.render.profile_assets import Measured
+from gpuyard.recipes.render.profile_assets import AssetProfile
 from gpuyard.residency.memory.page_pool import page_size
 from gpuyard.residency.planning.assets import WORKING_PART, Asset, Kind
 
@@ -18,7 +18,7 @@ _FOR_ASSETS = 1 - 1 / WORKING_PART
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """In bytes. `least` is what works at all; `good` lets work go on; with `plenty`, more would help little."""
+    """Budgets in bytes. `least` is the minimum; with `good`, workers rarely wait; more than `plenty` helps little."""
 
     vram_least: int
     vram_good: int
@@ -28,8 +28,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     ram_plenty: int
 
 
-def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhead: int = 0) -> Advice:
-    """`overhead` is what the device's allocator takes beside all. Assets of unknown size do not count."""
+def advise(assets: Sequence[AssetProfile], *, scene_slots: int, workers: int, overhead: int = 0) -> Advice:
+    """Return the budgets. `overhead` is memory of the device's own allocator. Assets of unknown size are left out."""
     scenes, actors = _assets(assets, Kind.SCENE), _assets(assets, Kind.ACTOR)
     stream = max((actor.stream_nbytes for actor in actors), default=0)
 
@@ -37,7 +37,7 @@ def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhe
         chosen = scenes[:scene_count] + actors[:actor_count]
         return math.ceil((stream + sum(asset.nbytes for asset in chosen)) / _FOR_ASSETS) + overhead
 
-    # No budget here is as large, so its pages are these or smaller ones.
+    # Larger than any budget below, so that pages of the actual budget are not larger than this.
     page = page_size(2 * (sum(asset.nbytes for asset in scenes + actors) + workers * stream))
 
     def rounded(nbytes: int) -> int:
@@ -46,7 +46,7 @@ def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhe
     def ram(scene_count: int, actor_count: int) -> int:
         return sum(rounded(asset.nbytes) for asset in scenes[:scene_count] + actors[:actor_count])
 
-    # Of each worker, where an actor is larger than RAM and streamed from disk.
+    # Each worker needs this to stream an actor from disk that does not fit into RAM.
     ram_least = ram(1, 0) + workers * max((actor.stream_ram(rounded) for actor in actors), default=0)
     return Advice(
         vram_least=vram(1, 0),
@@ -59,12 +59,12 @@ def advise(assets: Sequence[Measured], *, scene_slots: int, workers: int, overhe
 
 
 def size_option(nbytes: int) -> str:
-    """As one would type it, and never less."""
+    """Return the size as an option's value, rounded up."""
     return f"{math.ceil(nbytes / _GB)}G" if nbytes >= 4 * _GB else f"{math.ceil(nbytes / _MB)}M"
 
 
-def _assets(measured: Sequence[Measured], kind: Kind) -> list[Asset]:
-    """The largest first."""
+def _assets(measured: Sequence[AssetProfile], kind: Kind) -> list[Asset]:
+    """Return the assets of a kind with a known size, the largest first."""
     known = [
         Asset(key=each.path, kind=kind, nbytes=each.vram_nbytes, frame_nbytes=each.frame_nbytes or 0)
         for each in measured

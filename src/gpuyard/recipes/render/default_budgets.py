@@ -1,21 +1,19 @@
-"""How much VRAM and RAM a run may take where nobody said so: a part of what is free at this moment."""
+"""Default VRAM and RAM budgets of a run: a part of the memory that is free now."""
 
 import msgspec
 
-from gpuyard.config import simulated_devices
-from gpuyard.core.snapshot import Snapshot
+from gpuyard import Snapshot, snapshot
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault
-from gpuyard.probes.local_machine import snapshot
-from gpuyard.residency.memory.open_memory import torch_with_a_card
+from gpuyard.residency.memory.open_memory import is_simulated, torch_with_gpu
 from gpuyard.visible_devices import visible_devices
 
 _OF_DEVICE, _OF_RAM = 0.8, 0.5
-_OF_RAM_AS_VRAM = 0.25  # a device that is simulated takes its memory from the host
+_OF_RAM_AS_VRAM = 0.25  # a simulated device uses host memory
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """`why` says where it comes from; `None` where the user said it."""
+    """`why` explains a default; None if the user gave the budget."""
 
     mb: float
     why: str | None = None
@@ -25,24 +23,20 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_vram(device: str) -> Budget:
-    seen = snapshot()
-    free = _most_free_mb(seen)
-    is_a_device = bool(simulated_devices()) or torch_with_a_card(device) is not None
-    if free is None or not is_a_device:
-        return Budget(mb=_available_mb(seen, "--vram-budget") * _OF_RAM_AS_VRAM, why="a quarter of the available RAM")
-    return Budget(mb=free * _OF_DEVICE, why="80% of what is free on the emptiest device")
+    machine = snapshot()
+    free = [mb for each in visible_devices(machine) if (mb := each.memory_free_mb) is not None]
+    has_device = is_simulated() or torch_with_gpu(device) is not None
+    if not free or not has_device:
+        available = _available_ram_mb(machine, "--vram-budget")
+        return Budget(mb=available * _OF_RAM_AS_VRAM, why="a quarter of the available RAM")
+    return Budget(mb=max(free) * _OF_DEVICE, why="80% of the free memory of the device with the most")
 
 
 def choose_ram() -> Budget:
-    return Budget(mb=_available_mb(snapshot(), "--ram-budget") * _OF_RAM, why="half of the available RAM")
+    return Budget(mb=_available_ram_mb(snapshot(), "--ram-budget") * _OF_RAM, why="half of the available RAM")
 
 
-def _most_free_mb(seen: Snapshot) -> float | None:
-    free = [device.memory_free_mb for device in visible_devices(seen)]
-    return max((mb for mb in free if mb is not None), default=None)
-
-
-def _available_mb(seen: Snapshot, option: str) -> float:
-    if seen.host.memory_available_mb is None:
-        raise EnvironmentFault("no probe tells how much RAM is available", hint=f"say it with {option}, such as 8G")
-    return seen.host.memory_available_mb
+def _available_ram_mb(machine: Snapshot, option: str) -> float:
+    if machine.host.memory_available_mb is None:
+        raise EnvironmentFault("no probe can read the available RAM", hint=f"set the budget with {option}, such as 8G")
+    return machine.host.memory_available_mb

@@ -1,7 +1,7 @@
-"""Looks at a run while it goes on: tells how it stands, writes that to a file each second, and has it stopped.
+"""Follow a run: show its status, write it to a file each second, and stop the run on request.
 
-The file is replaced as a whole, so whoever reads it at any moment finds all of one status. Neither it nor stopping
-waits for whoever is shown something, nor ends when that one goes away.
+The file is replaced atomically, so a reader always finds one complete status. Writing the file and stopping the run
+neither wait for the display nor end when its terminal goes away.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from enum import Enum, auto
+from enum import IntEnum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,13 +20,13 @@ import msgspec
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.running.status_file import RenderStatus
 
-LOOK_EVERY_S = 1.0
-UNASKED, UNASKED_AFTER_S = "status.json", 60.0
-_GIVE_UP_S = 0.5  # the file may be on a disk that does not answer
+INTERVAL_S = 1.0
+DEFAULT_NAME, DEFAULT_AFTER_S = "status.json", 60.0
+_ABANDON_TIMEOUT_S = 0.5  # the file may be on a disk that does not respond
 
 
 class FollowedRun(Protocol):
-    """What is followed: a coordinator."""
+    """The run to follow: a coordinator. `status` is None before the run starts, and `stop` does nothing then."""
 
     def status(self) -> RenderStatus | None: ...
 
@@ -34,34 +34,34 @@ class FollowedRun(Protocol):
 
 
 class StatusFile:
-    """Written once a run has taken `after_s`. Not synced to disk: after a power failure nobody asks how far it was."""
+    """A status file, written once a run has taken `after_s`. Not synced: it is of no use after a power failure."""
 
     def __init__(self, path: Path, after_s: float = 0.0) -> None:
         if path.is_dir():
             raise UserError(f"{path} is a folder", hint="name a file for the status, such as status.json")
         if not path.absolute().parent.is_dir():
-            raise UserError(f"there is no folder {path.parent}", hint="make it, or name another file for the status")
+            raise UserError(f"there is no folder {path.parent}", hint="create it, or name another file for the status")
         self._path = path
-        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         self._after_s = after_s
 
     @classmethod
-    def unasked(cls, out: Path) -> "StatusFile":
-        """Among the outputs, for a run that takes longer than a minute. One that an earlier run left there is written
-        from the beginning, so that it does not tell of that one."""
-        path = out / UNASKED
-        return cls(path, 0.0 if path.exists() else UNASKED_AFTER_S)
+    def default(cls, out: Path) -> "StatusFile":
+        """Return the file in the output folder for a run without --status: written after 60 s, or from the start if
+        an earlier run left one, so that it never shows that run's status."""
+        path = out / DEFAULT_NAME
+        return cls(path, 0.0 if path.exists() else DEFAULT_AFTER_S)
 
     def write(self, status: RenderStatus) -> None:
-        """EnvironmentFault where it cannot be; then the last one stays."""
+        """Replace the file. Raises EnvironmentFault and keeps the last status if it cannot be written."""
         if status.elapsed_s < self._after_s:
             return
         try:
-            self._beside.write_bytes(_as_json(status))
-            self._beside.replace(self._path)
+            self._temporary.write_bytes(_as_json(status))
+            self._temporary.replace(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._beside.unlink()
+                self._temporary.unlink()
             raise EnvironmentFault(f"{self._path} cannot be written: {error.strerror}") from error
 
 
@@ -72,16 +72,19 @@ def _as_json(status: RenderStatus) -> bytes:
         return json.dumps(msgspec.to_builtins(status), indent=2).encode() + b"\n"
 
 
-class _Order(Enum):
-    STOP = auto()
-    GIVE_UP = auto()
-    END = auto()
+class _Phase(IntEnum):
+    """Phases only advance. ABANDONED: the process is about to exit while the run still goes on."""
+
+    RUNNING = auto()
+    STOPPING = auto()
+    ABANDONED = auto()
+    ENDED = auto()
 
 
 class Follower:
-    """From `with` to its end, in threads of its own. `stop` and `give_up` may be called in a signal handler too.
+    """Follows a run inside its `with` block, in two threads. `stop` and `abandon` may be called in signal handlers.
 
-    `show_stop` is called after the run was stopped: no further label begins when its message appears.
+    `show_stop` is called after the run was stopped: no further label starts once its message appears.
     """
 
     def __init__(
@@ -92,13 +95,12 @@ class Follower:
         show_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._run, self._show, self._file, self._show_stop = run, show, file, show_stop
-        # Of all that threads can wait for, only this may be used by a handler that interrupts its own use.
-        self._orders, self._answers = queue.SimpleQueue[_Order](), queue.SimpleQueue[None]()
-        self._is_over = False
-        self._is_stopped = False
-        self._is_news = threading.Event()  # one of the two has come to be
+        # SimpleQueue is the only primitive that a signal handler may use while it interrupts its own use.
+        self._requests, self._answers = queue.SimpleQueue[_Phase](), queue.SimpleQueue[None]()
+        self._phase = _Phase.RUNNING  # set by the status thread only, after it has acted on a request
+        self._phase_changed = threading.Event()
         self._threads = [
-            threading.Thread(target=self._keep, name="gpuyard-status", daemon=True),
+            threading.Thread(target=self._keep_status, name="gpuyard-status", daemon=True),
             threading.Thread(target=self._keep_showing, name="gpuyard-show", daemon=True),
         ]
 
@@ -110,57 +112,61 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._orders.put(_Order.END)
-        self._is_over = True
-        self._is_news.set()
+        self._requests.put(_Phase.ENDED)
         for thread in self._threads:
             thread.join()
 
     def stop(self) -> None:
-        self._orders.put(_Order.STOP)
+        self._requests.put(_Phase.STOPPING)
 
-    def give_up(self) -> None:
-        """The process is about to end, whatever the run does: the file says so, if that can be written in no time."""
+    def abandon(self) -> None:
+        """Write "interrupted" to the file, because the process is about to exit. Waits up to 0.5 s for that."""
         if self._file is not None:
-            self._orders.put(_Order.GIVE_UP)
+            self._requests.put(_Phase.ABANDONED)
             with contextlib.suppress(queue.Empty):
-                self._answers.get(timeout=_GIVE_UP_S)
+                self._answers.get(timeout=_ABANDON_TIMEOUT_S)
 
-    def _keep(self) -> None:
-        is_to_stop = False
-        self._write_down()
-        while (order := self._next_order()) not in (_Order.GIVE_UP, _Order.END):
-            is_to_stop = is_to_stop or order is _Order.STOP
-            if is_to_stop:  # once more each time: it may not have begun before
+    def _keep_status(self) -> None:
+        self._write_status()
+        while (phase := max(self._phase, self._next_request())) is not _Phase.ENDED:
+            if phase is _Phase.STOPPING:  # each time, because the run may not have started before
                 self._run.stop()
-            if is_to_stop and not self._is_stopped:
-                self._is_stopped = True
-                self._is_news.set()
-            self._write_down()
-        if order is _Order.GIVE_UP:
-            self._write_down(state="interrupted")
-            self._answers.put(None)
+            is_new = self._enter(phase)
+            if phase is not _Phase.ABANDONED:
+                self._write_status()
+            elif is_new:
+                self._write_status(state="interrupted")
+                self._answers.put(None)
+        self._enter(phase)
 
-    def _next_order(self) -> _Order | None:
+    def _next_request(self) -> _Phase:
         try:
-            return self._orders.get(timeout=LOOK_EVERY_S)
+            return self._requests.get(timeout=INTERVAL_S)
         except queue.Empty:
-            return None
+            return _Phase.RUNNING
 
-    def _write_down(self, **changes: str) -> None:
-        """Where it cannot be, the run goes on, and the next one may be."""
+    def _enter(self, phase: _Phase) -> bool:
+        """Set the phase. Return whether it is a new one."""
+        is_new = phase is not self._phase
+        self._phase = phase
+        if is_new:
+            self._phase_changed.set()
+        return is_new
+
+    def _write_status(self, **changes: str) -> None:
+        """Write the status. A failure is ignored: the run goes on, and the next status may be written."""
         if self._file is not None and (status := self._run.status()) is not None:
             with contextlib.suppress(EnvironmentFault):
                 self._file.write(msgspec.structs.replace(status, **changes))
 
     def _keep_showing(self) -> None:
         is_stop_shown = False
-        while not self._is_over:
+        while self._phase is not _Phase.ENDED:
             with contextlib.suppress(OSError):  # the terminal or pipe was closed
-                if self._is_stopped and not is_stop_shown:
+                if self._phase is _Phase.STOPPING and not is_stop_shown:
                     is_stop_shown = True
                     self._show_stop()
-                if (status := self._run.status()) is not None:  # it has begun
+                if (status := self._run.status()) is not None:
                     self._show(status)
-            self._is_news.wait(LOOK_EVERY_S)
-            self._is_news.clear()
+            self._phase_changed.wait(INTERVAL_S)
+            self._phase_changed.clear()

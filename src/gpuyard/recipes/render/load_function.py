@@ -1,4 +1,4 @@
-"""A user's function, named as `module:function`: found, imported and looked at before anything is loaded for it."""
+"""Import a user's function, given as `module:function`, and check its signature before any asset is loaded."""
 
 import difflib
 import importlib
@@ -17,14 +17,14 @@ LOADER = ("path",)
 
 
 def find_function(option: str, text: str, called_with: tuple[str, ...]) -> Callable[..., Any]:
-    """As `python -m` would, the module is looked for in the current directory first."""
+    """Return the function. As with `python -m`, the current directory is searched first."""
     module_name, colon, function_name = text.partition(":")
     if not colon or not module_name or not function_name:
         raise UserError(f"{option} '{text}' is not MODULE:FUNCTION", hint=f"write it as {option} my_pkg.render:render")
     if module_name.endswith(".py") or "/" in module_name:
-        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        guess = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise UserError(
-            f"{option} takes the name of a module, not a file: '{module_name}'", hint=f"try {meant}:{function_name}"
+            f"{option} takes the name of a module, not a file: '{module_name}'", hint=f"try {guess}:{function_name}"
         )
     function: Callable[..., Any] = _attribute(option, _import(option, module_name), function_name)
     _check(option, text, function, called_with)
@@ -39,44 +39,44 @@ def _import(option: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            hint = "it is looked for in the current directory, and where Python finds its packages"
+            hint = "Python searches the current directory and its installed packages"
             raise UserError(f"{option}: there is no module '{error.name}'", hint=hint) from None
-        raise _broken(option, name, error) from error
-    except (Exception, SystemExit) as error:  # a module may raise anything
-        raise _broken(option, name, error) from error
+        raise _import_error(option, name, error) from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise _import_error(option, name, error) from error
 
 
-def _broken(option: str, name: str, error: BaseException) -> UserError:
+def _import_error(option: str, name: str, error: BaseException) -> UserError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
     where = f"{last.filename}, line {last.lineno}" if last is not None else None
-    return UserError(f"{option}: {name} cannot be imported: {type(error).__name__}: {error}", hint=where)
+    return UserError(f"{option}: cannot import {name}: {type(error).__name__}: {error}", hint=where)
 
 
 def _attribute(option: str, module: ModuleType, dotted: str) -> Any:
     found: Any = module
-    for word in dotted.split("."):
-        if not hasattr(found, word):
-            near = difflib.get_close_matches(word, [name for name in dir(found) if not name.startswith("_")], n=1)
+    for part in dotted.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")], n=1)
             file = getattr(module, "__file__", None)
             hint = f"did you mean '{near[0]}'?" if near else f"the module is {file}" if file else None
             raise UserError(f"{option}: '{module.__name__}' has no '{dotted}'", hint=hint)
-        found = getattr(found, word)
+        found = getattr(found, part)
     return found
 
 
 def _check(option: str, text: str, function: Any, called_with: tuple[str, ...]) -> None:
     if not callable(function):
-        raise UserError(f"{option}: {text} is no function but {type(function).__name__}")
-    is_deferred = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(asks(function) for asks in is_deferred):
-        raise UserError(f"{option}: {text} does its work after the call has returned", hint="make it a plain function")
+        raise UserError(f"{option}: {text} is not a function but {type(function).__name__}")
+    deferred_kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(function) for is_kind in deferred_kinds):
+        raise UserError(f"{option}: {text} is a coroutine or a generator", hint="make it a plain function")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions that are written in C do not tell
+    except ValueError:  # some functions written in C have no signature
         return
     try:
         signature.bind(*called_with)
     except TypeError:
-        called = f"it is called as {text.partition(':')[2]}({', '.join(called_with)})"
-        raise UserError(f"{option}: {text} takes {signature}", hint=called) from None
+        call = f"it is called as {text.partition(':')[2]}({', '.join(called_with)})"
+        raise UserError(f"{option}: {text} takes {signature}", hint=call) from None

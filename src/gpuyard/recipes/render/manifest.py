@@ -1,12 +1,12 @@
-"""What is to be rendered, as a file says it: a JSON array of entries, or JSON Lines with an entry on each.
+"""Read a manifest, the list of what to render: a JSON array of entries, or JSON Lines with one entry per line.
 
     {"scene": "room.ply", "actor": "walk/", "labels": ["a", 2, {"name": "c", "camera": 3}]}
     {"scene": "room.ply", "actor": null, "label": "d"}
     {"scene": "room.ply", "name": "e", "camera": 5}
 
-The content decides which it is, not the file's name. Paths are meant from the manifest's folder. Labels that share
-scene and actor become one unit. All other keys of an entry are the renderer's. What is wrong in one entry, or with one
-label of it, is told with its number, and the rest stands.
+The content decides the format, not the file's name. Paths are relative to the manifest's folder. Labels that share
+scene and actor become one render unit. All other keys of an entry are for the renderer. A mistake in one entry, or in
+one of its labels, is reported with its number, and the rest is rendered.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.renderer_input import KINDS, OWN_KEYS, Pair
+from gpuyard.recipes.render.renderer_input import KINDS, OWN_KEYS, LabelGroup
 from gpuyard.residency.planning.render_units import Label, Unit
 
 _BLANK = b" \t\r\n"
@@ -30,8 +30,8 @@ _decode = msgspec.json.Decoder().decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Bad(msgspec.Struct, frozen=True, kw_only=True):
-    """What cannot be rendered, and why; `place` is as people count: line 7; entry 3; line 7, label 2."""
+class ManifestMistake(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry or label that cannot be rendered. `place` counts from 1: line 7; entry 3; line 7, label 2."""
 
     place: str
     reason: str
@@ -40,7 +40,7 @@ class Bad(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     units: tuple[Unit, ...]
-    bad: tuple[Bad, ...]
+    bad: tuple[ManifestMistake, ...]
 
     @property
     def labels(self) -> int:
@@ -56,30 +56,30 @@ def read(path: str) -> Manifest:
     except IsADirectoryError:
         raise UserError(f"{path} is a folder", hint="name the manifest itself, a file of JSON or JSON Lines") from None
     except OSError as error:
-        raise EnvironmentFault(f"the manifest {path} cannot be read: {error.strerror}") from error
+        raise EnvironmentFault(f"cannot read the manifest {path}: {error.strerror}") from error
     units, bad = parse(data, file.parent)
     return Manifest(path=path, units=units, bad=bad)
 
 
-def parse(data: bytes, folder: Path) -> tuple[tuple[Unit, ...], tuple[Bad, ...]]:
-    """Never an error, whatever the bytes."""
+def parse(data: bytes, folder: Path) -> tuple[tuple[Unit, ...], tuple[ManifestMistake, ...]]:
+    """Return the render units and the mistakes. Never raises."""
     if data.startswith(_UTF_16):
-        return (), (Bad(place="line 1", reason="the file is UTF-16; write it as UTF-8"),)
+        return (), (ManifestMistake(place="line 1", reason="the file is UTF-16; write it as UTF-8"),)
     data = data.removeprefix(_BYTE_ORDER_MARK)
-    with _no_collections():
+    with _garbage_collection_off():
         try:
-            word, entries = _entries(data)
+            noun, entries = _split_entries(data)
         except (ValueError, RecursionError) as error:
-            return (), (Bad(place=f"line {_line_of(error, data)}", reason=_json_reason(error)),)
-        gathered = _Gathered(folder, word)
+            return (), (ManifestMistake(place=f"line {_line_of(error, data)}", reason=_json_reason(error)),)
+        builder = _UnitBuilder(folder, noun)
         for number, raw in entries:
-            gathered.add(number, raw)
-        return gathered.units(), tuple(gathered.bad)
+            builder.add(number, raw)
+        return builder.units(), tuple(builder.mistakes)
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Looking for garbage among a million new labels that all stay takes longer than reading them."""
+def _garbage_collection_off() -> Iterator[None]:
+    """Garbage collection over a million new labels, all in use, takes longer than reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -89,11 +89,8 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-# Where an entry begins and ends
-
-
-def _entries(data: bytes) -> tuple[str, Iterable[tuple[int, bytes]]]:
-    """What they are counted as, and each with its number."""
+def _split_entries(data: bytes) -> tuple[str, Iterable[tuple[int, bytes]]]:
+    """Return the noun that entries are counted by ("entry" or "line"), and each entry with its number."""
     text = data.strip(_BLANK)
     if text.startswith(b"["):
         return "entry", ((number, bytes(raw)) for number, raw in enumerate(_decode_array(text), 1))
@@ -104,7 +101,7 @@ def _entries(data: bytes) -> tuple[str, Iterable[tuple[int, bytes]]]:
 
 
 def _is_one_object(text: bytes) -> bool:
-    """Over several lines, as a tool that writes for people would."""
+    """Whether the text is a single object, formatted over several lines."""
     first, end, _ = text.partition(b"\n")
     return bool(end) and not _is_json(first) and _is_json(text)
 
@@ -118,7 +115,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def _line_of(error: Exception, data: bytes) -> int:
-    """Where a whole file could not be read; the decoder tells a byte, or that the end came too early."""
+    """Return the line of a syntax error. The decoder reports a byte, or that the text ended too early."""
     at = re.search(r"\(byte (\d+)\)", str(error))
     before = len(data) - len(data.lstrip(_BLANK))
     return data.count(b"\n", 0, before + int(at[1]) if at else len(data.rstrip(_BLANK))) + 1
@@ -132,15 +129,12 @@ def _json_reason(error: Exception) -> str:
     return f"it is not JSON: {str(error).removeprefix('JSON is malformed: ')}"
 
 
-# What is in an entry
-
-
-def _decoded(raw: bytes) -> dict[str, Any]:
+def _decode_entry(raw: bytes) -> dict[str, Any]:
     try:
         entry = _decode(raw)
         if type(entry) is not dict:
             raise UserError(f"an entry is an object, not {KINDS[type(entry)]}")
-        # More colons than keys: some may stand in strings, or a key was there twice and the decoder kept one.
+        # More colons than keys: some are in strings, or a key occurs twice and the decoder kept one.
         if raw.count(b":") != _count_keys(entry):
             json.loads(raw, object_pairs_hook=_check_keys)
     except (ValueError, RecursionError) as error:
@@ -175,53 +169,53 @@ def _labels_of(entry: dict[str, Any]) -> list[Any]:
     return labels
 
 
-class _Gathered:
-    """Entries as they come, and the labels of each scene and actor together, in the order in which these first came."""
+class _UnitBuilder:
+    """Collects the labels of each pair of scene and actor, in the order in which the pairs first occur."""
 
-    def __init__(self, folder: Path, word: str) -> None:
-        self.bad: list[Bad] = []
-        self._folder, self._word = folder, word
+    def __init__(self, folder: Path, noun: str) -> None:
+        self.mistakes: list[ManifestMistake] = []
+        self._folder, self._noun = folder, noun
         self._paths: dict[str, str] = {}
-        self._pairs: dict[tuple[str | None, str | None], Pair] = {}
-        self._named: dict[str, int] = {}
+        self._pairs: dict[tuple[str | None, str | None], LabelGroup] = {}
+        self._names: dict[str, int] = {}
 
     def units(self) -> tuple[Unit, ...]:
         return tuple(
-            Unit(scene=scene, actor=actor, labels=tuple(pair.labels))
-            for (scene, actor), pair in self._pairs.items()
-            if pair.labels
+            Unit(scene=scene, actor=actor, labels=tuple(group.labels))
+            for (scene, actor), group in self._pairs.items()
+            if group.labels
         )
 
     def add(self, number: int, raw: bytes) -> None:
         try:
-            entry = _decoded(raw)
-            pair = self._pair(entry)
+            entry = _decode_entry(raw)
+            group = self._group(entry)
             labels = _labels_of(entry)
         except UserError as error:
-            self.bad.append(Bad(place=f"{self._word} {number}", reason=error.message))
+            self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}", reason=error.message))
             return
         extras = {key: value for key, value in entry.items() if key not in OWN_KEYS}
-        is_alone = "labels" not in entry
-        for at, label in enumerate(labels, 1):
+        is_only = "labels" not in entry
+        for position, label in enumerate(labels, 1):
             try:
-                self._name(pair.label(extras, label, is_alone=is_alone), number, pair)
+                self._add_label(group.make_label(extras, label, is_only=is_only), number, group)
             except UserError as error:
-                which = "" if is_alone else f", label {at}"
-                self.bad.append(Bad(place=f"{self._word} {number}{which}", reason=error.message))
+                which = "" if is_only else f", label {position}"
+                self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}{which}", reason=error.message))
 
-    def _name(self, label: Label, number: int, pair: Pair) -> None:
-        if label.name in self._named:
-            raise UserError(f"its name '{label.name}' is taken by {self._word} {self._named[label.name]}")
-        self._named[label.name] = number
-        pair.labels.append(label)
+    def _add_label(self, label: Label, number: int, group: LabelGroup) -> None:
+        if label.name in self._names:
+            raise UserError(f"its name '{label.name}' is taken by {self._noun} {self._names[label.name]}")
+        self._names[label.name] = number
+        group.labels.append(label)
 
-    def _pair(self, entry: dict[str, Any]) -> Pair:
+    def _group(self, entry: dict[str, Any]) -> LabelGroup:
         scene, actor = (self._path(key, entry.get(key)) for key in ("scene", "actor"))
         if scene is None and actor is None:
             raise UserError("it names neither a scene nor an actor")
         found = self._pairs.get((scene, actor))
         if found is None:
-            found = self._pairs[scene, actor] = Pair(*(entry.get(key) for key in ("scene", "actor")))
+            found = self._pairs[scene, actor] = LabelGroup(entry.get("scene"), entry.get("actor"))
         return found
 
     def _path(self, key: str, path: Any) -> str | None:

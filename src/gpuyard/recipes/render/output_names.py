@@ -1,7 +1,7 @@
-"""What a label's folder is called. Pure; two different labels never get one name.
+"""The folder name of a label. Pure; different labels never get the same name.
 
-A plain name is kept as it is. Letters that a folder's name cannot have are written as in a web address, `%2F`, and so
-is `%` itself; a name that is too long ends in `%~` and a digest of all of it, which no other name can.
+A plain name is unchanged. Characters that a folder name cannot have are percent-encoded as in a URL (`%2F`), and so is
+`%` itself; a name that is too long is cut and ends in `%~` and a digest of the whole name, as no other name can.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ _DIGEST_LETTERS = 16
 
 
 def folder_name(name: str) -> str:
-    """The same letters, where that can be; `name` is not empty."""
+    """Return the folder name for the label `name`, which is not empty."""
     if len(name) <= _LONGEST and _PLAIN.fullmatch(name) and name not in RESERVED:
         return name
     first = _escaped(name[0]) if name[0] == "." or name in RESERVED else _letter(name[0])
@@ -37,14 +37,14 @@ def _shortened(whole: str) -> str:
 
 
 def name_of_pair(scene: str | None, actor: str | None) -> str:
-    """What labels without a name of their own are called after; the digest tells files of one name in two folders."""
+    """Return the prefix for labels without a name. The digest distinguishes equal file names in different folders."""
     stems = [_stem(path) for path in (scene, actor) if path is not None]
     digest = hashlib.sha256(repr((scene, actor)).encode()).hexdigest()[:8]
     return "-".join([*stems, digest])
 
 
 def _stem(path: str) -> str:
-    """Of a glob, the folder that it looks in."""
+    """Return the file name without its suffix; for a glob, the name of its folder."""
     folder, last = os.path.split(path.rstrip("/"))
     is_glob = folder and any(letter in last for letter in "*?[")
     return os.path.splitext(os.path.basename(folder) if is_glob else last)[0]

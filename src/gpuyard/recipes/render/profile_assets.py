@@ -1,6 +1,7 @@
-"""What every asset of a manifest takes on disk, in RAM and in VRAM, and how long it takes to get there.
+"""Measure the size of every asset of a manifest on disk, in RAM and in VRAM, and the time to load and upload it.
 
-Each is really read and uploaded, one after the other, as a run would do it. What cannot be is told with its asset.
+Assets are actually read and uploaded, one after the other, as in a run. An asset that cannot be measured has a
+`problem`.
 """
 
 import time
@@ -19,12 +20,12 @@ from gpuyard.residency.planning.assets import Kind
 from gpuyard.residency.planning.render_units import Unit
 
 _MB = 1048576
-OVERHEAD_NBYTES = 64 * _MB  # what a card's allocator takes beside a buffer
-_ESTIMATES_ARE_SHORT_BY = 4  # a loader may make that much of a compressed file
+OVERHEAD_NBYTES = 64 * _MB  # memory of a GPU's allocator beside a buffer
+_MAX_EXPANSION = 4  # a loader may decompress a file to this multiple of the estimate
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes; `None` for what could not be measured, and then `problem` says why."""
+class AssetProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurements of an asset, sizes in bytes; None if not measured, and then `problem` is the reason."""
 
     kind: Kind
     path: str
@@ -39,36 +40,36 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def assets_of(units: Iterable[Unit]) -> list[Measured]:
-    """Scenes and then actors, in the order in which they are first needed, with how many labels need each."""
+def assets_of(units: Iterable[Unit]) -> list[AssetProfile]:
+    """Return scenes, then actors, in the order of first use, each with the number of labels that use it."""
     labels: Counter[tuple[Kind, str]] = Counter()
     for unit in units:
         for kind, path in ((Kind.SCENE, unit.scene), (Kind.ACTOR, unit.actor)):
             if path is not None:
                 labels[kind, path] += len(unit.labels)
-    found = [Measured(kind=kind, path=path, labels=count) for (kind, path), count in labels.items()]
+    found = [AssetProfile(kind=kind, path=path, labels=count) for (kind, path), count in labels.items()]
     return sorted(found, key=lambda asset: asset.kind is Kind.ACTOR)
 
 
 class Profiler:
-    """`name` is the device's, once something was measured there."""
+    """Measures assets on a device. `name` is the device's name, None before the first measurement."""
 
     def __init__(self, loader: Loader, device: str, vram: Budget, ram: Budget) -> None:
         self._loader, self._device = loader, device
         self._vram, self._ram = int(vram.mb * _MB), int(ram.mb * _MB)
         self.name: str | None = None
 
-    def measure(self, assets: Sequence[Measured]) -> Iterator[Measured]:
-        """The same, measured."""
-        found = [self._described(asset) for asset in assets]
-        with open_device(self._room_for([source for _, source in found]), self._device, label="profile") as memory:
+    def measure(self, assets: Sequence[AssetProfile]) -> Iterator[AssetProfile]:
+        """Yield the assets with their measurements."""
+        found = [self._describe(asset) for asset in assets]
+        with open_device(self._vram_needed([source for _, source in found]), self._device, label="profile") as memory:
             self.name = memory.name
             pool = PagePool(memory.page, page_size(self._ram))
             _warm_up(memory, pool)
             for asset, source in found:
-                yield asset if source is None else self._measured(asset, source, memory, pool)
+                yield asset if source is None else self._measure_one(asset, source, memory, pool)
 
-    def _described(self, asset: Measured) -> tuple[Measured, Source | None]:
+    def _describe(self, asset: AssetProfile) -> tuple[AssetProfile, Source | None]:
         try:
             source = self._loader.scene(asset.path) if asset.kind is Kind.SCENE else self._loader.actor(asset.path)
         except AssetError as error:
@@ -77,67 +78,67 @@ class Profiler:
         known = msgspec.structs.replace(asset, frames=source.frames, disk_nbytes=source.disk_nbytes, **sizes)
         return known, source
 
-    def _room_for(self, sources: Sequence[Source | None]) -> int:
-        """On the device: no more than the largest one needs, so that others can work there meanwhile."""
+    def _vram_needed(self, sources: Sequence[Source | None]) -> int:
+        """Return the VRAM for the largest asset only, so that other programs can use the rest meanwhile."""
         known = [source for source in sources if source is not None]
-        most = max((source.nbytes * (1 if source.is_exact else _ESTIMATES_ARE_SHORT_BY) for source in known), default=0)
+        most = max((source.nbytes * (1 if source.is_exact else _MAX_EXPANSION) for source in known), default=0)
         return min(self._vram, most + OVERHEAD_NBYTES)
 
-    def _measured(self, asset: Measured, source: Source, memory: DeviceMemory, pool: PagePool) -> Measured:
-        landing = _Landing(asset, pool, self._ram)
+    def _measure_one(self, asset: AssetProfile, source: Source, memory: DeviceMemory, pool: PagePool) -> AssetProfile:
+        reading = _AssetReading(asset, pool, self._ram)
         try:
-            asset = landing.read(source)
-            return _uploaded(asset, landing.pages[0], memory)
+            asset = reading.read(source)
+            return _upload(asset, reading.pages[0], memory)
         except EnvironmentFault as error:
             return msgspec.structs.replace(asset, problem=error.message)
         finally:
-            for pages in landing.pages:
+            for pages in reading.pages:
                 pool.give_back(pages)
 
 
-class _Landing:
-    """Pages for one asset. To make them takes time, which a run needs once, and so it does not count."""
+class _AssetReading:
+    """Reads one asset. The time to allocate pages does not count, because a run allocates them only once."""
 
-    def __init__(self, asset: Measured, pool: PagePool, most: int) -> None:
+    def __init__(self, asset: AssetProfile, pool: PagePool, most: int) -> None:
         self.pages: list[Pages] = []
         self._asset, self._pool, self._most = asset, pool, most
-        self._making_s = 0.0
+        self._allocation_s = 0.0
 
-    def read(self, source: Source) -> Measured:
-        began = time.monotonic()
+    def read(self, source: Source) -> AssetProfile:
+        started = time.monotonic()
         layouts = source.read(self._allocate)
         return msgspec.structs.replace(
             self._asset,
             ram_nbytes=self.pages[0].nbytes,
             vram_nbytes=self.pages[0].nbytes,
             frame_nbytes=max(layout.nbytes for layout in layouts),
-            load_s=time.monotonic() - began - self._making_s,
+            load_s=time.monotonic() - started - self._allocation_s,
         )
 
     def _allocate(self, nbytes: int) -> Pages:
         if nbytes > self._most:
-            raise AssetError(self._asset.path, "it is larger than what may be taken of RAM")
-        began = time.monotonic()
+            raise AssetError(self._asset.path, "it is larger than the RAM budget")
+        started = time.monotonic()
         self.pages.append(self._pool.take(nbytes))
-        self._making_s += time.monotonic() - began
+        self._allocation_s += time.monotonic() - started
         return self.pages[-1]
 
 
-def _uploaded(asset: Measured, pages: Pages, memory: DeviceMemory) -> Measured:
+def _upload(asset: AssetProfile, pages: Pages, memory: DeviceMemory) -> AssetProfile:
     try:
         buffer = memory.allocate(pages.nbytes)
     except DeviceFull as error:
         return msgspec.structs.replace(asset, problem=error.message)
     try:
-        began = time.monotonic()
+        started = time.monotonic()
         memory.upload(pages.views(0, pages.nbytes), buffer)
-        return msgspec.structs.replace(asset, upload_s=time.monotonic() - began)
+        return msgspec.structs.replace(asset, upload_s=time.monotonic() - started)
     finally:
         memory.free(buffer)
 
 
 def _warm_up(memory: DeviceMemory, pool: PagePool) -> None:
-    """The first copy sets things up, and would be measured with it."""
+    """Upload once before measuring, because the first copy includes the device's setup."""
     pages = pool.take(pool.size)
-    _uploaded(Measured(kind=Kind.SCENE, path="", labels=0), pages, memory)
+    _upload(AssetProfile(kind=Kind.SCENE, path="", labels=0), pages, memory)
     pool.give_back(pages)

@@ -1,8 +1,8 @@
-"""One label of an entry: what the renderer gets of it, and what it is called. Pure.
+"""Make a label of an entry: the object that the renderer gets, and the label's name. Pure.
 
-The renderer gets an object: the entry's other keys, and over them the label's, or the label itself as `label`. A label
-is called by its `name`, else its `id`, else by itself where it is a string. A number, and a label with nothing of all
-this, is called after its scene and actor: other scenes may well have the same numbers.
+The renderer gets an object with the entry's other keys, overridden by the label's keys, or with the label itself as
+`label`. The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number,
+or of a label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
 """
 
 from typing import Any
@@ -18,31 +18,31 @@ KINDS = {
 }  # fmt: skip
 
 
-class Pair:
-    """The labels of one scene and actor, which are here as the manifest names them."""
+class LabelGroup:
+    """The labels of one scene and actor, whose paths are as written in the manifest."""
 
     def __init__(self, scene: str | None, actor: str | None) -> None:
         self.labels: list[Label] = []
         self._name = name_of_pair(scene, actor)
         self._seen = 0
 
-    def label(self, extras: dict[str, Any], label: Any, *, is_alone: bool) -> Label:
-        """An entry that has but one label also names it, and may itself be all there is of it."""
+    def make_label(self, extras: dict[str, Any], label: Any, *, is_only: bool) -> Label:
+        """Return the label. `is_only`: the entry has one label; its own keys name the label, and may be all of it."""
         self._seen += 1
         if type(label) is dict:
             value = {**extras, **label} if extras else label
-        elif label is None and is_alone:
+        elif label is None and is_only:
             value = extras
         elif type(label) in (str, int, float):
             value = {**extras, "label": label}
         else:
             raise UserError(f"a label is a string, a number or an object, not {KINDS[type(label)]}")
-        named = value if is_alone else label if type(label) is dict else {}
-        return Label(name=folder_name(_given_name(named) or self._made_name(label)), value=value)
+        named = value if is_only else label if type(label) is dict else {}
+        return Label(name=folder_name(_given_name(named) or self._default_name(label)), value=value)
 
-    def _made_name(self, label: Any) -> str:
+    def _default_name(self, label: Any) -> str:
         if type(label) is str:
-            return _checked(label)
+            return _check_name(label)
         return f"{self._name}-{label}" if type(label) in (int, float) else f"{self._name}-label{self._seen}"
 
 
@@ -52,11 +52,11 @@ def _given_name(named: dict[str, Any]) -> str | None:
         if given is not None:
             if type(given) not in (str, int, float):
                 raise UserError(f"its {key} is {KINDS[type(given)]}, not a string or a number")
-            return _checked(str(given))
+            return _check_name(str(given))
     return None
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not name:
         raise UserError("its name is empty")
     return name

@@ -1,1 +1,1 @@
-"""Reads assets from disk."""
+"""Read assets from disk."""

@@ -1,9 +1,9 @@
-"""Assets on disk: how large they are before they are read, and reading them into memory that somebody else has.
+"""Read assets from disk into memory of the caller, and tell their sizes before that.
 
-A scene is one file. An actor is a sequence of frames, a file each: those of a folder, those that a pattern matches, or
-one; in natural order, so that `f2` is before `f10`. Files are PLY, or whatever a user's own loader makes arrays of.
-The size of PLY is exact, from headers alone; a loader's is estimated by the sizes of the files. Whatever is wrong with
-a file is an AssetError that names it.
+A scene is one file. An actor is a sequence of frames, one file each: the files of a folder, those that match a glob, or
+a single file; in natural order, so that `f2` is before `f10`. Files are PLY, or a format that the user's loader turns
+into arrays. The size of PLY files is exact, from their headers; other sizes are estimated by the size of the files.
+Every mistake in a file is an AssetError that names it.
 """
 
 import glob
@@ -12,42 +12,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
-from gpuyard.residency.loading.asset_files import check_unchanged, look_at, unreadable
+from gpuyard.residency.loading.asset_files import check_unchanged, stat_file, unreadable
 from gpuyard.residency.loading.ply_file import Ply, describe
-from gpuyard.residency.loading.write_target import Sink, put
-from gpuyard.residency.planning.array_layout import Field, Layout, aligned, packed
+from gpuyard.residency.loading.write_target import Sink, write_array
+from gpuyard.residency.planning.array_layout import Layout, aligned, packed
 
 __all__ = ["Load", "Loader", "Sink", "Source"]
 
-HELD_NBYTES = 1 << 28  # of a loader's arrays beside the sink, until it is known how large the sink must be
+HELD_NBYTES = 1 << 28  # limit of a loader's arrays kept until the size of the whole asset is known
 
 Load = Callable[[str], Mapping[str, npt.ArrayLike]]
 Allocate = Callable[[int], Sink]
-Named = dict[str, npt.NDArray[Any]]
+NamedArrays = dict[str, npt.NDArray[Any]]
 
 _DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
 
 
 class Source(Protocol):
-    """One asset on disk, as it was when it was first looked at. Several threads may read it at once."""
+    """One asset on disk, as first inspected. Several threads may read it at once."""
 
     @property
     def nbytes(self) -> int:
-        """In memory, all frames together."""
+        """Size of all frames in memory."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether `nbytes` and `frame_nbytes` are what reading gives, and no estimate."""
+        """Whether `nbytes` and `frame_nbytes` are exact and not estimates."""
 
     @property
     def frame_nbytes(self) -> int:
-        """The largest frame's; a scene is one."""
+        """Size of the largest frame in memory; a scene is one frame."""
 
     @property
     def frames(self) -> int: ...
@@ -56,19 +55,19 @@ class Source(Protocol):
     def disk_nbytes(self) -> int: ...
 
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
-        """All frames, one after the other, into the one sink that is asked for.
+        """Read all frames, one after the other, into one sink from `allocate`.
 
-        A layout per frame: its offsets count from the sink's beginning, its `nbytes` are that frame's alone.
+        Return a layout per frame: offsets count from the start of the sink, `nbytes` is the size of that frame.
         """
         ...
 
     def read_frame(self, index: int, allocate: Allocate) -> Layout:
-        """One frame alone, in a sink of its own."""
+        """Read one frame into a sink from `allocate`."""
         ...
 
 
 class Loader:
-    """Opens assets. `load` gives the arrays of one file by name; without it, files are PLY."""
+    """Opens assets. `load` returns the arrays of one file by name; without it, files are PLY."""
 
     def __init__(self, load: Load | None = None) -> None:
         self._load = load
@@ -77,9 +76,9 @@ class Loader:
         return self._source([path])
 
     def actor(self, path: str) -> Source:
-        """Its frames in natural order."""
+        """Return the frames in natural order."""
         try:
-            frames = _frames(path, "" if self._load else ".ply")
+            frames = _find_frames(path, "" if self._load else ".ply")
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from error
         if not frames:
@@ -92,7 +91,7 @@ class Loader:
         return _LoadedSource(self._load, paths)
 
 
-def _frames(path: str, suffix: str) -> list[str]:
+def _find_frames(path: str, suffix: str) -> list[str]:
     if os.path.isdir(path):
         with os.scandir(path) as entries:
             files = [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
@@ -111,7 +110,7 @@ class _PlySource:
         self.nbytes = sum(self._sizes)
         self.frame_nbytes = max(self._sizes)
         self.frames = len(files)
-        self.disk_nbytes = sum(file.look.nbytes for file in files)
+        self.disk_nbytes = sum(file.stat.nbytes for file in files)
 
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
         sink = allocate(self.nbytes)
@@ -131,20 +130,20 @@ class _LoadedSource:
 
     def __init__(self, load: Load, paths: Sequence[str]) -> None:
         self._load, self._paths = load, paths
-        self._looks = {path: look_at(path) for path in paths}
-        sizes = [aligned(look.nbytes) for look in self._looks.values()]
+        self._stats = {path: stat_file(path) for path in paths}
+        sizes = [aligned(stat.nbytes) for stat in self._stats.values()]
         self.nbytes = sum(sizes)
         self.frame_nbytes = max(sizes)
         self.frames = len(paths)
-        self.disk_nbytes = sum(look.nbytes for look in self._looks.values())
+        self.disk_nbytes = sum(stat.nbytes for stat in self._stats.values())
 
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
-        """A sequence that is too large to be held beside the sink is loaded twice: for its size, then for its data."""
-        held: dict[str, Named] = {}
+        """A sequence larger than HELD_NBYTES is loaded twice: once for its size, then for its data."""
+        held: dict[str, NamedArrays] = {}
         layouts: list[Layout] = []
         total = 0
         for path in self._paths:
-            arrays = self._arrays(path)
+            arrays = self._load_arrays(path)
             layouts.append(_layout_of(arrays))
             total += layouts[-1].nbytes
             if total <= HELD_NBYTES or self.frames == 1:
@@ -152,64 +151,53 @@ class _LoadedSource:
         offsets = _offsets(layout.nbytes for layout in layouts)
         sink = allocate(total)
         for path, layout, offset in zip(self._paths, layouts, offsets, strict=True):
-            arrays = held.pop(path) if path in held else self._arrays(path)
+            arrays = held.pop(path) if path in held else self._load_arrays(path)
             if _layout_of(arrays) != layout:
-                raise AssetError(path, "its loader gave other arrays when it was asked again")
-            _put_all(sink, offset, arrays, layout)
-        return tuple(_moved(layout, offset) for layout, offset in zip(layouts, offsets, strict=True))
+                raise AssetError(path, "its loader returned different arrays on the second call")
+            _write_arrays(sink, offset, arrays, layout)
+        return tuple(layout.shifted(offset) for layout, offset in zip(layouts, offsets, strict=True))
 
     def read_frame(self, index: int, allocate: Allocate) -> Layout:
-        arrays = self._arrays(self._paths[index])
+        arrays = self._load_arrays(self._paths[index])
         layout = _layout_of(arrays)
-        _put_all(allocate(layout.nbytes), 0, arrays, layout)
+        _write_arrays(allocate(layout.nbytes), 0, arrays, layout)
         return layout
 
-    def _arrays(self, path: str) -> Named:
-        check_unchanged(path, self._looks[path], look_at(path))
+    def _load_arrays(self, path: str) -> NamedArrays:
+        check_unchanged(path, self._stats[path], stat_file(path))
         try:
             given = self._load(path)
             arrays = {name: np.asarray(value) for name, value in given.items()} if isinstance(given, Mapping) else None
-        except (Exception, SystemExit) as error:  # another's code: whatever it raises concerns this file alone
+        except (Exception, SystemExit) as error:  # the user's loader may raise anything, and only this file fails
             raise AssetError(path, f"its loader failed: {type(error).__name__}: {error}") from error
         if arrays is None:
-            raise AssetError(path, f"its loader gave a {type(given).__name__}, and no mapping of names to arrays")
-        return _checked(path, arrays)
+            raise AssetError(path, f"its loader returned a {type(given).__name__}, not a mapping of names to arrays")
+        return _check_arrays(path, arrays)
 
 
-def _checked(path: str, arrays: Named) -> Named:
-    """Dense, and in this machine's byte order."""
+def _check_arrays(path: str, arrays: NamedArrays) -> NamedArrays:
+    """Return the arrays dense and in this machine's byte order. Raises AssetError for other types than numbers."""
     for name, array in arrays.items():
         if not isinstance(name, str):
-            raise AssetError(path, f"its loader gave an array the name {name!r}, which is no string")
+            raise AssetError(path, f"its loader returned an array named {name!r}, which is not a string")
         if array.dtype.str[1:] not in _DTYPES:
             raise AssetError(
-                path, f"its loader gave {name!r} as an array of {array.dtype}, which is no type of numbers"
+                path, f"its loader returned {name!r} as an array of {array.dtype}, which is not a number type"
             )
     if not any(array.nbytes for array in arrays.values()):
-        raise AssetError(path, "its loader gave no values")
-    return {name: _dense(array) for name, array in arrays.items()}
+        raise AssetError(path, "its loader returned no values")
+    return {name: np.require(array, array.dtype.newbyteorder("="), ["C"]) for name, array in arrays.items()}
 
 
-def _dense(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.require(array, array.dtype.newbyteorder("="), ["C"])
-
-
-def _layout_of(arrays: Named) -> Layout:
+def _layout_of(arrays: NamedArrays) -> Layout:
     return packed((name, array.dtype.str[1:], array.shape, array.itemsize) for name, array in arrays.items())
 
 
-def _put_all(sink: Sink, offset: int, arrays: Named, layout: Layout) -> None:
+def _write_arrays(sink: Sink, offset: int, arrays: NamedArrays, layout: Layout) -> None:
     for field in layout.fields:
         if arrays[field.name].size:
-            put(sink, offset + field.offset, arrays[field.name])
+            write_array(sink, offset + field.offset, arrays[field.name])
 
 
 def _offsets(sizes: Iterable[int]) -> list[int]:
     return list(accumulate(sizes, initial=0))[:-1]
-
-
-def _moved(layout: Layout, offset: int) -> Layout:
-    def moved(field: Field) -> Field:
-        return msgspec.structs.replace(field, offset=field.offset + offset)
-
-    return Layout(fields=tuple(map(moved, layout.fields)), nbytes=layout.nbytes)

@@ -1,4 +1,4 @@
-"""What a renderer gets: the arrays of a scene or of a frame, by name, where they lie."""
+"""The arrays of a scene or a frame by name, as the renderer gets them: views without a copy."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from gpuyard.residency.planning.array_layout import Field, Layout
 
 
 class Arrays(Mapping[str, Any]):
-    """Views into one buffer: numpy arrays on the host, tensors on CUDA. Good for as long as the renderer runs."""
+    """Views into one buffer: numpy arrays on the host, tensors on CUDA. Valid until the renderer returns."""
 
     def __init__(self, memory: DeviceMemory, buffer: Buffer, layout: Layout, path: str) -> None:
         self._memory, self._buffer = memory, buffer
@@ -26,14 +26,14 @@ class Arrays(Mapping[str, Any]):
         return len(self._fields)
 
     def columns(self, *names: str) -> Any:
-        """Arrays of equal length and type side by side, as one of shape (rows, names), with no copy.
+        """Return adjacent arrays of equal length and type as one array of shape (rows, names), without a copy.
 
-        KeyError where one is missing; ValueError where they do not lie side by side in the asset.
+        Raises KeyError if one is missing, ValueError if they are not adjacent in the asset.
         """
         fields = [self._fields[name] for name in names]
         first = fields[0]
-        if len(first.shape) != 1 or not _are_side_by_side(fields):
-            raise ValueError(f"{', '.join(names)} do not lie side by side in {self.path}")
+        if len(first.shape) != 1 or not _are_adjacent(fields):
+            raise ValueError(f"{', '.join(names)} are not adjacent in {self.path}")
         return self._view(first, (first.shape[0], len(names)), (first.strides[0], 1))
 
     def _view(self, field: Field, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -43,7 +43,7 @@ class Arrays(Mapping[str, Any]):
         return f"<Arrays of {self.path}: {', '.join(self._fields)}>"
 
 
-def _are_side_by_side(fields: list[Field]) -> bool:
+def _are_adjacent(fields: list[Field]) -> bool:
     first, itemsize = fields[0], int(fields[0].dtype[1:])
     return all(
         (field.dtype, field.shape, field.strides) == (first.dtype, first.shape, first.strides)

@@ -1,9 +1,9 @@
-"""Vertices of PLY files, written straight to where they are to be: binary of either byte order, or text.
+"""Read the vertices of PLY files directly into their target memory: binary of either byte order, or text.
 
-A property becomes a column of that name. Neighbours of one type stay side by side, as rows of one block: a file whose
-properties all have one type, in this machine's byte order, is one block already and is read without a copy. All else
-is decoded in pieces of bounded size. Elements before the vertices are passed over, those behind them are not looked
-at. Whatever is wrong with a file is an AssetError; a file that is not what it was when it was described, too.
+A property becomes a column of that name. Adjacent properties of one type stay adjacent, as the rows of one block: a
+file with a single type, in this machine's byte order, is one block already and is read without a copy. Other files are
+decoded in chunks of bounded size. Elements before the vertices are skipped, elements after them are ignored. Every
+mistake in a file is an AssetError, and so is a file that has changed since it was described.
 """
 
 import os
@@ -19,11 +19,11 @@ import numpy as np
 from gpuyard.errors import AssetError
 from gpuyard.residency.loading.asset_files import FileStat, check_unchanged, opened
 from gpuyard.residency.loading.ply_header import Header, PlyElement, PlyFormat, read_header
-from gpuyard.residency.loading.write_target import Sink, put
+from gpuyard.residency.loading.write_target import Sink, write_array
 from gpuyard.residency.planning.array_layout import Field, Layout, aligned
 
-PIECE_NBYTES = 1 << 20  # small enough for a processor's cache: with 16 MB, what is decoded took up to a third longer
-TEXT_NBYTES = 1 << 16  # numpy lets no other thread run while it parses: about a millisecond of it
+CHUNK_NBYTES = 1 << 20  # fits into a processor's cache: with 16 MB, decoding took up to a third longer
+TEXT_NBYTES = 1 << 16  # numpy holds the GIL while it parses: about a millisecond for this
 LINE_LIMIT = 1 << 22
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -32,7 +32,7 @@ _NATIVE = PlyFormat.LITTLE if sys.byteorder == "little" else PlyFormat.BIG
 
 
 class VertexBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Neighbouring columns of one type: which ones, where they are in a row of the file, and where in the asset."""
+    """Adjacent columns of one type: their names, their place in a row of the file, and their offset in the asset."""
 
     names: tuple[str, ...]
     dtype: str
@@ -46,10 +46,10 @@ class VertexBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ply(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it was described: nothing of it but its header was read."""
+    """A described file: only its header was read."""
 
     path: str
-    look: FileStat
+    stat: FileStat
     header: Header
 
     @property
@@ -73,7 +73,7 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return aligned(last.offset + self.rows * last.row_nbytes)
 
     def layout(self, offset: int = 0) -> Layout:
-        """As it lies in a run of bytes where it begins at that offset."""
+        """Return the layout of the vertices in memory that starts at `offset`."""
         fields = [
             Field(
                 name=name,
@@ -88,29 +88,29 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return Layout(fields=tuple(fields), nbytes=self.nbytes)
 
     def read(self, sink: Sink, offset: int = 0) -> None:
-        """All vertices, into that place."""
+        """Read all vertices into the sink, from `offset` on."""
         with opened(self.path) as (file, now):
-            check_unchanged(self.path, self.look, now)
+            check_unchanged(self.path, self.stat, now)
             _PlyReader(self, file, sink, offset).run()
 
 
 def describe(path: str) -> Ply:
-    """What a file's header says, as far as the file can be as long as that."""
-    with opened(path) as (file, look):
+    """Read the header. Raises AssetError if the file is too short for it."""
+    with opened(path) as (file, stat):
         header = read_header(file, path)
-    there = look.nbytes - header.nbytes
-    if there < header.least_data_nbytes:
+    data_nbytes = stat.nbytes - header.nbytes
+    if data_nbytes < header.least_data_nbytes:
         raise AssetError(
             path,
             f"its header says {header.vertex.rows:,} vertices, which need at least {header.least_data_nbytes:,} bytes "
-            f"of data, and it has {there:,}",
+            f"of data, but it has {data_nbytes:,}",
             hint="it is truncated, or its header is wrong",
         )
-    return Ply(path=path, look=look, header=header)
+    return Ply(path=path, stat=stat, header=header)
 
 
 class _PlyReader:
-    """One file on its way into a sink."""
+    """Reads one file into a sink."""
 
     def __init__(self, ply: Ply, file: BufferedReader, sink: Sink, offset: int) -> None:
         self._ply = ply
@@ -118,7 +118,7 @@ class _PlyReader:
         self._file = file
         self._sink = sink
         self._offset = offset
-        self._is_foreign = ply.header.form is not _NATIVE
+        self._is_swapped = ply.header.form is not _NATIVE
 
     def run(self) -> None:
         header, blocks = self._ply.header, self._ply.blocks
@@ -127,27 +127,27 @@ class _PlyReader:
             self._read_text(blocks)
             return
         for element in header.before:
-            self._pass_over(element)
-        if len(blocks) == 1 and (not self._is_foreign or blocks[0].dtype[1:] == "1"):
+            self._skip_element(element)
+        if len(blocks) == 1 and (not self._is_swapped or blocks[0].dtype[1:] == "1"):
             self._read_rows()
         else:
-            self._read_pieces(blocks)
+            self._read_chunks(blocks)
 
-    def _pass_over(self, element: PlyElement) -> None:
+    def _skip_element(self, element: PlyElement) -> None:
         if not element.has_lists:
             self._file.seek(element.rows * element.row_nbytes, os.SEEK_CUR)
             return
         for _ in range(element.rows):
-            self._pass_over_row(element)
+            self._skip_row(element)
 
-    def _pass_over_row(self, element: PlyElement) -> None:
-        ahead = 0
+    def _skip_row(self, element: PlyElement) -> None:
+        to_skip = 0
         for column in element.properties:
-            ahead += column.least_nbytes
+            to_skip += column.least_nbytes
             if column.length_dtype:
-                self._file.seek(ahead - column.least_nbytes, os.SEEK_CUR)
-                ahead = self._list_length(element, column.length_dtype) * int(column.dtype[1:])
-        self._file.seek(ahead, os.SEEK_CUR)
+                self._file.seek(to_skip - column.least_nbytes, os.SEEK_CUR)
+                to_skip = self._list_length(element, column.length_dtype) * int(column.dtype[1:])
+        self._file.seek(to_skip, os.SEEK_CUR)
 
     def _list_length(self, element: PlyElement, dtype: str) -> int:
         raw = bytearray(int(dtype[1:]))
@@ -162,59 +162,59 @@ class _PlyReader:
         for view in self._sink.views(self._offset, self._ply.rows * self._ply.header.vertex.row_nbytes):
             self._fill(view)
 
-    def _read_pieces(self, blocks: list[VertexBlock]) -> None:
+    def _read_chunks(self, blocks: list[VertexBlock]) -> None:
         row_nbytes = self._ply.header.vertex.row_nbytes
-        step = max(1, PIECE_NBYTES // row_nbytes)
-        piece = bytearray(min(step, self._ply.rows) * row_nbytes)
+        step = max(1, CHUNK_NBYTES // row_nbytes)
+        chunk = bytearray(min(step, self._ply.rows) * row_nbytes)
         for first in range(0, self._ply.rows, step):
             count = min(step, self._ply.rows - first)
-            self._fill(memoryview(piece)[: count * row_nbytes])
+            self._fill(memoryview(chunk)[: count * row_nbytes])
             for block in blocks:
-                # A row's part as one thing: numpy moves it in one go, where columns would go item by item.
-                there = np.ndarray((count,), f"V{block.row_nbytes}", piece, block.in_row, (row_nbytes,))
-                self._put_rows(block, first, there)
+                # One void item per row: numpy copies it at once, and columns item by item.
+                rows = np.ndarray((count,), f"V{block.row_nbytes}", chunk, block.in_row, (row_nbytes,))
+                self._write_rows(block, first, rows)
 
     def _fill(self, view: memoryview) -> None:
         if self._file.readinto(view) != view.nbytes:
             raise AssetError(self._path, "it ends before its last vertex", hint="it is truncated")
 
-    def _put_rows(self, block: VertexBlock, first: int, rows: np.ndarray[Any, Any]) -> None:
+    def _write_rows(self, block: VertexBlock, first: int, rows: np.ndarray[Any, Any]) -> None:
         offset = self._offset + block.offset + first * block.row_nbytes
         views = self._sink.views(offset, rows.nbytes)
         target = np.frombuffer(views[0], rows.dtype) if len(views) == 1 else np.empty_like(rows)
         np.copyto(target, rows)
-        if self._is_foreign:
+        if self._is_swapped:
             target.view(block.dtype).byteswap(inplace=True)
         if len(views) > 1:
-            put(self._sink, offset, target)
+            write_array(self._sink, offset, target)
 
     def _read_text(self, blocks: list[VertexBlock]) -> None:
         done, rows = 0, self._ply.rows
         for lines in self._vertex_lines():
-            table = _parsed(self._path, lines, done, len(self._ply.header.vertex.properties))
+            table = _parse(self._path, lines, done, len(self._ply.header.vertex.properties))
             for block in blocks:
                 values = table[:, block.column : block.column + len(block.names)]
                 offset = self._offset + block.offset + done * block.row_nbytes
-                put(self._sink, offset, _as_type(self._path, values, block, done))
+                write_array(self._sink, offset, _as_type(self._path, values, block, done))
             done += len(lines)
         if done < rows:
-            raise AssetError(self._path, f"its header says {rows:,} vertices, and it has {done:,}")
+            raise AssetError(self._path, f"its header says {rows:,} vertices, but it has {done:,}")
 
     def _vertex_lines(self) -> Iterator[list[str]]:
-        """A row is a line, of other elements as well."""
+        """Yield the lines of vertices. In text, a row of every element is a line."""
         before, left = sum(element.rows for element in self._ply.header.before), self._ply.rows
         for lines in self._lines():
-            ours = lines[before : before + left]
-            before, left = max(0, before - len(lines)), left - len(ours)
-            if ours:
-                yield ours
+            vertices = lines[before : before + left]
+            before, left = max(0, before - len(lines)), left - len(vertices)
+            if vertices:
+                yield vertices
             if not left:
                 return
 
     def _lines(self) -> Iterator[list[str]]:
         rest = b""
-        while piece := self._file.read(TEXT_NBYTES):
-            whole, newline, rest = (rest + piece).rpartition(b"\n")
+        while chunk := self._file.read(TEXT_NBYTES):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
             if newline:
                 yield whole.replace(b"\r\n", b"\n").removesuffix(b"\r").decode("latin-1").split("\n")
             if len(rest) > LINE_LIMIT:
@@ -223,33 +223,33 @@ class _PlyReader:
             yield [rest.removesuffix(b"\r").decode("latin-1")]
 
 
-def _parsed(path: str, lines: list[str], first: int, columns: int) -> Numbers:
+def _parse(path: str, lines: list[str], first: int, columns: int) -> Numbers:
     try:
-        return _table(lines, columns)
+        return _parse_table(lines, columns)
     except ValueError as error:
-        raise AssetError(path, _what_is_wrong(lines, first, columns) or str(error)) from error
+        raise AssetError(path, _find_mistake(lines, first, columns) or str(error)) from error
 
 
-def _table(lines: list[str], columns: int) -> Numbers:
-    """All as float64, in which each number of each type of PLY is exact."""
+def _parse_table(lines: list[str], columns: int) -> Numbers:
+    """Return all numbers as float64, which holds the numbers of every PLY type exactly."""
     if not lines[0].strip():
-        raise ValueError("a line is blank")  # numpy leaves such lines out, and warns where all are
+        raise ValueError("a line is blank")  # numpy skips blank lines, and warns if all are blank
     table = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
     if table.shape != (len(lines), columns):
         raise ValueError(f"{len(lines)} lines are {table.shape[0]} rows of {table.shape[1]} numbers")
     return table
 
 
-def _what_is_wrong(lines: list[str], first: int, columns: int) -> str | None:
+def _find_mistake(lines: list[str], first: int, columns: int) -> str | None:
     for row, line in enumerate(lines, first + 1):
-        words = line.split()
-        if len(words) != columns:
-            return f"vertex {row:,} has {len(words)} numbers, and the header says {columns}"
-        for word in words:
+        numbers = line.split()
+        if len(numbers) != columns:
+            return f"vertex {row:,} has {len(numbers)} numbers, but the header says {columns}"
+        for number in numbers:
             try:
-                float(word)
+                float(number)
             except ValueError:
-                return f"vertex {row:,} has {word[:60]!r} where a number is to be"
+                return f"vertex {row:,} has {number[:60]!r} in place of a number"
     return None
 
 
@@ -269,5 +269,5 @@ def _check_integers(path: str, values: Numbers, block: VertexBlock, first: int) 
     raise AssetError(
         path,
         f"vertex {first + row + 1:,} has {values[row, column]:.15g} as its {block.names[column]!r}, "
-        f"where an integer from {bounds.min:,} to {bounds.max:,} is to be",
+        f"which must be an integer from {bounds.min:,} to {bounds.max:,}",
     )

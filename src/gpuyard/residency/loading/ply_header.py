@@ -1,7 +1,7 @@
-"""The header of a PLY file: what follows it, in which form, and how much.
+"""Read the header of a PLY file: its format, elements and sizes.
 
-Only the header is read, and not more than `HEADER_LIMIT` of what may be no header at all. What it says about the
-vertices is complete: they are a table of numbers, one row each. Whatever is wrong is an AssetError.
+Reads at most `HEADER_LIMIT` bytes, because a file may not be PLY at all. The vertices must be a table of numbers, one
+row each. Every mistake is an AssetError.
 """
 
 import enum
@@ -28,7 +28,7 @@ _NAMES = {
     "f8": ("double", "float64"),
 }
 _TYPES = {name: dtype for dtype, names in _NAMES.items() for name in names}
-_COUNT = re.compile(r"[0-9]{1,18}")  # more rows than that are in no file
+_COUNT = re.compile(r"[0-9]{1,18}")  # no file has more rows than that
 
 
 class PlyFormat(enum.StrEnum):
@@ -38,7 +38,7 @@ class PlyFormat(enum.StrEnum):
 
 
 class Property(msgspec.Struct, frozen=True, kw_only=True):
-    """A column: its type as numpy writes it, without the byte order. A list has a type for its length, too."""
+    """A column: its numpy type without the byte order. A list has a type for its length, too."""
 
     name: str
     dtype: str
@@ -46,12 +46,12 @@ class Property(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least_nbytes(self) -> int:
-        """In one row of a binary file; exact where it is no list."""
+        """Minimum size in a row of a binary file; exact unless it is a list."""
         return int((self.length_dtype or self.dtype)[1:])
 
 
 class PlyElement(msgspec.Struct, frozen=True, kw_only=True):
-    """A table: its columns, and how many rows it has."""
+    """A table: its columns and its number of rows."""
 
     name: str
     rows: int
@@ -63,12 +63,12 @@ class PlyElement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_nbytes(self) -> int:
-        """In a binary file; the least that it can be where there are lists."""
+        """Size of a row in a binary file; the minimum if there are lists."""
         return sum(column.least_nbytes for column in self.properties)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The vertices, what stands before them, and where all that begins in the file."""
+    """The vertices, the elements before them, and the size of the header."""
 
     form: PlyFormat
     before: tuple[PlyElement, ...]
@@ -77,7 +77,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least_data_nbytes(self) -> int:
-        """What must follow the header. A word of text and its end are two bytes; the last one may end with the file."""
+        """Minimum size of the data. In text, a number and its separator are two bytes; the last separator may lack."""
         elements = (*self.before, self.vertex)
         if self.form is PlyFormat.ASCII:
             return sum(element.rows * max(1, 2 * len(element.properties)) for element in elements) - 1
@@ -85,7 +85,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_header(file: BinaryIO, path: str) -> Header:
-    """Of a file that stands at its beginning, and that stands behind its header afterwards."""
+    """Read the header from the start of a file, and leave the file at the end of the header."""
     form = None
     elements: list[tuple[str, int, list[Property]]] = []
     for words in _header_lines(file, path):
@@ -101,18 +101,18 @@ def read_header(file: BinaryIO, path: str) -> Header:
             case _:
                 raise AssetError(path, f"its header has a line that cannot be understood: {_shown(' '.join(words))}")
     if form is None:
-        raise AssetError(path, "its header does not say which format it is in")
+        raise AssetError(path, "its header has no format")
     tables = [PlyElement(name=name, rows=rows, properties=tuple(columns)) for name, rows, columns in elements]
-    return _about_vertices(path, form, tables, file.tell())
+    return _find_vertices(path, form, tables, file.tell())
 
 
 def _header_lines(file: BinaryIO, path: str) -> Iterator[list[str]]:
-    """The words of each line between the first and the last one."""
+    """Yield the words of each line between the first and the last."""
     first = file.readline(len(b"ply\r\n"))
     if not first:
         raise AssetError(path, "it is empty")
     if first.rstrip() != b"ply" or not first.endswith(b"\n"):
-        raise AssetError(path, "it is not a PLY file", hint="other formats need a loader of your own")
+        raise AssetError(path, "it is not a PLY file", hint="other formats need your own loader (--loader)")
     left = HEADER_LIMIT
     while (line := file.readline(left)).endswith(b"\n"):
         left -= len(line)
@@ -148,7 +148,7 @@ def _column(*definition: str) -> Property | None:
             return None
 
 
-def _about_vertices(path: str, form: PlyFormat, elements: list[PlyElement], nbytes: int) -> Header:
+def _find_vertices(path: str, form: PlyFormat, elements: list[PlyElement], nbytes: int) -> Header:
     names = [element.name for element in elements]
     if "vertex" not in names:
         raise AssetError(path, "it has no element called vertex")

@@ -1,4 +1,4 @@
-"""Where a loader writes to: memory that somebody else has, in pieces of any size, which are not known beforehand."""
+"""The target that a loader writes to: memory of the caller, in parts of any size."""
 
 from typing import Any, Protocol
 
@@ -6,15 +6,15 @@ import numpy as np
 
 
 class Sink(Protocol):
-    """One run of bytes, which may lie in several places."""
+    """A sequence of bytes, possibly in several parts of memory."""
 
     def views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Writable views of bytes, in order, together exactly so many."""
+        """Return writable views in order, `nbytes` bytes in total."""
         ...
 
 
-def put(sink: Sink, offset: int, array: np.ndarray[Any, Any]) -> None:
-    """The bytes of a dense array. numpy copies them, as it lets other threads run meanwhile."""
+def write_array(sink: Sink, offset: int, array: np.ndarray[Any, Any]) -> None:
+    """Write the bytes of a dense array. Uses numpy for the copy, because it releases the GIL."""
     content = array.reshape(-1).view(np.uint8)
     done = 0
     for view in sink.views(offset, array.nbytes):

@@ -1,12 +1,12 @@
-"""The memory of a CUDA card through PyTorch, within a budget that PyTorch's own allocator keeps.
+"""The memory of a CUDA GPU through PyTorch, within a budget that PyTorch's allocator enforces.
 
-- The budget caps all that PyTorch reserves on the card: buffers, the renderer's tensors, and its cache. At the cap it
-  gives up its cache and tries again, and only then raises what becomes DeviceFull. What the driver takes for the
-  process itself, some hundred MB, is not in it.
-- All buffers are made on one stream, so that what one leaves another can have. They are used on other streams without
-  `record_stream`: whoever frees one has waited on the host for all that used it.
-- Copies go by a stream of the calling thread's own. They come from pinned memory, so the card fetches them by itself
-  while others render, and nobody holds the GIL while waiting for them.
+- The budget caps all memory that PyTorch reserves on the GPU: buffers, the renderer's tensors, and its cache. At the
+  cap PyTorch empties its cache and retries, and only then raises the error that becomes DeviceFull. The driver's own
+  memory for the process, a few hundred MB, does not count.
+- All buffers are allocated on one stream, so that memory freed by one can be reused by another. They are used on other
+  streams without `record_stream`: the caller of `free` has waited on the host for all work that used the buffer.
+- Each thread copies on a stream of its own, from pinned memory, so the GPU copies in the background while other threads
+  render, and no thread holds the GIL while it waits.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
 
 _MB = 1048576
-# With expandable segments PyTorch maps memory in such steps, and looks at its cap before it has rounded up to them.
+# With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
 _STEP = 20 * _MB
 _TYPES = {
     "b1": "bool",
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class CudaBuffer:
-    """Bytes on the card. To free it is to let go of them: an array that a renderer kept stays whole, and keeps them."""
+    """Bytes on the GPU. Freeing drops the reference: an array that a renderer kept stays valid and keeps the memory."""
 
     __slots__ = ("nbytes", "tensor")
 
@@ -53,7 +53,7 @@ class _StreamLane:
 
 
 class CudaMemory:
-    """Card `number`, as PyTorch counts them in this process. One at a time for each card: the cap is the process's."""
+    """GPU `number` in PyTorch's numbering. At most one instance per GPU, because the cap is per process."""
 
     def __init__(self, number: int, nbytes: int) -> None:
         import torch
@@ -63,17 +63,18 @@ class CudaMemory:
         self._device = torch.device("cuda", number)
         self._cap(nbytes)
         torch.cuda.reset_peak_memory_stats(number)
-        self._making = torch.cuda.Stream(device=self._device)
+        self._allocation_stream = torch.cuda.Stream(device=self._device)
         self._own = threading.local()
         self._pages: list[Any] = []
 
     def _cap(self, nbytes: int) -> None:
         cuda = self._torch.cuda
-        # Versions of PyTorch differ in which of the two the fraction is of; of the larger one it is never too much.
+        # PyTorch versions apply the fraction to one or the other; with the larger one, it is never too much.
         total = max(cuda.mem_get_info(self._number)[1], cuda.get_device_properties(self._number).total_memory)
         if nbytes > total:
-            asked, there = format_size(nbytes / _MB), format_size(total / _MB)
-            raise UserError(f"{asked} is more than {self.name} has", hint=f"it has {there}")
+            raise UserError(
+                f"{format_size(nbytes / _MB)} is more than {self.name} has", hint=f"it has {format_size(total / _MB)}"
+            )
         if nbytes <= _STEP:
             raise UserError(
                 f"{format_size(nbytes / _MB)} is too small a budget for {self.name}",
@@ -82,7 +83,7 @@ class CudaMemory:
         cuda.set_per_process_memory_fraction((nbytes - _STEP) / total, self._number)
 
     def page(self, nbytes: int) -> memoryview:
-        """Pinned; where no more can be, such as the system lends any program: copies of it are right, and slower."""
+        """Return pinned memory; ordinary memory, which copies more slowly, if no more can be pinned."""
         torch = self._torch
         try:
             owner = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -95,10 +96,10 @@ class CudaMemory:
     def allocate(self, nbytes: int) -> CudaBuffer:
         torch = self._torch
         try:
-            with torch.cuda.stream(self._making):
+            with torch.cuda.stream(self._allocation_stream):
                 return CudaBuffer(torch.empty(nbytes, dtype=torch.uint8, device=self._device), nbytes)
         except RuntimeError as error:
-            # In no variable: an error that its own traceback leads back to keeps all that is on the way there.
+            # Not kept in a variable: a cycle of error, traceback and frame would keep all objects of the frames alive.
             raise as_device_full(error) or error from None
 
     def free(self, buffer: CudaBuffer) -> None:
@@ -106,24 +107,24 @@ class CudaMemory:
 
     def upload(self, views: Sequence[memoryview], buffer: CudaBuffer, *, after: Mark = None) -> None:
         with self._side_stream(after):
-            for on_card, on_host in self._pairs(buffer, views):
-                on_card.copy_(on_host, non_blocking=True)
+            for on_gpu, on_host in self._pairs(buffer, views):
+                on_gpu.copy_(on_host, non_blocking=True)
 
     def download(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> None:
         with self._side_stream():
-            for on_card, on_host in self._pairs(buffer, views):
-                on_host.copy_(on_card, non_blocking=True)
+            for on_gpu, on_host in self._pairs(buffer, views):
+                on_host.copy_(on_gpu, non_blocking=True)
 
     @contextlib.contextmanager
     def _side_stream(self, after: Mark = None) -> Iterator[None]:
-        """What is queued inside is done at the end."""
+        """Run copies on the thread's own stream, and wait for them at the end of the block."""
         cuda = self._torch.cuda
         if not hasattr(self._own, "stream"):
             self._own.stream = cuda.Stream(device=self._device)
         stream = self._own.stream
         with cuda.stream(stream):
-            # Where a script asks for deterministic algorithms, PyTorch fills new memory, on the stream it is made on.
-            stream.wait_stream(self._making)
+            # With deterministic algorithms, PyTorch fills new memory, on the stream that allocated it.
+            stream.wait_stream(self._allocation_stream)
             if after is not None:
                 stream.wait_event(after)
             try:
@@ -144,7 +145,7 @@ class CudaMemory:
     ) -> Any:
         kind, itemsize = self._type(dtype), int(dtype[1:])
         if offset % itemsize:
-            raise ValueError(f"an array of {dtype} cannot begin at byte {offset}")
+            raise ValueError(f"an array of {dtype} cannot start at byte {offset}")
         whole = buffer.tensor[: buffer.nbytes // itemsize * itemsize].view(kind)
         return whole.as_strided(shape, strides, offset // itemsize)
 
@@ -153,7 +154,7 @@ class CudaMemory:
         if kind is None:
             raise EnvironmentFault(
                 f"PyTorch {self._torch.__version__} has no type for arrays of '{dtype}'",
-                hint="a loader of your own can give another type; from 2.3 PyTorch has the unsigned ones",
+                hint="your own loader can return another type; PyTorch has unsigned types from 2.3 on",
             )
         return kind
 
@@ -173,21 +174,21 @@ class CudaMemory:
         return int(self._torch.cuda.max_memory_allocated(self._number))
 
     def reserved_peak(self) -> int:
-        """With PyTorch's cache: the most that the card ever lent it. Never more than the budget."""
+        """Return the peak of the memory that PyTorch reserved, its cache included. Never more than the budget."""
         return int(self._torch.cuda.max_memory_reserved(self._number))
 
     def empty_cache(self) -> None:
         self._torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """The cap goes, and so does whatever nobody uses any more."""
+        """Remove the cap, and free all memory that is no longer used."""
         self._pages.clear()
         self.empty_cache()
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._number)
 
 
 def _wait_for(torch: Any, stream: Any) -> None:
-    """Asleep: waiting for a stream itself would keep a core busy."""
+    """Wait for a stream with a blocking event: `stream.synchronize` would keep a core busy."""
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     event.synchronize()

@@ -1,7 +1,7 @@
-"""What the tiers need of a device's memory: `host` simulates one on the host, `cuda` is a real one through PyTorch.
+"""The interface to a device's memory: `cuda_memory` is a GPU through PyTorch, `host_memory` simulates one on the host.
 
-A buffer is a run of bytes on the device; an asset in VRAM is one of them. Whoever frees a buffer has seen to it that
-nothing on the device still uses it. Pages are host memory that the device can copy from at its full speed.
+A buffer is a sequence of bytes on the device; an asset in VRAM is one buffer. The caller of `free` ensures that no work
+on the device still uses the buffer. Pages are host memory that the device can copy from at full speed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from gpuyard.core.memory.out_of_memory import recognise
 from gpuyard.errors import DeviceFull
 
 Buffer = Any
-Mark = Any  # a moment in the work that a lane has queued
+Mark = Any  # a point in the work that a lane has queued
 
 
 class TransferLane(Protocol):
@@ -21,22 +21,22 @@ class TransferLane(Protocol):
     def mark(self) -> Mark: ...
 
     def finish(self) -> None:
-        """Until all that was queued here is done."""
+        """Wait until all work queued here is done."""
 
 
 class DeviceMemory(Protocol):
     name: str
 
     def page(self, nbytes: int) -> memoryview:
-        """Host memory, writable, for as long as this memory is open."""
+        """Return writable host memory, valid until `close`."""
 
     def allocate(self, nbytes: int) -> Buffer:
-        """DeviceFull where there is no room."""
+        """Raises DeviceFull if the device has too little free memory."""
 
     def free(self, buffer: Buffer) -> None: ...
 
     def upload(self, views: Sequence[memoryview], buffer: Buffer, *, after: Mark = None) -> None:
-        """Into the buffer, from its start. Returns when it is there; waits for `after` on the device first.
+        """Copy into the buffer, from its start, after the mark `after` has passed. Returns when the copy is complete.
 
         Calls from different threads overlap.
         """
@@ -44,19 +44,19 @@ class DeviceMemory(Protocol):
     def download(self, buffer: Buffer, views: Sequence[memoryview]) -> None: ...
 
     def view(self, buffer: Buffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Any:
-        """An array on the device; `offset` in bytes, `strides` in items."""
+        """Return an array on the device; `offset` is in bytes, `strides` in items."""
 
     def clone(self, array: Any) -> Any:
-        """A copy on the device that is the caller's own."""
+        """Return a copy on the device that belongs to the caller."""
 
     def lane(self) -> AbstractContextManager[TransferLane]:
-        """For the calling thread, while it is entered."""
+        """Return a lane for the calling thread, valid inside the `with` block."""
 
     def used(self) -> int:
-        """By the allocator's own figure."""
+        """Return the used bytes as the allocator counts them."""
 
     def peak(self) -> int:
-        """The most that was ever used, by the allocator's own figure."""
+        """Return the peak of `used`."""
 
     def empty_cache(self) -> None: ...
 
@@ -64,9 +64,9 @@ class DeviceMemory(Protocol):
 
 
 def as_device_full(error: BaseException) -> DeviceFull | None:
-    """What it says, where it says that a device is out of memory: by its type, or as PyTorch words it.
+    """Return a DeviceFull if the error's type or PyTorch's message says that the device is out of memory, else None.
 
-    A new error: the traceback of the old one keeps alive what its frames have on the device.
+    It is a new error, because the traceback of the old one keeps alive the device memory of its frames.
     """
     text = f"{type(error).__name__}: {error}"
     is_full = isinstance(error, DeviceFull) or type(error).__name__ == "OutOfMemoryError"

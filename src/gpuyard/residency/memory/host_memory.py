@@ -1,4 +1,4 @@
-"""A device that is simulated on the host: so much memory, and copies that are real ones. For machines without a GPU."""
+"""A device simulated on the host, with limited memory and real copies, for machines without a GPU."""
 
 import contextlib
 import threading
@@ -17,7 +17,7 @@ _MB = 1048576
 
 
 class _NoLane:
-    """The host does things at once."""
+    """The host copies synchronously."""
 
     def mark(self) -> Mark:
         return None
@@ -41,7 +41,7 @@ class HostMemory:
         with self._lock:
             if self._used + nbytes > self._nbytes:
                 free = format_size((self._nbytes - self._used) / _MB)
-                raise DeviceFull(f"the simulated device is full: {format_size(nbytes / _MB)} asked for, {free} free")
+                raise DeviceFull(f"the simulated device is full: {format_size(nbytes / _MB)} requested, {free} free")
             self._used += nbytes
             self._peak = max(self._peak, self._used)
         return np.empty(nbytes, np.uint8)

@@ -1,4 +1,4 @@
-"""RAM copies as lists of pages of one size, which are used again and again: nothing is ever torn or lost in gaps."""
+"""Copies in RAM as lists of pages of one size, which are reused: memory never fragments."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ _PAGES_PER_BUDGET = 4096
 
 
 def page_size(ram: int) -> int:
-    """A power of two: small beside the budget, yet large enough for copies at full speed."""
+    """Return a power of two: small relative to the budget, but large enough for copies at full speed."""
     size = LARGEST
     while size > SMALLEST and size * _PAGES_PER_BUDGET > ram:
         size //= 2
@@ -16,13 +16,13 @@ def page_size(ram: int) -> int:
 
 
 class Pages:
-    """One blob of bytes on pages."""
+    """A sequence of bytes on pages."""
 
     def __init__(self, pages: list[memoryview], nbytes: int) -> None:
         self.pages, self.nbytes = pages, nbytes
 
     def views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """These bytes, in order."""
+        """Return views of these bytes, in order."""
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of {self.nbytes}")
         found = []
@@ -36,7 +36,7 @@ class Pages:
 
 
 class PagePool:
-    """Pages that were given back are taken first; new ones are made with `make`."""
+    """Reuses pages that were given back, and allocates new ones with `make`."""
 
     def __init__(self, make: Callable[[int], memoryview], size: int) -> None:
         self._make, self.size = make, size
@@ -44,7 +44,7 @@ class PagePool:
         self._lock = threading.Lock()
 
     def rounded(self, nbytes: int) -> int:
-        """What a blob takes: whole pages."""
+        """Round up to whole pages."""
         return -(-nbytes // self.size) * self.size
 
     def take(self, nbytes: int) -> Pages:

@@ -1,7 +1,7 @@
-"""How the arrays of an asset lie in one run of bytes: the same in RAM, in VRAM and in a streamed frame. Pure.
+"""The layout of an asset's arrays in one sequence of bytes: the same in RAM, in VRAM and in a streamed frame. Pure.
 
-An asset is bytes plus a layout, so that moving it is one copy however many arrays it has. Arrays may be strided: the
-columns of a PLY file stay in its rows. All of a field's offsets and strides are multiples of its item size.
+An asset is bytes plus a layout, so moving it is a single copy for any number of arrays. Arrays may be strided: the
+columns of a PLY file stay in its rows. A field's offset and strides are multiples of its item size.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ ALIGNMENT = 16
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One array: its numpy type as `f4`, `u1`, …; `offset` in bytes; `strides` in items, as many as `shape` has."""
+    """One array: its numpy type such as `f4`; `offset` in bytes; `strides` in items, one per dimension."""
 
     name: str
     dtype: str
@@ -27,8 +27,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[Field, ...]
     nbytes: int
 
-    def field(self, name: str) -> Field | None:
-        return next((field for field in self.fields if field.name == name), None)
+    def shifted(self, offset: int) -> "Layout":
+        """Return the layout with `offset` added to the offset of each field."""
+        fields = (msgspec.structs.replace(field, offset=field.offset + offset) for field in self.fields)
+        return Layout(fields=tuple(fields), nbytes=self.nbytes)
 
 
 def aligned(nbytes: int) -> int:
@@ -36,7 +38,7 @@ def aligned(nbytes: int) -> int:
 
 
 def packed(arrays: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Layout:
-    """One after the other, each dense: (name, dtype, shape, item size)."""
+    """Return the layout of dense arrays one after the other, each given as (name, dtype, shape, item size)."""
     fields, end = [], 0
     for name, dtype, shape, itemsize in arrays:
         strides, count = [], 1

@@ -1,11 +1,11 @@
-"""The words of residency: assets, where they are, and what is done about it. Pure."""
+"""The basic types of residency: assets, budgets, stages of copies, steps of a plan, causes of stalls. Pure."""
 
 import enum
 from collections.abc import Callable
 
 import msgspec
 
-WORKING_PART = 16  # that part of VRAM is left to the renderer until it is seen what it needs
+WORKING_PART = 16  # 1/16 of VRAM is reserved for the renderer until its actual use is measured
 
 
 class Kind(enum.StrEnum):
@@ -14,15 +14,15 @@ class Kind(enum.StrEnum):
 
 
 class Asset(msgspec.Struct, frozen=True, kw_only=True):
-    """A scene, or an actor's whole sequence. `nbytes` is measured, or estimated until it was read once.
+    """A scene, or an actor's whole sequence. `nbytes` may be an estimate until the asset was read once.
 
-    Its key is its kind and its path: one file may be both.
+    The key consists of kind and path, because one file may be used as both kinds.
     """
 
     key: str
     kind: Kind
     nbytes: int
-    frame_nbytes: int = 0  # an actor's largest frame
+    frame_nbytes: int = 0  # size of an actor's largest frame
 
     @property
     def path(self) -> str:
@@ -30,21 +30,21 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stream_frames(self) -> int:
-        """How many frames a stream of it has in hand: one in use and one on its way."""
+        """Number of frames that a stream buffers: one in use and one in transfer."""
         return 1 if self.nbytes <= self.frame_nbytes else 2
 
     @property
     def stream_nbytes(self) -> int:
-        """What streaming it takes on the device."""
+        """Bytes on the device for a stream."""
         return self.stream_frames * self.frame_nbytes
 
     def stream_ram(self, rounded: Callable[[int], int]) -> int:
-        """What streaming it from disk takes in RAM."""
+        """Bytes in RAM for a stream from disk."""
         return self.stream_frames * rounded(self.frame_nbytes)
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """In bytes. `working` is what the renderer needs for itself on the device."""
+    """Budgets in bytes. `working` is VRAM reserved for the renderer."""
 
     vram: int
     ram: int
@@ -57,7 +57,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(enum.Enum):
-    """How a copy in one tier stands. What comes and what leaves takes its room already and still."""
+    """The stage of a copy in one tier. A copy takes memory in all three stages."""
 
     COMING = "coming"
     THERE = "there"
@@ -65,19 +65,19 @@ class Stage(enum.Enum):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Disk to RAM."""
+    """Read from disk to RAM."""
 
     key: str
 
 
 class Promote(msgspec.Struct, frozen=True):
-    """RAM to VRAM; the copy in RAM stays."""
+    """Copy from RAM to VRAM; the copy in RAM stays."""
 
     key: str
 
 
 class Demote(msgspec.Struct, frozen=True):
-    """VRAM to RAM, and the copy in VRAM goes."""
+    """Copy from VRAM to RAM, and drop the copy in VRAM."""
 
     key: str
 
@@ -94,7 +94,7 @@ Step = Read | Promote | Demote | DropVram | DropRam
 
 
 class StallCause(enum.StrEnum):
-    """Why an asset that is needed now is not there yet: the causes of stalls."""
+    """What a requested asset waits for."""
 
     DISK = "disk"
     UPLOAD = "upload"

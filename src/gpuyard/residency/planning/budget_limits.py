@@ -1,4 +1,4 @@
-"""How much room there is for what, from budgets and sizes. Pure."""
+"""Limits for scenes, actors and streams, computed from budgets and asset sizes. Pure."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from gpuyard.residency.planning.assets import Asset, Budgets, Kind
 
 
 class BudgetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from the budgets and the sizes: how much of VRAM is for what."""
+    """Bytes by purpose."""
 
     vram: int  # for scenes, actors, and streams beyond the first
     actors: int
-    stream: int  # kept for one stream, beside `vram`
+    stream: int  # reserved for one stream, in addition to `vram`
     ram: int
-    exchange: int  # of `ram`, where what leaves VRAM goes while something else leaves RAM
+    exchange: int  # part of `ram` for an asset that leaves VRAM while another enters it
     scene_slots: int
 
 
 def limits_of(assets: Iterable[Asset], budgets: Budgets) -> BudgetLimits:
-    """With the largest scenes in all slots, the actors' part is still free."""
+    """Return the limits. The actors' part stays free even with the largest scenes in all slots."""
     known = list(assets)
     streams = (asset.stream_nbytes for asset in known if asset.kind is Kind.ACTOR)
     stream = max((nbytes for nbytes in streams if nbytes <= budgets.vram_for_assets), default=0)
@@ -38,49 +38,42 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> BudgetLimits:
 
 
 def cannot_fit(asset: Asset, limits: BudgetLimits, rounded: Callable[[int], int]) -> str | None:
-    """Why it can never be had within these limits, however long one waits."""
+    """Return why the asset can never fit into these limits, or None if it can."""
     if asset.kind is Kind.ACTOR:
         if asset.stream_nbytes > limits.stream:
-            return f"{asset.path}: two of its frames are more than the VRAM budget leaves"
+            return f"{asset.path}: two of its frames are larger than the VRAM budget for assets"
         fits = min(rounded(asset.nbytes), asset.stream_ram(rounded)) <= limits.ram
-        return None if fits else f"{asset.path}: two of its frames are more than the RAM budget"
+        return None if fits else f"{asset.path}: two of its frames are larger than the RAM budget"
     if asset.nbytes > limits.vram:
-        return f"{asset.path} is larger than what the VRAM budget leaves"
+        return f"{asset.path} is larger than the VRAM budget for assets"
     return None if rounded(asset.nbytes) <= limits.ram else f"{asset.path} is larger than the RAM budget"
 
 
-class BudgetRoom(NamedTuple):
-    """Slots for scenes, bytes of VRAM, and bytes of the actors' part of it."""
+class VramAmount(NamedTuple):
+    """Scene slots, bytes of VRAM, and bytes of the actors' part of it."""
 
     slots: int
     total: int
     actors: int
 
     @classmethod
-    def of(cls, asset: Asset) -> "BudgetRoom":
+    def of(cls, asset: Asset) -> "VramAmount":
         is_scene = asset.kind is Kind.SCENE
         return cls(int(is_scene), asset.nbytes, 0 if is_scene else asset.nbytes)
 
     @classmethod
-    def taken(cls, assets: Iterable[Asset]) -> "BudgetRoom":
-        """By all of them."""
-        slots = total = actors = 0
-        for asset in assets:
-            is_scene = asset.kind is Kind.SCENE
-            slots += is_scene
-            total += asset.nbytes
-            actors += 0 if is_scene else asset.nbytes
-        return cls(slots, total, actors)
+    def sum_of(cls, assets: Iterable[Asset]) -> "VramAmount":
+        return sum(map(cls.of, assets), start=cls(0, 0, 0))
 
-    def __add__(self, other: "BudgetRoom") -> "BudgetRoom":  # type: ignore[override]
-        return BudgetRoom(self.slots + other.slots, self.total + other.total, self.actors + other.actors)
+    def __add__(self, other: "VramAmount") -> "VramAmount":  # type: ignore[override]
+        return VramAmount(self.slots + other.slots, self.total + other.total, self.actors + other.actors)
 
-    def __sub__(self, other: "BudgetRoom") -> "BudgetRoom":
-        return BudgetRoom(self.slots - other.slots, self.total - other.total, self.actors - other.actors)
+    def __sub__(self, other: "VramAmount") -> "VramAmount":
+        return VramAmount(self.slots - other.slots, self.total - other.total, self.actors - other.actors)
 
-    def __mul__(self, times: int) -> "BudgetRoom":  # type: ignore[override]
-        return BudgetRoom(self.slots * times, self.total * times, self.actors * times)
+    def __mul__(self, times: int) -> "VramAmount":  # type: ignore[override]
+        return VramAmount(self.slots * times, self.total * times, self.actors * times)
 
     @property
-    def is_more_than_nothing(self) -> bool:
+    def is_positive(self) -> bool:
         return max(self) > 0

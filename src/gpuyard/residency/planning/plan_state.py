@@ -1,4 +1,4 @@
-"""What the plan is made from, and what it says. Pure."""
+"""Input and output of the transfer plan. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,32 +13,32 @@ NEVER = math.inf
 
 
 class PlanState(msgspec.Struct, kw_only=True):
-    """The world at a moment. `needed` is where in the order of work each asset is needed next, from `now` on."""
+    """The state to plan for. `needed` is the place in the order of work where each asset is needed next, from `now`."""
 
     limits: BudgetLimits
     assets: Mapping[str, Asset]
     ram: Mapping[str, Stage] = {}
     vram: Mapping[str, Stage] = {}
-    held: AbstractSet[str] = frozenset()  # in VRAM, and in use
-    held_ram: AbstractSet[str] = frozenset()  # in RAM, and being copied from
-    asked: Mapping[str, int] = {}  # somebody waits for it: where that work is, or before all where it holds its scene
+    held: AbstractSet[str] = frozenset()  # in use in VRAM
+    held_ram: AbstractSet[str] = frozenset()  # being copied from RAM
+    requested: Mapping[str, int] = {}  # workers wait for it: the place of that work, or before all if it holds a scene
     needed: Mapping[str, int] = {}
-    ahead: Sequence[tuple[int, str]] = ()  # the same, soonest first
-    next_after: Callable[[str, float], int | None]  # where it is needed next after a place
-    refused: AbstractSet[str] = frozenset()  # the device had no room for it: not again before it is asked for
-    is_short: bool = False  # memory was short just now: nothing is promoted ahead of time
-    stream_nbytes: int = 0  # taken by streams
-    ram_taken: int = 0  # of RAM, by copies and by streams from disk
-    readers: int = 1  # reads that can begin now
+    ahead: Sequence[tuple[int, str]] = ()  # `needed`, soonest first
+    next_after: Callable[[str, float], int | None]  # the next place after a given place where an asset is needed
+    refused: AbstractSet[str] = frozenset()  # the device was too full for it: not tried again before a request
+    is_short: bool = False  # the device was out of memory just now: nothing is promoted ahead of time
+    stream_nbytes: int = 0  # VRAM used by streams
+    ram_taken: int = 0  # RAM used by copies and by streams from disk
+    readers: int = 1  # number of reads that can start now
     now: int = 0
-    rounded: Callable[[int], int] = int  # what so many bytes take in RAM
+    rounded: Callable[[int], int] = int  # rounds a size up to whole pages of RAM
 
     def need_at(self, key: str) -> float:
-        return self.asked.get(key, self.needed.get(key, NEVER))
+        return self.requested.get(key, self.needed.get(key, NEVER))
 
 
 class TransferPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps in their order, why what is asked for is not there yet, and the actors that are to be streamed now."""
+    """Steps in order, what each requested asset waits for, and the actors to stream now."""
 
     steps: tuple[Step, ...]
     waits: dict[str, StallCause]

@@ -1,7 +1,7 @@
-"""What is to be done: units of labels that share a scene and an actor. Pure.
+"""Render units: labels that share a scene and an actor. Pure.
 
-A unit is what one worker does at a time. Labels that share both assets are split into units of at most
-`LABELS_PER_UNIT`, so that several workers can share a large one.
+A worker renders one unit at a time. Labels that share both assets are split into units of at most `LABELS_PER_UNIT`, so
+that several workers can share them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ LABELS_PER_UNIT = 32
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """One output. `name` is its folder under the output root; `value` is what the renderer gets."""
+    """One output. `name` is its folder in the output root; `value` is passed to the renderer."""
 
     name: str
     value: Any
@@ -28,7 +28,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split(units: Iterable[Unit], most: int = LABELS_PER_UNIT) -> list[Unit]:
-    """The same labels in the same order, in units of at most so many."""
+    """Return the same labels in the same order, in units of at most `most` labels (and at most 32)."""
     most = min(max(1, most), LABELS_PER_UNIT)
     return [
         Unit(scene=unit.scene, actor=unit.actor, labels=unit.labels[first : first + most])

@@ -1,17 +1,18 @@
-"""What to load, promote, demote and drop, from budgets, sizes, who uses what now and the known future. Pure.
+"""Plan which assets to read, promote, demote and drop, from budgets, sizes, current use and the known future. Pure.
 
 The rules:
-1. What is asked for goes first, then what the future needs, soonest first. Nothing is brought at the cost of something
-   that is needed sooner, and nothing that is in use is ever touched.
-2. The victim is what is needed farthest away, weighed by its bytes. What nobody will need again goes at once.
-3. Scenes take at most `scene_slots`. Actors take what the largest scenes that could fill these slots leave. An actor
-   that does not fit there, or not beside those in use, is streamed: so nobody waits for room while holding some.
-   Room for one stream is always kept, for the same reason.
-4. What nobody asks for yet takes no place of something that will be a better victim when it has been used: waiting for
-   that moves fewer bytes, and a promotion from RAM is quick. What is asked for takes it: waiting workers cost more.
-5. RAM holds what VRAM does not: a copy that is in VRAM as well is the first to go, as no disk is needed to bring it
-   back. Then actors that are not needed soon, then scenes, then actors that are. What is read ahead of time leaves room
-   for one asset to go down while another comes up, without which each exchange would cost a reading.
+1. Requested assets come first, then future needs, soonest first. No asset is loaded at the cost of one that is needed
+   sooner, and no asset in use is ever touched.
+2. The victim is the asset needed farthest in the future, weighted by its bytes. Assets that are never needed again are
+   dropped at once.
+3. Scenes use at most `scene_slots`. Actors use what the largest scenes in all these slots leave free. An actor that
+   does not fit there, or not beside those in use, is streamed: so no worker waits for memory while it holds some.
+   Memory for one stream is always reserved, for the same reason.
+4. An asset loaded ahead of time does not replace an asset if another one will be a better victim after its use: waiting
+   for that moves fewer bytes, and a promotion from RAM is fast. A requested asset does: waiting workers cost more.
+5. RAM holds what VRAM does not: a copy that is also in VRAM is dropped first, because restoring it needs no disk. Then
+   actors that are not needed soon, then scenes, then actors needed soon. Reads ahead of time leave enough RAM free for
+   one asset to be demoted while another is promoted; without it, each exchange would cost a read from disk.
 """
 
 from collections import Counter
@@ -29,43 +30,42 @@ from gpuyard.residency.planning.assets import (
     StallCause,
     Step,
 )
-from gpuyard.residency.planning.budget_limits import BudgetRoom
+from gpuyard.residency.planning.budget_limits import VramAmount
 from gpuyard.residency.planning.plan_state import NEVER, PlanState, TransferPlan
 
-_SOON = 16  # places: those of the next eight units
+_SOON = 16  # places: the next eight units
 
 
 def plan(state: PlanState) -> TransferPlan:
     draft = _Draft(state)
-    draft.drop_what_nobody_needs()
-    draft.evict_what_is_too_much()
-    asked = sorted(state.asked, key=lambda key: (state.asked[key], key))
-    for key in asked:
-        draft.bring_asked(state.assets[key])
+    draft.drop_unneeded()
+    draft.evict_excess()
+    for key in sorted(state.requested, key=lambda key: (state.requested[key], key)):
+        draft.load_requested(state.assets[key])
     for place, key in state.ahead:
         if draft.is_closed:
             break
-        if key not in state.asked:
-            draft.bring_ahead(state.assets[key], place)
+        if key not in state.requested:
+            draft.load_ahead(state.assets[key], place)
     return TransferPlan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
 
 
 class _Draft:
-    """The state as it will be when the steps so far are done, or under way where they take time."""
+    """The state after the steps so far: completed, or started if they take time."""
 
     def __init__(self, state: PlanState) -> None:
         self._state, self._limits = state, state.limits
         self._ram, self._vram = dict(state.ram), dict(state.vram)
-        self._taken = BudgetRoom.taken(state.assets[key] for key in state.vram)
+        self._taken = VramAmount.sum_of(state.assets[key] for key in state.vram)
         leaving = (key for key, stage in state.vram.items() if stage is Stage.LEAVING)
-        self._leaving = BudgetRoom.taken(state.assets[key] for key in leaving)
+        self._leaving = VramAmount.sum_of(state.assets[key] for key in leaving)
         self._promoted: set[str] = set()
-        self._spare: list[str] | None = None  # copies in RAM, those that go first in front
+        self._spare: list[str] | None = None  # copies in RAM, in the order in which to drop them
         self._readers = state.readers
         self._stream_nbytes = state.stream_nbytes
-        # Kinds that may still be promoted ahead of time, how many copies there are for that, and whether to read more.
+        # The kinds that may still be promoted ahead of time, the number of candidates, and whether to read ahead.
         self._open = set() if state.is_short else {Kind.SCENE} | ({Kind.ACTOR} if state.limits.actors else set())
-        promotable = state.ram.keys() - state.vram.keys() - state.asked.keys()
+        promotable = state.ram.keys() - state.vram.keys() - state.requested.keys()
         self._promotable = Counter(state.assets[key].kind for key in promotable)
         self._is_reading_open = bool(state.needed.keys() - state.ram.keys() - state.vram.keys())
         self.steps: list[Step] = []
@@ -80,26 +80,24 @@ class _Draft:
     def _size(self, key: str) -> int:
         return self._state.assets[key].nbytes
 
-    # What is wanted
-
-    def bring_asked(self, asset: Asset) -> None:
+    def load_requested(self, asset: Asset) -> None:
         key = asset.key
         if self._vram.get(key) is Stage.THERE:
             return
         if key in self._vram:
             self.waits[key] = StallCause.UPLOAD
         elif self._ram.get(key) is Stage.THERE:
-            self._take_up(asset)
+            self._promote_requested(asset)
         elif key in self._ram:
             self.waits[key] = StallCause.DISK
         elif asset.kind is Kind.ACTOR and self._in_ram(key) > self._limits.ram:
             self._stream_from_disk(asset)
         else:
-            is_for_disk = not self._readers or self._read(asset, self._state.asked[key])
-            self.waits[key] = StallCause.DISK if is_for_disk else StallCause.RAM
-            self._is_reading_open &= is_for_disk
+            is_waiting_for_disk = not self._readers or self._read(asset, self._state.requested[key])
+            self.waits[key] = StallCause.DISK if is_waiting_for_disk else StallCause.RAM
+            self._is_reading_open &= is_waiting_for_disk
 
-    def bring_ahead(self, asset: Asset, at: int) -> None:
+    def load_ahead(self, asset: Asset, at: int) -> None:
         key = asset.key
         if key in self._vram:
             return
@@ -110,11 +108,11 @@ class _Draft:
         elif key not in self._ram and self._is_reading_open:
             self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at, is_ahead=True)
 
-    def _take_up(self, asset: Asset) -> None:
+    def _promote_requested(self, asset: Asset) -> None:
         if asset.kind is Kind.ACTOR and (self._is_always_streamed(asset) or not self._could_fit_beside_held(asset)):
             self._stream(asset)
             return
-        victims = self._vram_victims(asset, self._state.asked[asset.key])
+        victims = self._vram_victims(asset, self._state.requested[asset.key])
         if victims is None:
             is_slot = asset.kind is Kind.SCENE and self._missing(asset).slots > 0
             self._wait_for_vram(asset, StallCause.SLOT if is_slot else StallCause.VRAM)
@@ -124,52 +122,50 @@ class _Draft:
             self._wait_for_vram(asset, StallCause.UPLOAD)
 
     def _wait_for_vram(self, asset: Asset, cause: StallCause) -> None:
-        """What becomes free is for it: nothing is promoted ahead of time until it has that."""
+        """Reserve the VRAM that becomes free for this asset: nothing is promoted ahead of time until then."""
         self.waits[asset.key] = cause
         self._open.clear()
 
     def _promote_ahead(self, asset: Asset, at: int) -> None:
         victims = self._vram_victims(asset, at)
-        of_its_kind = (key for key in self._vram if self._kind(key) is asset.kind)
-        is_costly = victims is None or self._are_too_good(victims, at, of_its_kind) or not self._can_go_down(victims)
+        same_kind = (key for key in self._vram if self._kind(key) is asset.kind)
+        is_costly = victims is None or self._has_better_victim(victims, at, same_kind) or not self._can_demote(victims)
         if is_costly or not self._promote(asset, victims or []):
             self._open.discard(asset.kind)
-
-    # VRAM
 
     def _kind(self, key: str) -> Kind:
         return self._state.assets[key].kind
 
-    def _room(self, key: str) -> BudgetRoom:
-        return BudgetRoom.of(self._state.assets[key])
+    def _amount(self, key: str) -> VramAmount:
+        return VramAmount.of(self._state.assets[key])
 
     def _is_always_streamed(self, asset: Asset) -> bool:
         return asset.kind is Kind.ACTOR and asset.nbytes > self._limits.actors
 
     def _set_vram(self, key: str, stage: Stage | None) -> None:
-        """Keeps count of what is taken, and of what of it is about to be free."""
-        self._spare = None  # what is in VRAM as well may have changed
+        """Set the stage of a copy (None: dropped), and update the amounts that are taken and about to be free."""
+        self._spare = None  # its order depends on VRAM
         before = self._vram.pop(key, None)
         if stage is not None:
             self._vram[key] = stage
-        room = self._room(key)
-        self._taken += room * ((stage is not None) - (before is not None))
-        self._leaving += room * ((stage is Stage.LEAVING) - (before is Stage.LEAVING))
+        amount = self._amount(key)
+        self._taken += amount * ((stage is not None) - (before is not None))
+        self._leaving += amount * ((stage is Stage.LEAVING) - (before is Stage.LEAVING))
 
     def _extra_streams(self) -> int:
         return max(0, self._stream_nbytes - self._limits.stream)
 
-    def _whole(self) -> BudgetRoom:
-        """What scenes and actors can have, all together."""
-        return BudgetRoom(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
+    def _capacity(self) -> VramAmount:
+        """Return the VRAM for all scenes and actors."""
+        return VramAmount(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
 
-    def _missing(self, asset: Asset) -> BudgetRoom:
-        """What would have to be free for it, too. A scene is not bound by the actors' part."""
-        missing = BudgetRoom.of(asset) + self._taken - self._whole()
-        return missing if asset.kind is Kind.ACTOR else BudgetRoom(missing.slots, missing.total, 0)
+    def _missing(self, asset: Asset) -> VramAmount:
+        """Return what must be freed before the asset fits. The limit of the actors' part does not apply to scenes."""
+        missing = VramAmount.of(asset) + self._taken - self._capacity()
+        return missing if asset.kind is Kind.ACTOR else VramAmount(missing.slots, missing.total, 0)
 
     def _idle(self, after: float, kind: Kind) -> list[str]:
-        """Copies in VRAM that nobody uses, and nobody needs before that, the best victim first."""
+        """Return the copies in VRAM that are not in use and not needed until `after`, the best victim first."""
         found = (
             key
             for key, stage in self._vram.items()
@@ -185,51 +181,53 @@ class _Draft:
         return -distance * self._size(key), -distance, key
 
     def _could_fit_beside_held(self, actor: Asset) -> bool:
-        idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
-        coming = [key for key, stage in self._vram.items() if stage is Stage.COMING and key not in self._state.asked]
-        gains = sum(map(self._room, [*idle, *coming]), start=self._leaving)
-        return not (self._missing(actor) - gains).is_more_than_nothing
+        idle = self._idle(self._state.requested[actor.key], Kind.ACTOR)
+        coming = [
+            key for key, stage in self._vram.items() if stage is Stage.COMING and key not in self._state.requested
+        ]
+        gains = sum(map(self._amount, [*idle, *coming]), start=self._leaving)
+        return not (self._missing(actor) - gains).is_positive
 
     def _vram_victims(self, asset: Asset, at: float) -> list[str] | None:
-        """Whom to evict for it, besides those that leave already; nothing where that would not do."""
+        """Return the copies to evict for an asset, besides those that leave already; None if that is not enough."""
         missing = self._missing(asset) - self._leaving
-        if not missing.is_more_than_nothing:
+        if not missing.is_positive:
             return []
         idle = self._idle(at, asset.kind)
-        if asset.kind is Kind.SCENE and missing.slots <= len(idle):  # actors have bytes, and no slots
+        if asset.kind is Kind.SCENE and missing.slots <= len(idle):  # actors free bytes, but no slots
             idle += self._idle(at, Kind.ACTOR) if missing.total > 0 else []
-        return self._fewest(idle, missing, self._room)
+        return self._choose_fewest(idle, missing, self._amount)
 
-    def _fewest(
-        self, candidates: Iterable[str], missing: BudgetRoom, room_of: Callable[[str], BudgetRoom]
+    def _choose_fewest(
+        self, candidates: Iterable[str], missing: VramAmount, amount_of: Callable[[str], VramAmount]
     ) -> list[str] | None:
-        """The first of them that are enough, less those it is enough without; `None` where all are not enough."""
+        """Return the first candidates that are enough, without those that prove unnecessary; None if too few."""
         chosen: list[str] = []
         for key in candidates:
-            if not missing.is_more_than_nothing:
+            if not missing.is_positive:
                 break
             chosen.append(key)
-            missing -= room_of(key)
-        if missing.is_more_than_nothing:
+            missing -= amount_of(key)
+        if missing.is_positive:
             return None
         for key in reversed(chosen[:-1]):
-            without = missing + room_of(key)
-            if not without.is_more_than_nothing:
+            without = missing + amount_of(key)
+            if not without.is_positive:
                 chosen.remove(key)
                 missing = without
         return chosen
 
-    def _can_go_down(self, victims: list[str]) -> bool:
-        """Whether RAM has room for them, with no copy lost that is nowhere else."""
+    def _can_demote(self, victims: list[str]) -> bool:
+        """Whether they fit into RAM without dropping the only copy of another asset."""
         doubles = (key for key in self._spare_in_ram(NEVER, None) if self._is_double(key))
-        room = self._ram_free + sum(map(self._in_ram, doubles))
-        return sum(self._in_ram(key) for key in victims if key not in self._ram) <= room
+        available = self._ram_free + sum(map(self._in_ram, doubles))
+        return sum(self._in_ram(key) for key in victims if key not in self._ram) <= available
 
     def _promote(self, asset: Asset, victims: list[str]) -> bool:
-        """Whether it is on its way now; else it follows as soon as those that leave are gone."""
+        """Evict the victims and promote the asset. Return False if it must wait until the victims have left."""
         for key in victims:
             self._evict(key)
-        if self._missing(asset).is_more_than_nothing:
+        if self._missing(asset).is_positive:
             return False
         self.steps.append(Promote(asset.key))
         self._set_vram(asset.key, Stage.COMING)
@@ -251,7 +249,7 @@ class _Draft:
 
     def _stream_from_disk(self, actor: Asset) -> None:
         nbytes = actor.stream_ram(self._state.rounded)
-        if not self._make_ram(nbytes, self._state.asked[actor.key]):
+        if not self._make_ram(nbytes, self._state.requested[actor.key]):
             self.waits[actor.key] = StallCause.RAM
             self._is_reading_open = False
             return
@@ -260,11 +258,11 @@ class _Draft:
             self._ram_free -= nbytes
 
     def _stream(self, actor: Asset) -> None:
-        """The first stream has its room kept; others take what is free, or what idle actors have."""
+        """Stream an actor. The first stream has reserved memory; others use free memory, or that of idle actors."""
         extra = max(0, self._stream_nbytes + actor.stream_nbytes - self._limits.stream) - self._extra_streams()
         free = self._limits.vram - self._extra_streams() - self._taken.total
-        idle = self._idle(self._state.asked[actor.key], Kind.ACTOR)
-        victims = self._fewest(idle, BudgetRoom(0, extra - free, 0), self._room)
+        idle = self._idle(self._state.requested[actor.key], Kind.ACTOR)
+        victims = self._choose_fewest(idle, VramAmount(0, extra - free, 0), self._amount)
         if victims is None and self._stream_nbytes:
             self._wait_for_vram(actor, StallCause.VRAM)
             return
@@ -272,8 +270,6 @@ class _Draft:
             self._drop_vram(key)
         self._stream_nbytes += actor.stream_nbytes
         self.streams.add(actor.key)
-
-    # RAM
 
     def _read(self, asset: Asset, at: float, *, is_ahead: bool = False) -> bool:
         if not self._readers or not self._make_ram(self._in_ram(asset.key), at, is_ahead=is_ahead):
@@ -288,19 +284,19 @@ class _Draft:
         self._ram_free -= self._in_ram(key)
 
     def _make_ram(self, nbytes: int, at: float, keep: str | None = None, *, is_ahead: bool = False) -> bool:
-        """Room for so many bytes that are needed then; nothing is dropped where that would not do.
+        """Free `nbytes` of RAM for an asset needed at `at`. Return False and drop nothing if that is not possible.
 
-        What is read ahead of time leaves room for one asset to change places with one in VRAM, without which each
-        exchange would cost a reading; and it does not take the place of what is needed before something in use is.
+        `is_ahead`: keep the reserve for an exchange with VRAM, and do not replace assets that are needed sooner than
+        an asset in use is needed again (rules 4 and 5).
         """
         doubles = [key for key in self._spare_in_ram(at, keep) if self._is_double(key)]
         missing = nbytes - self._ram_free - sum(map(self._in_ram, doubles))
         if is_ahead:
-            rising = sum(self._in_ram(key) for key in self._ram if self._vram.get(key) is Stage.COMING)
-            missing += max(0, self._limits.exchange - rising)
+            promoting = sum(self._in_ram(key) for key in self._ram if self._vram.get(key) is Stage.COMING)
+            missing += max(0, self._limits.exchange - promoting)
         only = (key for key in self._spare_in_ram(at, keep) if not self._is_double(key))
-        victims = self._fewest(only, BudgetRoom(0, missing, 0), lambda key: BudgetRoom(0, self._in_ram(key), 0))
-        if victims is None or (is_ahead and self._are_too_good(victims, at, {**self._ram, **self._vram})):
+        victims = self._choose_fewest(only, VramAmount(0, missing, 0), lambda key: VramAmount(0, self._in_ram(key), 0))
+        if victims is None or (is_ahead and self._has_better_victim(victims, at, {**self._ram, **self._vram})):
             return False
         for key in victims:
             self._drop_ram(key)
@@ -308,15 +304,15 @@ class _Draft:
             self._drop_ram(doubles.pop(0))
         return True
 
-    def _are_too_good(self, victims: list[str], at: float, there: Iterable[str]) -> bool:
-        """Something that is there and used before that place is needed again only after one of them.
+    def _has_better_victim(self, victims: list[str], at: float, present: Iterable[str]) -> bool:
+        """Whether an asset in `present` that is used before `at` is needed again only after one of the victims.
 
-        It will be the better victim when it has been used, and is to be waited for.
+        It will be the better victim after its use, so loading ahead waits for that.
         """
         if not victims:
             return False
         soonest = min(map(self._state.need_at, victims))
-        for key in there:
+        for key in present:
             if key in self._state.held or self._state.need_at(key) < at:
                 again = self._state.next_after(key, at)
                 if again is None or again > soonest:
@@ -327,7 +323,7 @@ class _Draft:
         return self._state.rounded(self._size(key))
 
     def _spare_in_ram(self, after: float, keep: str | None) -> Iterator[str]:
-        """What is not in use, and in VRAM as well or needed only after that."""
+        """Return the copies in RAM that are not in use, and that are also in VRAM or needed only after `after`."""
         if self._spare is None:
             self._spare = sorted(self._ram, key=lambda key: (self._ram_class(key), *self._worth_keeping(key)))
         return (
@@ -356,26 +352,26 @@ class _Draft:
         self._ram_free += self._in_ram(key)
         del self._ram[key]
 
-    def drop_what_nobody_needs(self) -> None:
+    def drop_unneeded(self) -> None:
         state = self._state
-        for key in sorted(state.ram.keys() - state.needed.keys() - state.asked.keys()):
+        for key in sorted(state.ram.keys() - state.needed.keys() - state.requested.keys()):
             if self._ram[key] is Stage.THERE and key not in state.held_ram:
                 self._drop_ram(key)
-        for key in sorted(state.vram.keys() - state.needed.keys() - state.asked.keys()):
+        for key in sorted(state.vram.keys() - state.needed.keys() - state.requested.keys()):
             if self._vram[key] is Stage.THERE and key not in state.held:
                 self._drop_vram(key)
 
-    def evict_what_is_too_much(self) -> None:
-        """The limits are lower than they were."""
+    def evict_excess(self) -> None:
+        """Evict assets that exceed the limits, which may have become lower."""
         for kind in (Kind.ACTOR, Kind.SCENE):
-            if not self._is_too_much(kind):
+            if not self._has_excess(kind):
                 continue
             for key in self._idle(-NEVER, kind):
-                if key not in self._state.asked:
+                if key not in self._state.requested:
                     self._evict(key)
-                if not self._is_too_much(kind):
+                if not self._has_excess(kind):
                     break
 
-    def _is_too_much(self, kind: Kind) -> bool:
-        over = self._taken - self._leaving - self._whole()
+    def _has_excess(self, kind: Kind) -> bool:
+        over = self._taken - self._leaving - self._capacity()
         return over.total > 0 or (over.actors if kind is Kind.ACTOR else over.slots) > 0

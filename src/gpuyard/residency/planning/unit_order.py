@@ -1,13 +1,14 @@
-"""In which order the units are done, so that the fewest bytes move. Pure: the same units give the same order.
+"""Choose the order of units that moves the fewest bytes. Pure: the same units give the same order.
 
-Scene by scene, every actor comes again for each scene; actor by actor, every scene. So the work is done in tiles: some
-scenes (or actors) stay while all that they are paired with passes by, and every second pass goes backwards, so that
-what is there at a turn is used again. How large the tiles ought to be depends on the budgets and on who is paired with
-whom; therefore several orders are made, each is played through by `moved`, and the one that moves least is taken.
+Scene by scene, every actor is loaded again for each scene; actor by actor, every scene. So the work is split into
+tiles: some scenes (or actors) stay loaded while all their partners pass by, and every second pass goes backwards, so
+that the assets loaded at a turn are used again. The best tile size depends on the budgets and on the pairs; therefore
+several orders are generated, `moved` simulates each of them, and the order that moves the fewest bytes is chosen.
 
-- The order is a permutation of the units. Units of one scene and actor stay together, unless the given order has them
-  apart and moves less than any that was made.
-- It never moves more than the given order, as `moved` counts. Of equals, the one nearest to the manifest is taken.
+- The order is a permutation of the units. Units of one scene and actor stay together, unless the given order separates
+  them and moves fewer bytes than all generated orders.
+- It never moves more bytes than the given order, as `moved` counts. Of equal orders, the one nearest to the manifest is
+  chosen.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,25 +23,25 @@ from gpuyard.residency.planning.assets import Asset, Budgets, Kind
 from gpuyard.residency.planning.budget_limits import limits_of
 from gpuyard.residency.planning.render_units import Unit
 
-# A good disk gives 3 to 5 GB/s, PCIe about 50.
+# A good disk reads 3 to 5 GB/s, PCIe transfers about 50.
 _READ_WEIGHT = 10
-# Units that are played through in all, and pairs of pairs that are looked at: together they bound the time it takes.
-_MOST_PLAYED = 300_000
+# Limits on the units simulated in total and on the pairs compared: together they bound the run time.
+_MOST_SIMULATED = 300_000
 _MOST_COMPARED = 2_000_000
-# How much a tile fills of the VRAM for actors, and of VRAM and RAM together: what passes by needs the rest.
+# The fraction that a tile fills of the VRAM for actors, and of VRAM and RAM together: passing assets need the rest.
 _VRAM_FILLS = (0.5, 0.25)
 _RAM_FILLS = (0.9, 0.75, 0.5, 0.25)
 
-_NOW = -1.0  # the next use of what a worker holds
+_NOW = -1.0  # the next use of an asset that a worker holds
 
 _Key = str | None
 _Pair = tuple[_Key, _Key]
-_Table = Mapping[_Key, set[_Key]]  # from each key to those it is paired with; its order is the order of the keys
+_Table = Mapping[_Key, set[_Key]]  # the partners of each key; the order of the mapping is the order of the keys
 _Cut = Callable[[list[_Key]], list[list[_Key]]]
 
 
 class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes from disk, and bytes over PCIe to the device."""
+    """Bytes read from disk, and bytes uploaded to the device."""
 
     read_bytes: int
     uploaded_bytes: int
@@ -53,20 +54,20 @@ class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
 def choose_order(
     units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1
 ) -> list[Unit]:
-    """The units in the order that moves the fewest bytes, of those that were tried."""
-    of_pair: dict[_Pair, list[Unit]] = {}
+    """Return the units in the order that moves the fewest bytes, of all orders tried."""
+    by_pair: dict[_Pair, list[Unit]] = {}
     for unit in units:
-        of_pair.setdefault((unit.scene, unit.actor), []).append(unit)
-    tried = islice(_candidates(of_pair, assets, budgets), max(3, _MOST_PLAYED // max(1, len(units))))
-    # A dictionary: many tables have the same order in tiles of several sizes.
-    orders = [[unit for pair in pairs for unit in of_pair[pair]] for pairs in dict.fromkeys(map(tuple, tried))]
+        by_pair.setdefault((unit.scene, unit.actor), []).append(unit)
+    tried = islice(_candidates(by_pair, assets, budgets), max(3, _MOST_SIMULATED // max(1, len(units))))
+    # dict.fromkeys removes duplicates: many tables have the same order for several tile sizes.
+    orders = [[unit for pair in pairs for unit in by_pair[pair]] for pairs in dict.fromkeys(map(tuple, tried))]
     return min([*orders, list(units)], key=lambda order: moved(order, assets, budgets, workers=workers).weight)
 
 
 def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1) -> MovedBytes:
-    """What this order moves where each tier gives up what is needed again last.
+    """Return the bytes that this order moves if each tier evicts the asset that is needed again last.
 
-    So many workers hold the assets of as many units, one after the other, at a time.
+    `workers` consecutive units hold their assets at a time.
     """
     tiers = _Tiers(assets, budgets)
     next_uses = _next_uses(units)
@@ -78,7 +79,7 @@ def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, 
 
 
 def _next_uses(units: Sequence[Unit]) -> list[tuple[float, float]]:
-    """For each unit: which one needs its scene next, and which one its actor."""
+    """Return for each unit the places where its scene and its actor are needed next."""
     soonest: dict[_Key, float] = {}
     found = []
     for place in range(len(units) - 1, -1, -1):
@@ -89,14 +90,14 @@ def _next_uses(units: Sequence[Unit]) -> list[tuple[float, float]]:
 
 
 class _Tier:
-    """What is held in one place, within so many bytes and so many assets."""
+    """The assets in one tier, limited in bytes and in number."""
 
     def __init__(self, nbytes: int, count: float = inf) -> None:
         self.nbytes = nbytes
         self._count = count
         self.held: dict[str, int] = {}
         self._used = 0
-        # A heap, the farthest next use first. What was used since it came in is there again, and outdated.
+        # A heap, the farthest next use first. Entries of assets that were used since are outdated.
         self._idle: list[tuple[float, str]] = []
 
     def add(self, key: str, nbytes: int, next_use: float) -> None:
@@ -112,25 +113,25 @@ class _Tier:
         if next_use != _NOW:
             heappush(self._idle, (-next_use, key))
 
-    def make_room(self, newcomer: str, next_use: Mapping[str, float]) -> list[str]:
-        """Who had to go: whoever is needed last goes first."""
-        gone = []
+    def evict_excess(self, newcomer: str, next_use: Mapping[str, float]) -> list[str]:
+        """Evict the assets that are needed last until the limits hold. Return them."""
+        evicted = []
         while (self._used > self.nbytes or len(self.held) > self._count) and len(self.held) > 1:
-            gone.append(self._needed_last(newcomer, next_use))
-            self.remove(gone[-1])
-        return gone
+            evicted.append(self._needed_last(newcomer, next_use))
+            self.remove(evicted[-1])
+        return evicted
 
     def _needed_last(self, newcomer: str, next_use: Mapping[str, float]) -> str:
         while self._idle:
             farthest, key = heappop(self._idle)
             if key in self.held and next_use[key] == -farthest:
                 return key
-        # Workers hold them all; the newcomer waits for the first of them.
+        # Workers hold all assets; the newcomer waits for the first.
         return next(key for key in self.held if key != newcomer)
 
 
 class _Tiers:
-    """VRAM for scenes, VRAM for actors, and RAM. An asset is in one of them, and in RAM while it is on its way up."""
+    """VRAM for scenes, VRAM for actors, and RAM. An asset is in one of them, and also in RAM during its upload."""
 
     def __init__(self, assets: Mapping[str, Asset], budgets: Budgets) -> None:
         self._nbytes = {key: asset.nbytes for key, asset in assets.items()}
@@ -145,56 +146,56 @@ class _Tiers:
         if unit.scene is not None:
             self._next_use[unit.scene] = _NOW
             if unit.scene not in self._scenes.held:
-                self._bring(unit.scene, self._scenes)
+                self._load(unit.scene, self._scenes)
         if unit.actor is not None:
             self._next_use[unit.actor] = _NOW
             if unit.actor not in self._actors.held:
-                self._bring_or_stream(unit.actor, len(unit.labels))
+                self._load_or_stream(unit.actor, len(unit.labels))
 
     def release(self, unit: Unit, scene_next: float, actor_next: float, now: int) -> None:
-        """Unless a unit that came later, but before `now`, holds it too."""
+        """Release a unit's assets, unless a later unit before `now` holds them too."""
         if unit.scene is not None and scene_next >= now:
-            self._let_go(unit.scene, scene_next, self._scenes)
+            self._release_one(unit.scene, scene_next, self._scenes)
         if unit.actor is not None and actor_next >= now:
-            self._let_go(unit.actor, actor_next, self._actors)
+            self._release_one(unit.actor, actor_next, self._actors)
 
-    def _let_go(self, key: str, next_use: float, tier: _Tier) -> None:
+    def _release_one(self, key: str, next_use: float, tier: _Tier) -> None:
         self._next_use[key] = next_use
-        # A streamed actor is in RAM alone.
+        # A streamed actor is only in RAM.
         (tier if key in tier.held else self._ram).mark(key, next_use)
 
-    def _bring_or_stream(self, actor: str, labels: int) -> None:
+    def _load_or_stream(self, actor: str, labels: int) -> None:
         nbytes = self._nbytes.get(actor, 0)
         beside = sum(size for other, size in self._actors.held.items() if self._next_use[other] == _NOW)
         if beside + nbytes <= self._actors.nbytes:
-            self._bring(actor, self._actors)
+            self._load(actor, self._actors)
             return
         for _ in range(1 if nbytes <= self._ram.nbytes else labels):
             self._stage(actor, nbytes, ())
         self.uploaded_bytes += nbytes * labels
 
-    def _bring(self, key: str, tier: _Tier) -> None:
+    def _load(self, key: str, tier: _Tier) -> None:
         nbytes = self._nbytes.get(key, 0)
         tier.add(key, nbytes, _NOW)
-        self._stage(key, nbytes, tier.make_room(key, self._next_use))
+        self._stage(key, nbytes, tier.evict_excess(key, self._next_use))
         self._ram.remove(key)
         self.uploaded_bytes += nbytes
 
     def _stage(self, key: str, nbytes: int, leaving: Iterable[str]) -> None:
-        """Have it in RAM, beside what comes down from VRAM. What is larger than the RAM goes through it in pieces."""
+        """Put the asset and those that leave VRAM into RAM. Assets larger than RAM pass through it in parts."""
         if key not in self._ram.held:
             self.read_bytes += nbytes
         for other in (key, *leaving):
             if (size := self._nbytes.get(other, 0)) <= self._ram.nbytes:
                 self._ram.add(other, size, self._next_use[other])
-        self._ram.make_room(key, self._next_use)
+        self._ram.evict_excess(key, self._next_use)
 
 
 def _candidates(pairs: Iterable[_Pair], assets: Mapping[str, Asset], budgets: Budgets) -> Iterator[Iterable[_Pair]]:
-    """Orders worth trying, the most promising first; each as it comes, then with those beside each other who share."""
+    """Yield orders to try, the most promising first; each as given, then with keys that share partners adjacent."""
     yield pairs
     scenes, actors = _table(pairs), _table((actor, scene) for scene, actor in pairs)
-    tables = [(scenes, actors), (_near(scenes, actors, assets), _near(actors, scenes, assets))]
+    tables = [(scenes, actors), (_group_similar(scenes, actors, assets), _group_similar(actors, scenes, assets))]
     if [*map(list, tables[0])] == [*map(list, tables[1])]:
         tables.pop()
     for stays, outer, inner in _tilings(assets, budgets):
@@ -206,13 +207,13 @@ def _candidates(pairs: Iterable[_Pair], assets: Mapping[str, Asset], budgets: Bu
 
 
 def _tilings(assets: Mapping[str, Asset], budgets: Budgets) -> Iterator[tuple[Kind, _Cut, _Cut]]:
-    """Who stays, in tiles of which size, and in groups of which size the others pass by."""
+    """Yield the kind that stays, how to split it into tiles, and how to split the passing kind into groups."""
 
     def by_bytes(most: float) -> _Cut:
-        return partial(_cut, weigh=partial(_nbytes, assets), most=most)
+        return partial(_split_by_weight, weigh=partial(_nbytes, assets), most=most)
 
     def by_count(most: int) -> _Cut:
-        return partial(_cut, weigh=lambda _: 1, most=most)
+        return partial(_split_by_weight, weigh=lambda _: 1, most=most)
 
     limits = limits_of(assets.values(), budgets)
     slots, for_actors, for_all = limits.scene_slots, limits.actors, limits.vram + limits.ram
@@ -222,7 +223,7 @@ def _tilings(assets: Mapping[str, Asset], budgets: Budgets) -> Iterator[tuple[Ki
         yield Kind.SCENE, by_count(count), by_count(1)
     for fill in _VRAM_FILLS:
         yield Kind.ACTOR, by_bytes(fill * for_actors), by_count(1)
-    # What stays in RAM passes the VRAM in groups: fewer bytes from disk, for more over PCIe.
+    # Assets that stay in RAM pass through VRAM in groups: fewer bytes from disk, but more uploads.
     for part, count in ((1.0, slots), (0.5, 1)):
         for fill in _RAM_FILLS:
             yield Kind.SCENE, by_bytes(fill * for_all), by_bytes(part * for_actors)
@@ -233,7 +234,7 @@ def _nbytes(assets: Mapping[str, Asset], key: _Key) -> int:
     return assets[key].nbytes if key is not None and key in assets else 0
 
 
-def _cut(keys: Iterable[_Key], *, weigh: Callable[[_Key], float], most: float) -> list[list[_Key]]:
+def _split_by_weight(keys: Iterable[_Key], *, weigh: Callable[[_Key], float], most: float) -> list[list[_Key]]:
     tiles: list[list[_Key]] = []
     left = -inf
     for key in keys:
@@ -252,8 +253,8 @@ def _table(pairs: Iterable[_Pair]) -> _Table:
     return table
 
 
-def _near(rows: _Table, columns: _Table, assets: Mapping[str, Asset]) -> _Table:
-    """The rows, each followed by the one that shares the most bytes with it."""
+def _group_similar(rows: _Table, columns: _Table, assets: Mapping[str, Asset]) -> _Table:
+    """Return the rows, each followed by the one that shares the most bytes with it."""
     if sum(len(others) ** 2 for others in columns.values()) > _MOST_COMPARED:
         return rows
     left = {row: place for place, row in enumerate(rows)}
@@ -272,17 +273,17 @@ def _near(rows: _Table, columns: _Table, assets: Mapping[str, Asset]) -> _Table:
 
 
 def _weave(rows: _Table, columns: _Table, outer: _Cut, inner: _Cut) -> Iterator[_Pair]:
-    """Tile by tile of rows, all their columns pass by in groups; each pass in the other direction than the last."""
+    """Yield pairs tile by tile of rows; all columns of a tile pass by in groups, each pass in reverse direction."""
     row_place, column_place = ({key: place for place, key in enumerate(table)} for table in (rows, columns))
     tiles = outer(list(rows))
-    met: list[set[_Key]] = [set(), *(set().union(*map(rows.__getitem__, tile)) for tile in tiles), set()]
-    is_back = False
-    for number, here in enumerate(map(set, tiles), 1):
-        passing = sorted(met[number], key=column_place.__getitem__, reverse=number % 2 == 0)
-        # What the tile before has left there comes first, what the next one will want comes last.
-        passing.sort(key=lambda column: (column in met[number + 1]) - (column in met[number - 1]))
+    partners: list[set[_Key]] = [set(), *(set().union(*map(rows.__getitem__, tile)) for tile in tiles), set()]
+    is_reversed = False
+    for number, tile in enumerate(map(set, tiles), 1):
+        passing = sorted(partners[number], key=column_place.__getitem__, reverse=number % 2 == 0)
+        # Columns that the previous tile left loaded come first, columns that the next tile needs come last.
+        passing.sort(key=lambda column: (column in partners[number + 1]) - (column in partners[number - 1]))
         for group in inner(passing):
-            inside = set().union(*(columns[column] & here for column in group))
-            for row in sorted(inside, key=row_place.__getitem__, reverse=is_back):
+            inside = set().union(*(columns[column] & tile for column in group))
+            for row in sorted(inside, key=row_place.__getitem__, reverse=is_reversed):
                 yield from ((row, column) for column in group if column in rows[row])
-            is_back = not is_back
+            is_reversed = not is_reversed

@@ -1,6 +1,6 @@
-"""The known future: which work comes in which order, and so when each asset is needed next. Pure.
+"""The known future: the order of the units, and so the place where each asset is needed next. Pure.
 
-Places count the uses of assets: a unit's scene comes just before its actor, as it does for the worker.
+Places count the uses of assets: a unit's scene comes just before its actor, as for the worker.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -10,13 +10,11 @@ from gpuyard.residency.planning.render_units import Unit
 
 
 class Future:
-    """Work is handed out in its order; `needed` is where each asset is needed next, among what was not handed out.
-
-    `ahead` is the same, soonest first.
-    """
+    """Hands out units in order. `needed` is the place where each asset is needed next by units not yet handed out;
+    `ahead` is the same, soonest first."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        """Their scenes and actors are the keys of assets."""
+        """Scenes and actors of `units` are keys of assets."""
         self._units = units
         self._handed = 0
         self._places: dict[str, list[int]] = {}
@@ -31,19 +29,19 @@ class Future:
         return 2 * self._handed
 
     def hand_out(self) -> tuple[int, Unit] | None:
-        """The next unit and its number."""
+        """Return the next unit and its number, or None."""
         if self._handed == len(self._units):
             return None
         number, unit = self._handed, self._units[self._handed]
         self._handed += 1
         for key in keys_of(unit):
-            self._go_past(key)
+            self._advance(key)
         return number, unit
 
-    def _go_past(self, key: str) -> None:
+    def _advance(self, key: str) -> None:
         if key not in self.needed:
             return
-        self._take_out(key)
+        self._remove(key)
         place = self.next_after(key, self.now - 1)
         if place is None:
             del self.needed[key]
@@ -52,19 +50,19 @@ class Future:
             insort(self.ahead, (place, key))
 
     def next_after(self, key: str, place: float) -> int | None:
-        """Where it is needed next after that place."""
+        """Return the next place after `place` where an asset is needed, or None."""
         places = self._places.get(key, [])
         at = bisect_right(places, place)
         return places[at] if at < len(places) else None
 
     def forget(self, key: str) -> None:
-        """It is of no use: nothing is to be done about it any more."""
+        """Remove an asset that cannot be used from the future."""
         self._places.pop(key, None)
         if key in self.needed:
-            self._take_out(key)
+            self._remove(key)
             del self.needed[key]
 
-    def _take_out(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         del self.ahead[bisect_left(self.ahead, (self.needed[key], key))]
 
 
@@ -73,6 +71,6 @@ def keys_of(unit: Unit) -> tuple[str, ...]:
 
 
 def uses_of(number: int, unit: Unit) -> dict[str, int]:
-    """Where the unit of that number needs its assets."""
+    """Return the places where the unit with that number needs its assets."""
     places = ((unit.scene, 2 * number), (unit.actor, 2 * number + 1))
     return {key: place for key, place in places if key is not None}

@@ -1,1 +1,1 @@
-"""Runs over the units of a manifest: workers, outputs, status."""
+"""Run the units of a manifest: workers, outputs, status."""

@@ -1,4 +1,4 @@
-"""`Coordinator`: budgets on a device and in RAM, leased while it is open, and runs over units of work within them."""
+"""`Coordinator`: leases a VRAM budget while it is open, and runs render units within it and a RAM budget."""
 
 import contextlib
 import threading
@@ -23,13 +23,13 @@ _MB = 1048576
 
 
 class Coordinator:
-    """`vram` and `ram` are as "44G", or numbers of MB.
+    """`vram` and `ram` are sizes such as "44G", or numbers of MB.
 
-    `working` is what the renderer needs of VRAM for itself; without it, that is measured. `device` is `cuda`, `host`
-    (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given one.
+    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `device` is `cuda`, `host`
+    (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order.
     """
 
-    def __init__(  # noqa: PLR0913 - what can be set, each with a default
+    def __init__(  # noqa: PLR0913 - settings, most with a default
         self,
         *,
         vram: str | float,
@@ -60,9 +60,9 @@ class Coordinator:
         self._is_busy = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Waits until the budget can be leased."""
+        """Wait until the budget can be leased."""
         if self._memory is not None:
-            raise UserError("this coordinator is open already", hint="make another one, within another budget")
+            raise UserError("this coordinator is already open", hint="create another one, with its own budget")
         budgets = self._settings.budgets
         self._memory = self._open.enter_context(open_device(budgets.vram, self._device))
         self._pool = PagePool(self._memory.page, page_size(budgets.ram))
@@ -75,15 +75,15 @@ class Coordinator:
     def run(
         self, units: Iterable[Unit], render: Render, out_dir: str | Path = "out", *, resume: bool = False
     ) -> RenderReport:
-        """Renders every label into a folder of its own in `out_dir`, or reports it as skipped."""
+        """Render every label into its own folder in `out_dir`, or report it as skipped."""
         if self._memory is None or self._pool is None:
             raise UserError("this coordinator is not open", hint="write `with Coordinator(…) as c:` around it")
         if not self._is_busy.acquire(blocking=False):
-            raise UserError("this coordinator runs already", hint="make another one, within another budget")
+            raise UserError("this coordinator is already running", hint="create another one, with its own budget")
         try:
             units = list(units)
             _check_names(units)
-            # Wherever a renderer goes meanwhile.
+            # Absolute, because a renderer may change the working directory.
             with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
                 self._run = RenderRun(self._settings, self._memory, self._pool, outputs)
                 return self._run.go(units, render, self._loader)
@@ -91,11 +91,11 @@ class Coordinator:
             self._is_busy.release()
 
     def status(self) -> RenderStatus | None:
-        """How the run stands, or the last one stood; nothing before the first."""
+        """Return the status of the current or last run, or None before the first."""
         return None if self._run is None else self._run.status()
 
     def stop(self) -> None:
-        """Labels in hand are finished, and `run` returns. Any thread may call it."""
+        """Stop the run after the labels that are being rendered. May be called from any thread."""
         if self._run is not None:
             self._run.stop()
 
@@ -104,7 +104,7 @@ def _check_names(units: Iterable[Unit]) -> None:
     seen = set()
     for label in (label for unit in units for label in unit.labels):
         if label.name in seen:
-            raise UserError(f"two labels are named '{label.name}'", hint="give each a name of its own")
+            raise UserError(f"two labels are named '{label.name}'", hint="give each label its own name")
         seen.add(label.name)
 
 
@@ -117,11 +117,11 @@ def _nbytes(name: str, size: str | float, least: int = 1) -> int:
 
 def _at_least_one(name: str, number: int) -> int:
     if number < 1:
-        raise UserError(f"{name} is {number}", hint="it is at least 1")
+        raise UserError(f"{name} is {number}", hint="it must be at least 1")
     return number
 
 
 def _is_manifest(order: str) -> bool:
     if order not in ("chosen", "manifest"):
-        raise UserError(f"order is '{order}'", hint="it is `chosen` or `manifest`")
+        raise UserError(f"order is '{order}'", hint="it must be `chosen` or `manifest`")
     return order == "manifest"

@@ -1,10 +1,9 @@
-"""How a run stands at a moment: put together from its tiers, its workers and its tally."""
+"""Build the status of a run from its tiers, its workers and its results."""
 
 import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
 
 import msgspec
 
@@ -16,32 +15,30 @@ from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, Ren
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.transfer_counts import TransferCounts
 
-Part = TypeVar("Part", MovedStatus, CountsStatus)
-
 
 class RunStatus:
-    """A run may have several tiers one after the other: figures add up."""
+    """A run may have several tiers one after the other: their counts are added up."""
 
-    def __init__(self, budgets: Budgets, memory: DeviceMemory, tally: LabelResults) -> None:
-        self._budgets, self._memory, self._tally = budgets, memory, tally
+    def __init__(self, budgets: Budgets, memory: DeviceMemory, results: LabelResults) -> None:
+        self._budgets, self._memory, self._results = budgets, memory, results
         self._lock = threading.Lock()
         self._tiers: Tiers | None = None
         self._workers: Sequence[Worker] = ()
-        self._figures = TransferCounts()
+        self._earlier_counts = TransferCounts()
         self._state = "running"
-        self._began, self._began_at = time.monotonic(), _now()
+        self._started, self._started_at = time.monotonic(), _now()
         self._is_stopped = False
 
-    def begin(self, tiers: Tiers, workers: Sequence[Worker]) -> None:
+    def start(self, tiers: Tiers, workers: Sequence[Worker]) -> None:
         with self._lock:
             self._tiers, self._workers = tiers, workers
             if self._is_stopped:
                 tiers.stop()
 
-    def keep(self) -> None:
-        """Those tiers are closed."""
+    def keep_counts(self) -> None:
+        """Keep the counts of tiers that were closed."""
         with self._lock:
-            self._figures, self._tiers = self._summed(), None
+            self._earlier_counts, self._tiers = self._sum_counts(), None
 
     def stop(self) -> None:
         with self._lock:
@@ -52,61 +49,57 @@ class RunStatus:
     def end(self) -> None:
         self._state = "interrupted" if self._is_stopped else "finished"
 
-    def _summed(self) -> TransferCounts:
-        return self._figures if self._tiers is None else self._figures.with_more(self._tiers.figures)
+    def _sum_counts(self) -> TransferCounts:
+        return self._earlier_counts if self._tiers is None else self._earlier_counts.with_more(self._tiers.counts)
 
     def status(self) -> RenderStatus:
         with self._lock:
-            tiers, figures = self._tiers, self._summed()
+            tiers, counts = self._tiers, self._sum_counts()
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
             workers = tuple(self._worker(worker.status) for worker in self._workers)
-        elapsed, tally = time.monotonic() - self._began, self._tally
+        elapsed, results = time.monotonic() - self._started, self._results
         return RenderStatus(
             state=self._state,
-            started_at=self._began_at,
+            started_at=self._started_at,
             now=_now(),
             elapsed_s=round(elapsed, 3),
-            left_s=round(tally.left * elapsed / tally.done, 1) if tally.done else None,
-            labels=tally.labels,
-            rendered=tally.done,
-            already=tally.already,
-            skipped=len(tally.skips),
+            left_s=round(results.left * elapsed / results.rendered, 1) if results.rendered else None,
+            labels=results.labels,
+            rendered=results.rendered,
+            already=results.already,
+            skipped=len(results.skips),
             vram=TierStatus(
                 budget=self._budgets.vram,
                 assets=in_vram,
-                peak_assets=max(figures.peak_vram, in_vram),  # looked at a moment later
+                peak_assets=max(counts.peak_vram, in_vram),  # in_vram was read a moment later
                 allocator=self._memory.used(),
                 peak_allocator=self._memory.peak(),
             ),
             ram=TierStatus(
                 budget=self._budgets.ram,
                 assets=in_ram,
-                peak_assets=max(figures.peak_ram, in_ram),
+                peak_assets=max(counts.peak_ram, in_ram),
             ),
             scene_slots=self._budgets.scene_slots,
             scenes=() if tiers is None else tiers.paths_in(Kind.SCENE),
             actors=() if tiers is None else tiers.paths_in(Kind.ACTOR),
             scenes_in_ram=() if tiers is None else tiers.paths_in(Kind.SCENE, is_ram=True),
             actors_in_ram=() if tiers is None else tiers.paths_in(Kind.ACTOR, is_ram=True),
-            moved=_part(figures, MovedStatus),
-            counts=_part(figures, CountsStatus),
-            stalls_s={cause: round(seconds, 3) for cause, seconds in figures.stalls_s.items()},
+            moved=msgspec.convert(counts, MovedStatus, from_attributes=True),
+            counts=msgspec.convert(counts, CountsStatus, from_attributes=True),
+            stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.items()},
             workers=workers,
             device=self._memory.name,
         )
 
     def _worker(self, status: WorkerStatus) -> WorkerStatus:
-        """With paths for keys, and what it waits for."""
+        """Return a worker's status with paths in place of keys, and with what it waits for."""
         waits = {} if self._tiers is None else self._tiers.waits
         keys = (status.scene, status.actor) if status.doing == "waiting" else ()
         cause = next((str(waits[key]) for key in keys if key is not None and key in waits), None)
         return msgspec.structs.replace(
             status, scene=path_of(status.scene), actor=path_of(status.actor), waits_for=cause
         )
-
-
-def _part(figures: TransferCounts, kind: type[Part]) -> Part:
-    return kind(**{name: getattr(figures, name) for name in kind.__struct_fields__})
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""How a run stands at a moment, as `status.json` tells it. Sizes in bytes, times in seconds."""
+"""The status of a run as in `status.json`. Sizes are in bytes, times in seconds."""
 
 import msgspec
 
@@ -16,7 +16,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`assets` is what the copies here take; `allocator` what the device's allocator says, `None` for RAM."""
+    """`assets` is the memory of the copies in this tier; `allocator` is the device allocator's own figure, None for
+    RAM."""
 
     budget: int
     assets: int
@@ -26,7 +27,7 @@ class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MovedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was moved so far."""
+    """Bytes moved so far."""
 
     read_from_disk: int
     uploaded: int
@@ -35,7 +36,7 @@ class MovedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Of assets asked for: found in VRAM, found in RAM, or read from disk; and what became of memory that was short."""
+    """Requested assets found in VRAM, found in RAM, or read from disk; streams; and times that the device was full."""
 
     vram_hits: int
     ram_hits: int
@@ -45,7 +46,7 @@ class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`left_s` is the time to completion, `None` before it can be told; `stalls_s` is by cause, over all workers."""
+    """`left_s` is the estimated time left, None before the first label; `stalls_s` sums all workers by cause."""
 
     state: str  # running, finished, interrupted
     started_at: str
@@ -70,24 +71,27 @@ class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: str
 
 
-class Skip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A label that was not rendered, as a line of `skipped.jsonl`.
+class SkipReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`kind` is out-of-memory, too-large, asset, renderer or output; `traceback` is the renderer's; sizes are in
+    bytes."""
 
-    `kind` is out-of-memory, too-large, asset, renderer or output; `traceback` is the renderer's; sizes are in bytes.
-    """
-
-    label: str
     kind: str
     reason: str
     traceback: str | None = None
-    scene: str | None = None
-    actor: str | None = None
     sizes: dict[str, int] = {}
     state: dict[str, int] = {}
 
 
+class Skip(SkipReason, frozen=True, kw_only=True, omit_defaults=True):
+    """A label that was not rendered, as a line of `skipped.jsonl`."""
+
+    label: str
+    scene: str | None = None
+    actor: str | None = None
+
+
 class RenderReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run."""
+    """The result of a run."""
 
     status: RenderStatus
     skipped: tuple[Skip, ...]

@@ -1,1 +1,1 @@
-"""Carries out the plan: assets in RAM and VRAM, lent to workers."""
+"""Carry out the plan: assets in RAM and VRAM, lent to workers."""

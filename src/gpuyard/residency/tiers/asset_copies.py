@@ -1,4 +1,4 @@
-"""One asset on its way between disk, RAM and VRAM, and what it is made of there."""
+"""Copy one asset between disk, RAM and VRAM."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from gpuyard.residency.loading.asset_loader import Source
 
 
-class SizeIsWrong(Exception):
-    """An estimate was too low: the asset is `nbytes` large. It is to be read again when there is room for that."""
+class EstimateTooLow(Exception):
+    """The asset has `nbytes`, more than estimated. It must be read again when there is enough memory."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -20,22 +20,22 @@ class SizeIsWrong(Exception):
 
 
 class Copies:
-    """An asset's copies. Nobody moves one that somebody else moves: the tiers see to that."""
+    """The copies of an asset. The tiers ensure that no two threads move a copy at the same time."""
 
     def __init__(self, asset: Asset, source: "Source", memory: DeviceMemory, pool: PagePool) -> None:
         self.asset, self.source = asset, source
         self._memory, self._pool = memory, pool
-        self.layouts: tuple[Layout, ...] = ()  # as it lies in its bytes, one per frame, once it was read
+        self.layouts: tuple[Layout, ...] = ()  # one per frame, once the asset was read
         self.pages: Pages | None = None
         self.buffer: Buffer = None
 
     def read(self) -> int:
-        """Disk to RAM; how large it is."""
+        """Read from disk to RAM. Return the size."""
         taken: list[Pages] = []
 
         def allocate(nbytes: int) -> Pages:
             if self._pool.rounded(nbytes) > self._pool.rounded(self.asset.nbytes):
-                raise SizeIsWrong(nbytes)
+                raise EstimateTooLow(nbytes)
             taken.append(self._pool.take(nbytes))
             return taken[-1]
 
@@ -49,7 +49,7 @@ class Copies:
         return self.pages.nbytes
 
     def upload(self) -> None:
-        """RAM to VRAM. DeviceFull where there is no room."""
+        """Copy from RAM to VRAM. Raises DeviceFull if the device has too little free memory."""
         assert self.pages is not None
         buffer = self._memory.allocate(self.pages.nbytes)
         try:
@@ -60,7 +60,7 @@ class Copies:
         self.buffer = buffer
 
     def download(self) -> None:
-        """VRAM to RAM."""
+        """Copy from VRAM to RAM."""
         pages = self._pool.take(self.asset.nbytes)
         try:
             self._memory.download(self.buffer, pages.views(0, pages.nbytes))

@@ -1,8 +1,8 @@
-"""Assets in RAM and VRAM: carries out the plan, and lends the copies to those who ask.
+"""Assets in RAM and VRAM: carry out the plan, and lend copies to workers.
 
-One lock guards all that is known; what takes time (reading, uploading, downloading) happens in threads outside it, and
-each end is looked at with a new plan. Work is handed out here too, so that the plan knows who waits for what. Whoever
-waits holds nothing but a scene, and those who hold one go first: so there is always somebody who can go on.
+One lock guards the state; slow steps (reading, uploading, downloading) run in threads outside the lock, and a new plan
+is made when one ends. Units are handed out here too, so that the plan knows all requests. A waiting worker holds at
+most a scene, and requests of workers that hold one go first: so some worker can always continue.
 """
 
 import contextlib
@@ -32,16 +32,15 @@ from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
 from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.planning.upcoming_use import Future, keys_of
-from gpuyard.residency.tiers.asset_copies import Copies, SizeIsWrong
-from gpuyard.residency.tiers.asset_loans import Loan, TiersStopped, TooLarge, renewed
-from gpuyard.residency.tiers.asset_users import Uses, change
+from gpuyard.residency.tiers.asset_copies import Copies, EstimateTooLow
+from gpuyard.residency.tiers.asset_users import AssetUsers, Loan, TiersStopped, TooLarge, add_count, without_traceback
 from gpuyard.residency.tiers.transfer_counts import TransferCounts
 
 
 class Tiers:
-    """Ask for work, take its scene and its actor, and give both back."""
+    """A worker asks for a unit with `next_unit`, takes its scene and its actor, and gives both back."""
 
-    def __init__(  # noqa: PLR0913 - what there is, and what is to come
+    def __init__(  # noqa: PLR0913 - the resources, and the work
         self,
         memory: DeviceMemory,
         budgets: Budgets,
@@ -55,7 +54,7 @@ class Tiers:
         self._copies, self._future, self._rounded = copies, future, rounded
         self._changed = threading.Condition()
         self._ram, self._vram = dict[str, Stage](), dict[str, Stage]()
-        self._uses = Uses()
+        self._users = AssetUsers()
         self._full, self._broken = dict[str, DeviceFull](), dict[str, EnvironmentFault]()
         self._failure: BaseException | None = None
         self._refused: set[str] = set()
@@ -64,45 +63,43 @@ class Tiers:
         threads = {"read": readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
         self._limits = self._new_limits()
-        self.figures = TransferCounts()
+        self.counts = TransferCounts()
         self.waits: dict[str, StallCause] = {}
 
-    # Work, and what it needs
-
-    def next_work(self) -> tuple[int, Unit] | None:
-        """Both of its assets count as asked for from now on."""
+    def next_unit(self) -> tuple[int, Unit] | None:
+        """Return the next unit and its number, or None. Both of its assets count as requested from now on."""
         with self._changed:
             handed = None if self.is_stopped else self._future.hand_out()
             if handed is not None:
-                self._uses.ask(*handed)
+                self._users.request(*handed)
                 self._step()
             return handed
 
     def take(self, key: str, number: int) -> Loan:
-        """For the work of that number; waits until it can be had.
+        """Return an asset for the unit with that number. Waits until it is available.
 
-        AssetError where it is broken, DeviceFull where the device has no room for it after all.
+        Raises AssetError if the asset is broken, DeviceFull if the device has too little memory for it after all.
         """
         with self._changed:
             self._full.pop(key, None)
             self._count_hit(key)
             while True:
-                loan = self._try(key)
+                loan = self._try_to_lend(key)
                 if loan is not None:
-                    self._uses.lend(loan, key, number)
-                    self.figures.streams += loan.is_streamed
-                    self._look()
+                    self._users.lend(loan, key, number)
+                    self.counts.streams += loan.is_streamed
+                    self._update_peaks()
                     return loan
                 self._wait(key)
 
-    def _try(self, key: str) -> Loan | None:
+    def _try_to_lend(self, key: str) -> Loan | None:
         if self.is_stopped:
             raise TiersStopped
         if self._failure is not None:
             raise self._failure
-        for why_not in (self._broken, self._full):
-            if key in why_not:
-                raise renewed(why_not[key])
+        for errors in (self._broken, self._full):
+            if key in errors:
+                raise without_traceback(errors[key])
         if self._vram.get(key) is Stage.THERE:
             return Loan(copies=self._copies[key])
         made = self._step()
@@ -118,64 +115,63 @@ class Tiers:
 
     def give_back(self, loan: Loan) -> None:
         with self._changed:
-            self._uses.give_back(loan)
-            # Those who wait plan anew; where nobody does, there is time until more work is asked for.
+            self._users.give_back(loan)
+            # Waiting workers make a new plan; without any, the next request does.
             self._changed.notify_all()
 
-    def give_up(self, number: int) -> None:
-        """What this work asked for and has not got is no longer asked for."""
+    def withdraw(self, number: int) -> None:
+        """Withdraw the waiting requests of a unit."""
         with self._changed:
-            if self._uses.give_up(number):
+            if self._users.withdraw(number):
                 self._changed.notify_all()
 
     def _wait(self, key: str) -> None:
         cause = self.waits.get(key, StallCause.UPLOAD)
-        began = time.monotonic()
+        started = time.monotonic()
         self._changed.wait()
-        stalls = self.figures.stalls_s
-        stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - began
+        stalls = self.counts.stalls_s
+        stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - started
 
     def _count_hit(self, key: str) -> None:
         if self._vram.get(key) is Stage.THERE:
-            self.figures.vram_hits += 1
+            self.counts.vram_hits += 1
         elif key in self._vram or self._ram.get(key) is Stage.THERE:
-            self.figures.ram_hits += 1
+            self.counts.ram_hits += 1
         else:
-            self.figures.misses += 1
+            self.counts.misses += 1
 
-    def was_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
+    def count_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
         with self._changed:
-            self.figures.streamed += nbytes
-            self.figures.read_from_disk += nbytes if is_from_disk else 0
-
-    # The plan
+            self.counts.streamed += nbytes
+            self.counts.read_from_disk += nbytes if is_from_disk else 0
 
     def _step(self) -> TransferPlan:
+        """Make a plan and start its steps."""
         made = plan(self._state())
         for step in made.steps:
-            self._begin(step)
+            self._start(step)
         self.waits = made.waits
-        self._look()
+        self._update_peaks()
         if made.steps:
             self._changed.notify_all()
         return made
 
     def _state(self) -> PlanState:
-        asked = self._uses.asked()
+        requested = self._users.requested()
         return PlanState(
             limits=self._limits,
             assets=self._assets,
             ram=self._ram,
             vram=self._vram,
-            held=self._uses.held.keys(),
-            held_ram=self._uses.held_ram.keys(),
-            asked={key: at for key, at in asked.items() if key not in self._full and key not in self._broken},
+            held=self._users.held.keys(),
+            held_ram=self._users.held_ram.keys(),
+            requested={key: at for key, at in requested.items() if key not in self._full and key not in self._broken},
             needed=self._future.needed,
             ahead=self._future.ahead,
             next_after=self._future.next_after,
             refused=self._refused,
             is_short=self._short > 0,
-            stream_nbytes=self._uses.stream_nbytes,
+            stream_nbytes=self._users.stream_nbytes,
             ram_taken=self.ram_nbytes(),
             readers=self._readers - self._reading,
             now=self._future.now,
@@ -186,20 +182,20 @@ class Tiers:
         self._assets = {key: copies.asset for key, copies in self._copies.items()}
         return limits_of(self._assets.values(), self.budgets)
 
-    def _look(self) -> None:
-        self.figures.peak_vram = max(self.figures.peak_vram, self.vram_nbytes())
-        self.figures.peak_ram = max(self.figures.peak_ram, self.ram_nbytes())
+    def _update_peaks(self) -> None:
+        self.counts.peak_vram = max(self.counts.peak_vram, self.vram_nbytes())
+        self.counts.peak_ram = max(self.counts.peak_ram, self.ram_nbytes())
 
     def vram_nbytes(self) -> int:
         with self._changed:
-            return sum(self._assets[key].nbytes for key in self._vram) + self._uses.stream_nbytes
+            return sum(self._assets[key].nbytes for key in self._vram) + self._users.stream_nbytes
 
     def ram_nbytes(self) -> int:
         with self._changed:
-            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._uses.stream_ram
+            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._users.stream_ram
 
     def sizes(self, unit: Unit) -> dict[str, int]:
-        """Of its assets, by their kinds."""
+        """Return the sizes of a unit's assets by kind."""
         return {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
 
     def memory_state(self) -> dict[str, int]:
@@ -213,15 +209,13 @@ class Tiers:
         }
 
     def paths_in(self, kind: Kind, *, is_ram: bool = False) -> tuple[str, ...]:
-        """Of those that are whole in VRAM, or in RAM."""
+        """Return the paths of the assets in VRAM, or in RAM, without those in transfer."""
         with self._changed:
             tier = self._ram if is_ram else self._vram
-            there = (self._assets[key] for key in tier if tier[key] is Stage.THERE)
-            return tuple(asset.path for asset in there if asset.kind is kind)
+            present = (self._assets[key] for key in tier if tier[key] is Stage.THERE)
+            return tuple(asset.path for asset in present if asset.kind is kind)
 
-    # Its steps
-
-    def _begin(self, step: Step) -> None:
+    def _start(self, step: Step) -> None:
         key, reading, up, down = step.key, *self._pools
         match step:
             case DropVram():
@@ -235,7 +229,7 @@ class Tiers:
                 reading.submit(self._carry_out, key, self._copies[key].read, self._was_read)
             case Promote():
                 self._vram[key] = Stage.COMING
-                change(self._uses.held_ram, key, 1)
+                add_count(self._users.held_ram, key, 1)
                 up.submit(self._carry_out, key, self._copies[key].upload, self._was_uploaded)
             case Demote():
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
@@ -251,7 +245,7 @@ class Tiers:
         error = None
         try:
             move()
-        except BaseException as raised:  # noqa: BLE001 - raised again in those who wait for the asset
+        except BaseException as raised:  # noqa: BLE001 - raised again in the workers that wait for the asset
             error = raised
         with self._changed:
             try:
@@ -269,48 +263,48 @@ class Tiers:
         if error is None:
             assert copies.pages is not None
             self._ram[key] = Stage.THERE
-            self.figures.read_from_disk += copies.pages.nbytes
+            self.counts.read_from_disk += copies.pages.nbytes
             self._resize(copies, copies.pages.nbytes, max(layout.nbytes for layout in copies.layouts))
             return
         del self._ram[key]
-        if isinstance(error, SizeIsWrong):
+        if isinstance(error, EstimateTooLow):
             frame_nbytes = -(-copies.asset.frame_nbytes * error.nbytes // copies.asset.nbytes)
             self._resize(copies, error.nbytes, frame_nbytes)
         else:
-            self._is_broken(key, error)
+            self._mark_broken(key, error)
 
     def _resize(self, copies: Copies, nbytes: int, frame_nbytes: int) -> None:
         if (copies.asset.nbytes, copies.asset.frame_nbytes) == (nbytes, frame_nbytes):
             return
         copies.asset = msgspec.structs.replace(copies.asset, nbytes=nbytes, frame_nbytes=frame_nbytes)
-        self._limits = self._new_limits()
-        self._set_aside_what_cannot_fit()
+        self._change_limits()
 
-    def _set_aside_what_cannot_fit(self) -> None:
-        """Any of them: what is kept for one's stream is taken from all."""
+    def _change_limits(self) -> None:
+        """Compute new limits, and mark all assets that cannot fit: a larger stream reduces the memory for others."""
+        self._limits = self._new_limits()
         for key, asset in self._assets.items():
             reason = None if key in self._broken else cannot_fit(asset, self._limits, self._rounded)
             if reason is not None:
-                self._is_broken(key, TooLarge(reason))
+                self._mark_broken(key, TooLarge(reason))
 
     def learn_frame(self, key: str, nbytes: int) -> TooLarge:
-        """A frame is larger than was estimated: what streams it now cannot, and what streams it after that can."""
+        """Record that a frame is larger than estimated. The current stream of it fails, a later one can succeed."""
         with self._changed:
             copies = self._copies[key]
-            if nbytes > copies.asset.frame_nbytes:  # some more: others may be larger still
+            if nbytes > copies.asset.frame_nbytes:  # with a margin: other frames may be larger still
                 frame_nbytes = nbytes * 5 // 4
                 total = max(copies.asset.nbytes, 2 * frame_nbytes)
                 copies.asset = msgspec.structs.replace(copies.asset, nbytes=total, frame_nbytes=frame_nbytes)
-            reason = f"{copies.asset.path}: a frame is larger in memory than its file is"
-            self._is_broken(key, TooLarge(reason))
+            reason = f"{copies.asset.path}: a frame is larger in memory than its file"
+            self._mark_broken(key, TooLarge(reason))
         return TooLarge(reason)
 
     def _was_uploaded(self, key: str, error: BaseException | None) -> None:
-        change(self._uses.held_ram, key, -1)
+        add_count(self._users.held_ram, key, -1)
         if error is None:
             self._vram[key] = Stage.THERE
             self._refused.discard(key)
-            self.figures.uploaded += self._assets[key].nbytes
+            self.counts.uploaded += self._assets[key].nbytes
             return
         del self._vram[key]
         full = as_device_full(error)
@@ -318,29 +312,27 @@ class Tiers:
             self._refused.add(key)
             self._full[key] = full
         else:
-            self._is_broken(key, error)
+            self._mark_broken(key, error)
 
     def _was_downloaded(self, key: str, error: BaseException | None) -> None:
         self._drop_vram(key)
         if error is None:
             self._ram[key] = Stage.THERE
-            self.figures.downloaded += self._assets[key].nbytes
+            self.counts.downloaded += self._assets[key].nbytes
         else:
             del self._ram[key]
 
-    def _is_broken(self, key: str, error: BaseException) -> None:
+    def _mark_broken(self, key: str, error: BaseException) -> None:
         if not isinstance(error, AssetError | TooLarge):
-            error = AssetError(self._assets[key].path, f"it cannot be had: {type(error).__name__}: {error}")
+            error = AssetError(self._assets[key].path, f"it cannot be loaded: {type(error).__name__}: {error}")
         self._broken[key] = error
         self._future.forget(key)
 
-    # When memory is short
-
     @contextlib.contextmanager
     def short(self) -> Iterator[None]:
-        """Nothing is promoted ahead of time meanwhile: it would take what was just freed."""
+        """Promote nothing ahead of time in the `with` block: it would use the memory that was just freed."""
         with self._changed:
-            self.figures.out_of_memory += 1
+            self.counts.out_of_memory += 1
             self._short += 1
         try:
             yield
@@ -352,7 +344,7 @@ class Tiers:
                 self._changed.notify_all()
 
     def drop_idle_actors(self) -> int:
-        """Out of VRAM; how many went."""
+        """Drop all idle actors from VRAM. Return their number."""
         with self._changed:
             idle = self._idle(Kind.ACTOR)
             for key in idle:
@@ -362,39 +354,36 @@ class Tiers:
         return len(idle)
 
     def evict_idle_scene(self) -> bool:
-        """The least recently used one, out of VRAM; whether there was one."""
+        """Drop the least recently used idle scene from VRAM. Return whether there was one."""
         with self._changed:
             idle = self._idle(Kind.SCENE)
             if idle:
-                self._drop_vram(min(idle, key=self._uses.last_use))
+                self._drop_vram(min(idle, key=self._users.last_use))
             self._changed.notify_all()
         self.memory.empty_cache()
         return bool(idle)
 
     def _idle(self, kind: Kind) -> list[str]:
-        there = [key for key, stage in self._vram.items() if stage is Stage.THERE and not self._uses.held[key]]
-        return [key for key in there if self._assets[key].kind is kind]
+        present = [key for key, stage in self._vram.items() if stage is Stage.THERE and not self._users.held[key]]
+        return [key for key in present if self._assets[key].kind is kind]
 
-    def leave_more(self) -> None:
-        """Dropping assets helped: more is left to the renderer from now on, so that it need not happen again."""
+    def reserve_more(self) -> None:
+        """Reserve more VRAM for the renderer, after dropping assets has helped, so that it need not happen again."""
         with self._changed:
-            self._leave(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
+            self._reserve(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
 
     def learn_working(self) -> None:
-        """What the renderer was seen to need for itself is left to it from now on."""
+        """Reserve the VRAM that the renderer was measured to use."""
         with self._changed:
-            self._leave(self.memory.peak() - self.figures.peak_vram)
+            self._reserve(self.memory.peak() - self.counts.peak_vram)
 
-    def _leave(self, nbytes: int) -> None:
-        """To the renderer, as far as the largest scene leaves it."""
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve VRAM for the renderer, but not what the largest scene needs."""
         largest = max((asset.nbytes for asset in self._assets.values() if asset.kind is Kind.SCENE), default=0)
         working = min(nbytes, self.budgets.vram - largest - self._limits.stream)
         if working > self.budgets.working:
             self.budgets = msgspec.structs.replace(self.budgets, working=working)
-            self._limits = self._new_limits()
-            self._set_aside_what_cannot_fit()
-
-    # The end
+            self._change_limits()
 
     def stop(self) -> None:
         with self._changed:
@@ -402,7 +391,7 @@ class Tiers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Everything is given back: nobody uses anything any more."""
+        """Free everything. No worker uses an asset any more."""
         self.stop()
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)

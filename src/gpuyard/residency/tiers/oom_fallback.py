@@ -1,4 +1,4 @@
-"""When a device is out of memory: drop what is not in use, and try again, step by step."""
+"""When a device is out of memory: drop assets that are not in use, step by step, and retry."""
 
 import gc
 from collections.abc import Callable
@@ -11,27 +11,27 @@ from gpuyard.residency.tiers.asset_tiers import Tiers
 T = TypeVar("T")
 
 
-def climb(tiers: Tiers, act: Callable[[], T]) -> T:
-    """Does it, and again without the idle actors, and again without the idle scene that was used longest ago.
+def retry_with_less(tiers: Tiers, act: Callable[[], T]) -> T:
+    """Call `act`; if the device is full, again without idle actors, then without the least recently used idle scene.
 
-    DeviceFull where that is not enough. Nothing is promoted ahead of time until it is through.
+    Raises DeviceFull if that is not enough. Nothing is promoted ahead of time meanwhile.
     """
-    full, result = _tried(act)
+    full, result = _try(act)
     if full is None:
         return result[0]
     with tiers.short():
-        for rung in (tiers.drop_idle_actors, tiers.evict_idle_scene):
-            gc.collect()  # what was raised may be kept by a circle, and with it what its frames had on the device
-            rung()
-            full, result = _tried(act)
+        for free_memory in (tiers.drop_idle_actors, tiers.evict_idle_scene):
+            gc.collect()  # a reference cycle may keep the error, and so the device memory of its frames
+            free_memory()
+            full, result = _try(act)
             if full is None:
-                tiers.leave_more()
+                tiers.reserve_more()
                 return result[0]
     raise full
 
 
-def _tried(act: Callable[[], T]) -> tuple[DeviceFull | None, list[T]]:
-    """Why the device was full, or what it gave."""
+def _try(act: Callable[[], T]) -> tuple[DeviceFull | None, list[T]]:
+    """Return the error if the device was full, or the result."""
     try:
         return None, [act()]
     except Exception as error:

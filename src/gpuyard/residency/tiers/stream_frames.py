@@ -1,7 +1,7 @@
-"""An actor that does not fit into VRAM: its frames pass through two buffers there, the next while one is in use.
+"""Stream an actor that does not fit into VRAM through two buffers: the next frame is loaded while one is in use.
 
-Frames come from the copy in RAM, or through two buffers of RAM from disk where that is not large enough either. What a
-renderer gets of a frame is its own, copied on the device: so it may keep whatever it likes for as long as it likes.
+Frames come from the copy in RAM, or from disk through two buffers in RAM if the actor does not fit there either. The
+renderer gets its own copies of arrays, made on the device, so it may keep them.
 """
 
 import threading
@@ -12,13 +12,13 @@ from typing import Any, overload
 from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.memory.device_memory import Buffer, Mark, TransferLane
 from gpuyard.residency.memory.page_pool import PagePool, Pages
-from gpuyard.residency.planning.array_layout import Field, Layout
+from gpuyard.residency.planning.array_layout import Layout
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_tiers import Tiers
 
 
 class _Slot:
-    """One frame on the device, and on its way there."""
+    """A buffer for one frame. `arrives` is the transfer of that frame."""
 
     def __init__(self, buffer: Buffer, pages: Pages | None) -> None:
         self.buffer, self.pages = buffer, pages
@@ -27,10 +27,10 @@ class _Slot:
 
 
 class FrameStream:
-    """For one worker, which asks for frames in any order; the one after is brought ahead of time."""
+    """The stream of one worker. Frames may be requested in any order; the following frame is loaded ahead of time."""
 
     def __init__(self, tiers: Tiers, copies: Copies, pool: PagePool, lane: TransferLane) -> None:
-        """DeviceFull where there is no room for its buffers."""
+        """Raises DeviceFull if the device has too little memory for the buffers."""
         self._tiers, self._copies, self._pool, self._lane = tiers, copies, pool, lane
         self.frames, self.path = copies.source.frames, copies.asset.path
         self._lock = threading.Lock()
@@ -49,15 +49,15 @@ class FrameStream:
         return _Slot(buffer, self._pool.take(nbytes) if self._copies.pages is None else None)
 
     def _arrays(self, frame: int) -> Arrays:
-        """Where the frame lies now, until another one is asked for."""
-        slot = self._slot_of(frame) or self._bring(frame)
-        layout = self._arrived(slot)
+        """Return the arrays of a frame, valid until another frame is requested."""
+        slot = self._slot_of(frame) or self._load(frame)
+        layout = self._wait_for(slot)
         following = (frame + 1) % self.frames
         if self._slot_of(following) is None:
-            self._bring(following, keep=slot)
+            self._load(following, keep=slot)
         return Arrays(self._tiers.memory, slot.buffer, layout, self._copies.asset.path)
 
-    def _arrived(self, slot: _Slot) -> Layout:
+    def _wait_for(self, slot: _Slot) -> Layout:
         assert slot.arrives is not None
         try:
             return slot.arrives.result()
@@ -65,8 +65,8 @@ class FrameStream:
             slot.frame = None
             raise
 
-    def own(self, frame: int, pick: Callable[[Arrays], Any]) -> Any:
-        """A copy of what is picked of a frame. Of several threads that ask, one waits for the other."""
+    def copy(self, frame: int, pick: Callable[[Arrays], Any]) -> Any:
+        """Return a copy of the array that `pick` returns. Calls of several threads are serialized."""
         with self._lock:
             return self._tiers.memory.clone(pick(self._arrays(frame)))
 
@@ -77,24 +77,24 @@ class FrameStream:
     def _slot_of(self, frame: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.frame == frame), None)
 
-    def _bring(self, frame: int, keep: _Slot | None = None) -> _Slot:
+    def _load(self, frame: int, keep: _Slot | None = None) -> _Slot:
         slot = next(slot for slot in self._slots if slot is not keep)
         slot.frame = frame
         slot.arrives = self._thread.submit(self._fill, slot, frame, self._lane.mark())
         return slot
 
     def _fill(self, slot: _Slot, frame: int, after: Mark) -> Layout:
-        """`after` what the worker has queued so far, which may still read what was there."""
+        """Load a frame, after the work that the worker has queued so far, which may still read the old frame."""
         layout, views = self._from_ram(frame) if slot.pages is None else self._from_disk(frame, slot.pages)
         self._tiers.memory.upload(views, slot.buffer, after=after)
-        self._tiers.was_streamed(sum(view.nbytes for view in views), is_from_disk=slot.pages is not None)
+        self._tiers.count_streamed(sum(view.nbytes for view in views), is_from_disk=slot.pages is not None)
         return layout
 
     def _from_ram(self, frame: int) -> tuple[Layout, list[memoryview]]:
         layout, pages = self._copies.layouts[frame], self._copies.pages
         assert pages is not None
         start = min(field.offset for field in layout.fields)
-        return _from(layout, start), pages.views(start, layout.nbytes)
+        return layout.shifted(-start), pages.views(start, layout.nbytes)
 
     def _from_disk(self, frame: int, pages: Pages) -> tuple[Layout, list[memoryview]]:
         def allocate(nbytes: int) -> Pages:
@@ -106,7 +106,7 @@ class FrameStream:
         return layout, pages.views(0, layout.nbytes)
 
     def close(self) -> None:
-        """After all that uses its frames is done."""
+        """Free the buffers. The caller ensures that no work on the device uses its frames."""
         self._thread.shutdown()
         for slot in self._slots:
             self._tiers.memory.free(slot.buffer)
@@ -115,7 +115,7 @@ class FrameStream:
 
 
 class StreamedFrames(Sequence[Any]):
-    """As a sequence that lies in VRAM looks."""
+    """The frames of a stream, with the interface of frames in VRAM."""
 
     def __init__(self, stream: FrameStream) -> None:
         self._stream = stream
@@ -137,16 +137,16 @@ class StreamedFrames(Sequence[Any]):
 
 
 class StreamedArrays(Mapping[str, Any]):
-    """A frame: brought when it is looked into, again where others came in between."""
+    """A frame, loaded when an array is accessed, and again if other frames were loaded in between."""
 
     def __init__(self, stream: FrameStream, frame: int) -> None:
         self._stream, self._frame = stream, frame
 
     def __getitem__(self, name: str) -> Any:
-        return self._stream.own(self._frame, lambda arrays: arrays[name])
+        return self._stream.copy(self._frame, lambda arrays: arrays[name])
 
     def columns(self, *names: str) -> Any:
-        return self._stream.own(self._frame, lambda arrays: arrays.columns(*names))
+        return self._stream.copy(self._frame, lambda arrays: arrays.columns(*names))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stream.names(self._frame))
@@ -157,12 +157,3 @@ class StreamedArrays(Mapping[str, Any]):
     @property
     def path(self) -> str:
         return self._stream.path
-
-
-def _from(layout: Layout, start: int) -> Layout:
-    """The same with its offsets counted from there."""
-    fields = tuple(
-        Field(name=f.name, dtype=f.dtype, shape=f.shape, offset=f.offset - start, strides=f.strides)
-        for f in layout.fields
-    )
-    return Layout(fields=fields, nbytes=layout.nbytes)

@@ -1,4 +1,4 @@
-"""What happened in the tiers so far. Pure."""
+"""Counts of transfers, hits and stalls in the tiers. Pure."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from gpuyard.residency.planning.assets import StallCause
 
 
 class TransferCounts(msgspec.Struct):
-    """Sizes in bytes; `stalls_s` by cause."""
+    """Sizes are in bytes; `stalls_s` is by cause."""
 
     read_from_disk: int = 0
     uploaded: int = 0
@@ -22,7 +22,7 @@ class TransferCounts(msgspec.Struct):
     stalls_s: dict[str, float] = {}
 
     def with_more(self, other: "TransferCounts") -> "TransferCounts":
-        """Added up; of peaks the higher ones."""
+        """Return the sums; for peaks, the maximum."""
         stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in StallCause}
         both = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
         peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpuyard.core.units import format_bytes, format_count, format_duration
-from gpuyard.recipes.render.manifest import Bad
+from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import CountsStatus, RenderReport, RenderStatus, TierStatus
 from gpuyard.ui.cli.text_table import clean
 
@@ -25,7 +25,7 @@ _STALLS = {
 }
 
 
-def summary_lines(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[str]:
+def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[str]:
     yield _verdict(report.status)
     yield ""
     facts = list(_facts(report, bad, out))
@@ -44,7 +44,7 @@ def _verdict(status: RenderStatus) -> str:
     return f"{', '.join(parts)}, in {format_duration(status.elapsed_s)}"
 
 
-def _facts(report: RenderReport, bad: tuple[Bad, ...], out: str) -> Iterator[tuple[str, list[str]]]:
+def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each heading with its lines."""
     status = report.status
     if bad:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.units import parse_size
 from gpuyard.recipes.render.budget_advice import advise, size_option
-from gpuyard.recipes.render.profile_assets import Measured, assets_of
+from gpuyard.recipes.render.profile_assets import AssetProfile, assets_of
 from gpuyard.residency.memory.page_pool import PagePool, page_size
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of
 from gpuyard.residency.planning.budget_limits import cannot_fit, limits_of
@@ -14,12 +14,12 @@ from gpuyard.residency.planning.render_units import Label, Unit
 _MB = 1 << 20
 
 
-def scene(nbytes: int) -> Measured:
-    return Measured(kind=Kind.SCENE, path="s", labels=1, vram_nbytes=nbytes, frame_nbytes=nbytes)
+def scene(nbytes: int) -> AssetProfile:
+    return AssetProfile(kind=Kind.SCENE, path="s", labels=1, vram_nbytes=nbytes, frame_nbytes=nbytes)
 
 
-def actor(nbytes: int, frame_nbytes: int) -> Measured:
-    return Measured(kind=Kind.ACTOR, path="a", labels=1, vram_nbytes=nbytes, frame_nbytes=frame_nbytes)
+def actor(nbytes: int, frame_nbytes: int) -> AssetProfile:
+    return AssetProfile(kind=Kind.ACTOR, path="a", labels=1, vram_nbytes=nbytes, frame_nbytes=frame_nbytes)
 
 
 def test_the_least_is_one_scene_and_two_frames_and_good_is_all_slots_and_an_actor() -> None:
@@ -33,7 +33,7 @@ def test_the_least_is_one_scene_and_two_frames_and_good_is_all_slots_and_an_acto
 
 
 def test_assets_that_cannot_be_read_do_not_count() -> None:
-    broken = Measured(kind=Kind.SCENE, path="x", labels=1, problem="no such file")
+    broken = AssetProfile(kind=Kind.SCENE, path="x", labels=1, problem="no such file")
     assert advise([scene(_MB), broken], scene_slots=5, workers=4) == advise([scene(_MB)], scene_slots=5, workers=4)
 
 

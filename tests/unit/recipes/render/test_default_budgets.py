@@ -25,7 +25,7 @@ def see(monkeypatch: pytest.MonkeyPatch, available_mb: float | None) -> None:
 def test_vram_is_most_of_what_is_free_on_the_emptiest_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x1GB")
     assert choose_vram("auto").mb == 400.0
-    assert choose_vram("auto").text() == "400 MB (80% of what is free on the emptiest device)"
+    assert choose_vram("auto").text() == "400 MB (80% of the free memory of the device with the most)"
 
 
 def test_without_a_gpu_vram_is_simulated_in_a_part_of_ram() -> None:
@@ -40,4 +40,4 @@ def test_where_nobody_knows_what_is_available_it_has_to_be_said(monkeypatch: pyt
     see(monkeypatch, available_mb=None)
     with pytest.raises(EnvironmentFault) as caught:
         choose_ram()
-    assert caught.value.hint == "say it with --ram-budget, such as 8G"
+    assert caught.value.hint == "set the budget with --ram-budget, such as 8G"

@@ -36,7 +36,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_run, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(follow_run, "INTERVAL_S", 0.001)
 
 
 def test_it_is_shown_and_written_while_it_goes_on(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_when_it_is_given_up_the_file_says_so_and_stays(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
     with Follower(run, lambda _: None, StatusFile(path)) as follower:
         until(path.exists, "a status")
-        follower.give_up()
+        follower.abandon()
         assert json.loads(path.read_text())["state"] == "interrupted"
         looks = run.looks
         until(lambda: run.looks > looks + 3, "more looks")
@@ -143,7 +143,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "write_bytes", hang)
     with Follower(Run(), lambda _: None, StatusFile(path)) as follower:
         assert is_asked.wait(DEADLINE_S)
-        follower.give_up()
+        follower.abandon()
         assert not path.exists()
         answers.set()
 
@@ -172,11 +172,11 @@ def test_a_reader_finds_a_whole_status_at_any_moment(tmp_path: Path) -> None:
 
 def test_nobody_asked_for_it_yet_a_run_of_more_than_a_minute_has_one_among_its_outputs(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
-    StatusFile.unasked(tmp_path).write(status(elapsed_s=59.0))
+    StatusFile.default(tmp_path).write(status(elapsed_s=59.0))
     assert not path.exists()
-    StatusFile.unasked(tmp_path).write(status(elapsed_s=60.0))
+    StatusFile.default(tmp_path).write(status(elapsed_s=60.0))
     assert json.loads(path.read_text())["elapsed_s"] == 60.0
-    StatusFile.unasked(tmp_path).write(status(elapsed_s=1.0))
+    StatusFile.default(tmp_path).write(status(elapsed_s=1.0))
     assert json.loads(path.read_text())["elapsed_s"] == 1.0, "what an earlier run left does not stay"
 
 

@@ -43,12 +43,12 @@ def test_what_takes_four_arguments_is_found_in_the_current_directory(module: str
     ("function", "says", "hint"),
     [
         ("rendr", "has no 'rendr'", "did you mean 'render'?"),
-        ("value", "is no function but int", None),
+        ("value", "is not a function but int", None),
         ("short", r"takes \(scene, label\)", "it is called as short(scene, frames, label, out_dir)"),
         ("keyword", "takes", "it is called as keyword(scene, frames, label, out_dir)"),
         ("Renderer.render", "takes", "it is called as Renderer.render(scene, frames, label, out_dir)"),
-        ("later", "after the call has returned", "make it a plain function"),
-        ("generator", "after the call has returned", "make it a plain function"),
+        ("later", "is a coroutine or a generator", "make it a plain function"),
+        ("generator", "is a coroutine or a generator", "make it a plain function"),
     ],
 )
 def test_what_cannot_be_called_as_a_renderer_is_refused(
@@ -88,11 +88,11 @@ def test_a_module_that_is_not_there_is_named(text: str, missing: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("import no_such_library", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
-        ("from json import nothing", "cannot be imported: ImportError: cannot import name 'nothing'"),
-        ("1 / 0", "cannot be imported: ZeroDivisionError"),
-        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
-        ("def f(:", "cannot be imported: SyntaxError"),
+        ("import no_such_library", r"cannot import \w+: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("from json import nothing", r"cannot import \w+: ImportError: cannot import name 'nothing'"),
+        ("1 / 0", r"cannot import \w+: ZeroDivisionError"),
+        ("raise SystemExit(3)", r"cannot import \w+: SystemExit: 3"),
+        ("def f(:", r"cannot import \w+: SyntaxError"),
     ],
 )
 def test_what_a_module_itself_fails_with_is_shown(module: str, content: str, says: str) -> None:

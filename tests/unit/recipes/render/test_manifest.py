@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.render.manifest import Bad, Manifest, parse, read
+from gpuyard.recipes.render.manifest import Manifest, ManifestMistake, parse, read
 from gpuyard.residency.planning.render_units import Unit
 
 FOLDER = Path("/data/shots")
@@ -159,7 +159,7 @@ def test_a_bad_line_is_told_with_its_number_and_the_rest_stands() -> None:
 
 def test_entries_of_an_array_are_told_by_their_number() -> None:
     units, bad = parse(json.dumps([TWO[0], 7, TWO[1]]).encode(), FOLDER)
-    assert (len(units), bad) == (2, (Bad(place="entry 2", reason="an entry is an object, not a number"),))
+    assert (len(units), bad) == (2, (ManifestMistake(place="entry 2", reason="an entry is an object, not a number"),))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gpuyard.recipes.render.default_budgets import Budget
-from gpuyard.recipes.render.profile_assets import Measured, Profiler
+from gpuyard.recipes.render.profile_assets import AssetProfile, Profiler
 from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.planning.assets import Kind
 from tests.residency_files import splats, write_ply
@@ -11,8 +11,8 @@ from tests.residency_files import splats, write_ply
 NBYTES = 1000 * 62 * 4
 
 
-def measured(folder: Path, *paths: str, vram_mb: float = 64.0, ram_mb: float = 64.0) -> list[Measured]:
-    assets = [Measured(kind=Kind.SCENE, path=str(folder / path), labels=1) for path in paths]
+def measured(folder: Path, *paths: str, vram_mb: float = 64.0, ram_mb: float = 64.0) -> list[AssetProfile]:
+    assets = [AssetProfile(kind=Kind.SCENE, path=str(folder / path), labels=1) for path in paths]
     profiler = Profiler(Loader(), "host", Budget(mb=vram_mb), Budget(mb=ram_mb))
     found = list(profiler.measure(assets))
     assert profiler.name == "host"
@@ -35,7 +35,7 @@ def test_an_asset_that_is_larger_than_ram_is_told_with_its_size(tmp_path: Path) 
     write_ply(tmp_path / "a.ply", splats(1000))
     (asset,) = measured(tmp_path, "a.ply", ram_mb=0.1)
     assert (asset.vram_nbytes, asset.load_s, asset.upload_s) == (NBYTES, None, None)
-    assert "larger than what may be taken of RAM" in str(asset.problem)
+    assert "larger than the RAM budget" in str(asset.problem)
 
 
 def test_an_asset_that_the_device_has_no_room_for_is_told_with_what_was_measured(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_file_of_another_format_says_what_to_do(tmp_path: Path) -> None:
 
     assert (caught.value.path, caught.value.hint) == (
         str(tmp_path / "scene.obj"),
-        "other formats need a loader of your own",
+        "other formats need your own loader (--loader)",
     )
 
 
@@ -240,7 +240,7 @@ def test_a_loader_that_does_not_give_the_same_twice_is_told(tmp_path: Path, monk
         (tmp_path / f"{number}.bin").write_bytes(b"x")
     source = Loader(lambda path: {"a": [1] * next(lengths)}).actor(str(tmp_path))
 
-    assert "when it was asked again" in problem_with(tmp_path / "0.bin", lambda: read(source))
+    assert "different arrays on the second call" in problem_with(tmp_path / "0.bin", lambda: read(source))
 
 
 def _fail(path: str) -> dict[str, Any]:
@@ -250,14 +250,14 @@ def _fail(path: str) -> dict[str, Any]:
 BAD_LOADERS: list[tuple[Callable[[str], Any], str]] = [
     (_fail, "its loader failed: RuntimeError: unknown codec"),
     (lambda path: {"a": [[1], [2, 3]]}, "its loader failed: ValueError: setting an array element"),
-    (lambda path: [1, 2], "its loader gave a list, and no mapping of names to arrays"),
-    (lambda path: None, "its loader gave a NoneType, and no mapping of names to arrays"),
-    (lambda path: {3: [1]}, "its loader gave an array the name 3"),
-    (lambda path: {"a": [object()]}, "its loader gave 'a' as an array of object"),
-    (lambda path: {"a": ["one"]}, "its loader gave 'a' as an array of <U3"),
-    (lambda path: {"a": np.zeros(2, "f4,i4")}, "its loader gave 'a' as an array of [('f0', '<f4'), ('f1', '<i4')]"),
-    (lambda path: {}, "its loader gave no values"),
-    (lambda path: {"a": np.empty((0, 3))}, "its loader gave no values"),
+    (lambda path: [1, 2], "its loader returned a list, not a mapping of names to arrays"),
+    (lambda path: None, "its loader returned a NoneType, not a mapping of names to arrays"),
+    (lambda path: {3: [1]}, "its loader returned an array named 3"),
+    (lambda path: {"a": [object()]}, "its loader returned 'a' as an array of object"),
+    (lambda path: {"a": ["one"]}, "its loader returned 'a' as an array of <U3"),
+    (lambda path: {"a": np.zeros(2, "f4,i4")}, "its loader returned 'a' as an array of [('f0', '<f4'), ('f1', '<i4')]"),
+    (lambda path: {}, "its loader returned no values"),
+    (lambda path: {"a": np.empty((0, 3))}, "its loader returned no values"),
 ]
 
 

@@ -49,13 +49,13 @@ def test_columns_that_lie_side_by_side_are_one_view() -> None:
 
 @pytest.mark.parametrize("names", [("y", "x"), ("x", "z"), ("x", "x")])
 def test_columns_that_do_not_lie_side_by_side_are_refused_with_the_files_name(names: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=r"do not lie side by side in points\.ply"):
+    with pytest.raises(ValueError, match=r"are not adjacent in points\.ply"):
         in_rows().columns(*names)
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("uv",), ("x", "uv")])
 def test_arrays_that_lie_apart_have_no_columns(names: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="are not adjacent"):
         apart().columns(*names)
 
 

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuyard.errors import AssetError
-from gpuyard.residency.loading.ply_file import LINE_LIMIT, PIECE_NBYTES, describe
+from gpuyard.residency.loading.ply_file import CHUNK_NBYTES, LINE_LIMIT, describe
 from tests.residency_files import FORMS, NAMES_OF_TYPES, SPLAT_NAMES, PagedSink, Table, points, splats, write_ply
 
-MANY = {form: 2 * PIECE_NBYTES // 15 + 3 if form.startswith("binary") else 10_000 for form in FORMS}  # some pieces
+MANY = {form: 2 * CHUNK_NBYTES // 15 + 3 if form.startswith("binary") else 10_000 for form in FORMS}  # some chunks
 IN_ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
@@ -132,7 +132,7 @@ def test_little_is_held_beside_where_the_vertices_go(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
-        assert peak < 3 * PIECE_NBYTES, form
+        assert peak < 3 * CHUNK_NBYTES, form
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -183,8 +183,8 @@ BAD_FILES = {
     b"ply\n": "its header does not end before the file does",
     ply_text(X, "end_head"): "its header does not end before the file does",
     ply_text(X, "end_header"): "its header does not end before the file does",
-    ply_text(X, "end_header\n"): "says 1 vertices, which need at least 1 bytes of data, and it has 0",
-    b"ply\nelement vertex 1\nproperty float x\nend_header\n1\n": "its header does not say which format it is in",
+    ply_text(X, "end_header\n"): "says 1 vertices, which need at least 1 bytes of data, but it has 0",
+    b"ply\nelement vertex 1\nproperty float x\nend_header\n1\n": "its header has no format",
     b"ply\nproperty float x\nend_header\n1\n": "a line that cannot be understood: 'property float x'",
     ply_text(X, "end_header", form="ascii 2.0"): "a line that cannot be understood: 'format ascii 2.0'",
     ply_text(X, "end_header", form="binary_middle_endian 1.0"): "a line that cannot be understood",
@@ -196,18 +196,20 @@ BAD_FILES = {
     ply_text(X, "end_header\n1\n", vertices="element vertex 1" + "0" * 18): "has '1000000000000000000' rows",
     ply_text(X, "end_header\n1\n", vertices="element vertex 1" + "0" * 17): "says 100,000,000,000,000,000 vertices",
     ply_text(X, "end_header\n1\n2\n", vertices="element vertex 3"): "says 3 vertices, which need at least 5 bytes",
-    ply_text(X, "end_header\n1\n2 \n", vertices="element vertex 3"): "its header says 3 vertices, and it has 2",
+    ply_text(X, "end_header\n1\n2 \n", vertices="element vertex 3"): "its header says 3 vertices, but it has 2",
     ply_text("end_header\n1\n"): "its vertices have no properties",
     ply_text("property quad x", "end_header\n1\n"): "a property of no known type: 'quad x'",
     ply_text("property list float int x", "end_header\n1\n"): "a property of no known type: 'list float int x'",
     ply_text("property list uchar int x", "end_header\n0\n"): "its vertices have properties that are lists",
     ply_text(X, X, "end_header\n1 2\n"): "its vertices have two properties called 'x'",
-    ply_text(X, "property float y", "end_header\n1.25\n"): "vertex 1 has 1 numbers, and the header says 2",
-    ply_text(X, "end_header\n1 2\n"): "vertex 1 has 2 numbers, and the header says 1",
-    ply_text(X, "end_header\n\n1\n"): "vertex 1 has 0 numbers, and the header says 1",
+    ply_text(X, "property float y", "end_header\n1.25\n"): "vertex 1 has 1 numbers, but the header says 2",
+    ply_text(X, "end_header\n1 2\n"): "vertex 1 has 2 numbers, but the header says 1",
+    ply_text(X, "end_header\n\n1\n"): "vertex 1 has 0 numbers, but the header says 1",
     ply_text(X, "end_header\n1\n\n2\n", vertices="element vertex 2"): "vertex 2 has 0 numbers",
-    ply_text(X, "end_header\n1\ntwo\n", vertices="element vertex 2"): "vertex 2 has 'two' where a number is to be",
-    ply_text("property uchar x", "end_header\n256\n"): "vertex 1 has 256 as its 'x', where an integer from 0 to 255",
+    ply_text(X, "end_header\n1\ntwo\n", vertices="element vertex 2"): "vertex 2 has 'two' in place of a number",
+    ply_text(
+        "property uchar x", "end_header\n256\n"
+    ): "vertex 1 has 256 as its 'x', which must be an integer from 0 to 255",
     ply_text("property uchar x", "end_header\n1.5\n"): "vertex 1 has 1.5 as its 'x'",
     ply_text("property int x", "end_header\nnan\n"): "vertex 1 has nan as its 'x'",
     ply_text(X, "end_header\n" + "1" * LINE_LIMIT * 2): "it has a line of more than 4,194,304 bytes",
@@ -299,8 +301,8 @@ def test_a_message_can_be_written_down_whatever_the_file_is_called(tmp_path: Pat
     ("change", "problem"),
     [
         (lambda path: path.unlink(), "there is no such file"),
-        (lambda path: os.truncate(path, path.stat().st_size - 1), "it was changed after it was first looked at"),
-        (lambda path: write_ply(path, points(5, seed=2)), "it was changed after it was first looked at"),
+        (lambda path: os.truncate(path, path.stat().st_size - 1), "it was changed during the run"),
+        (lambda path: write_ply(path, points(5, seed=2)), "it was changed during the run"),
     ],
     ids=["gone", "truncated", "written anew"],
 )

@@ -159,7 +159,7 @@ def test_an_upload_comes_after_what_pytorch_writes_into_new_memory(
 
 def test_an_array_must_begin_where_its_type_can(memory: CudaMemory) -> None:
     buffer = memory.allocate(64)
-    with pytest.raises(ValueError, match="an array of f4 cannot begin at byte 6"):
+    with pytest.raises(ValueError, match="an array of f4 cannot start at byte 6"):
         memory.view(buffer, dtype="f4", shape=(2,), offset=6, strides=(1,))
 
 

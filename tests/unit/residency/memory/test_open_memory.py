@@ -17,13 +17,13 @@ from gpuyard.installation import find_installation
 from gpuyard.leases.ledger import Ledger
 from gpuyard.probes import local_machine
 from gpuyard.residency.memory import open_memory
-from gpuyard.residency.memory.open_memory import open_device, want_of_a_card
+from gpuyard.residency.memory.open_memory import missing_gpu_advice, open_device
 from gpuyard.scripting import gpu_scheduler
 from tests.fakes import torch_stand_in
 
 MB = 1048576
 BUDGET = 256 * MB
-IN_RAM = "VRAM is simulated in RAM, and renderers get numpy's arrays"
+IN_RAM = "VRAM is simulated in RAM, and renderers get numpy arrays"
 
 
 @pytest.fixture(autouse=True)
@@ -162,23 +162,23 @@ def test_cuda_without_pytorch_says_what_to_install() -> None:
     with pytest.raises(EnvironmentFault, match="PyTorch is not installed") as caught, open_device(BUDGET, "cuda"):
         pass
     line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
-    assert caught.value.hint == f"{line}; or ask for the device 'auto': {IN_RAM}"
+    assert caught.value.hint == f"{line}; or use the device 'auto': {IN_RAM}"
 
 
 def test_why_the_memory_is_the_hosts_is_told_where_nobody_asked_for_that(torch: Any, monkeypatch: Any) -> None:
-    assert [want_of_a_card(kind) for kind in ("auto", "host")] == [None, None]
+    assert [missing_gpu_advice(kind) for kind in ("auto", "host")] == [None, None]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert (want_of_a_card("auto") or ("",))[0] == f"PyTorch {torch.__version__} sees no GPU: {IN_RAM}"
+    assert (missing_gpu_advice("auto") or ("",))[0] == f"PyTorch {torch.__version__} finds no GPU: {IN_RAM}"
     monkeypatch.setitem(sys.modules, "torch", None)
     line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
-    assert want_of_a_card("auto") == (f"PyTorch is not installed: {IN_RAM}", line)
+    assert missing_gpu_advice("auto") == (f"PyTorch is not installed: {IN_RAM}", line)
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    assert want_of_a_card("auto") is None
+    assert missing_gpu_advice("auto") is None
 
 
 def test_cuda_without_a_card_says_that_none_is_seen(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(EnvironmentFault, match=r"PyTorch 2\.9\.0\S* sees no GPU") as caught:
+    with pytest.raises(EnvironmentFault, match=r"PyTorch 2\.9\.0\S* finds no GPU") as caught:
         open_device(BUDGET, "cuda").__enter__()
     assert "CUDA_VISIBLE_DEVICES" in str(caught.value.hint)
     with open_device(BUDGET) as memory:
@@ -204,7 +204,7 @@ def test_without_numpy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("nbytes", "kind", "says"), [
     (BUDGET, "tpu", "there is no device of kind 'tpu'"),
-    (0, "auto", "a VRAM budget of 0 MB holds nothing"),
+    (0, "auto", "a VRAM budget of 0 MB is too small"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(nbytes: int, kind: str, says: str) -> None:
     with pytest.raises(UserError, match=says), open_device(nbytes, kind):

@@ -152,7 +152,7 @@ def test_what_is_needed_first_is_read_first_and_no_more_at_a_time_than_there_are
 
 
 def test_what_is_asked_for_is_read_before_what_is_needed_next() -> None:
-    made = steps_of(SCENES, Budgets(vram=100, ram=100), {S0: 5, S1: 1}, asked={S2: 0}, readers=1)
+    made = steps_of(SCENES, Budgets(vram=100, ram=100), {S0: 5, S1: 1}, requested={S2: 0}, readers=1)
     assert made == (Read(S2),)
 
 
@@ -176,7 +176,7 @@ def test_the_scene_that_is_needed_last_makes_room_and_is_kept_in_ram() -> None:
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
         {S0: 9, S1: 4},
-        asked={S2: 1},
+        requested={S2: 1},
         ram={S2: THERE},
         vram={S0: THERE, S1: THERE},
         now=2,
@@ -189,7 +189,7 @@ def test_a_copy_that_is_in_ram_as_well_is_just_dropped_and_its_slot_taken_at_onc
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
         {S0: 9, S1: 4},
-        asked={S2: 1},
+        requested={S2: 1},
         ram={S2: THERE, S0: THERE},
         vram={S0: THERE, S1: THERE},
         now=2,
@@ -203,7 +203,7 @@ def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
             SCENES,
             Budgets(vram=100, ram=100, scene_slots=2),
             {},
-            asked={S2: 1},
+            requested={S2: 1},
             ram={S2: THERE},
             vram={S0: THERE, S1: THERE},
             held={S0, S1},
@@ -215,7 +215,7 @@ def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
 def test_whoever_finds_no_ram_to_read_into_waits_for_it() -> None:
     made = plan(
         state_of(
-            SCENES, Budgets(vram=100, ram=10), {}, asked={S2: 1}, ram={S0: THERE}, vram={S0: COMING}, held_ram={S0}
+            SCENES, Budgets(vram=100, ram=10), {}, requested={S2: 1}, ram={S0: THERE}, vram={S0: COMING}, held_ram={S0}
         )
     )
     assert (made.steps, made.waits) == ((), {S2: StallCause.RAM})
@@ -227,7 +227,7 @@ def test_a_large_victim_goes_before_a_small_one_that_is_needed_a_little_later() 
         assets,
         Budgets(vram=44, ram=100),
         {S0: 9, S1: 10},
-        asked={S2: 1},
+        requested={S2: 1},
         ram={S2: THERE, S0: THERE, S1: THERE},
         vram={S0: THERE, S1: THERE},
         now=2,
@@ -237,14 +237,14 @@ def test_a_large_victim_goes_before_a_small_one_that_is_needed_a_little_later() 
 
 def test_an_actor_over_its_part_of_the_vram_is_streamed_once_it_is_in_ram() -> None:
     assets = [scene(0, 10), actor(0, 50, 2)]
-    needs = {"asked": {A0: 0}}
+    needs = {"requested": {A0: 0}}
     assert steps_of(assets, Budgets(vram=40, ram=100), {}, **needs) == (Read(A0),)
     made = plan(state_of(assets, Budgets(vram=40, ram=100), {}, ram={A0: THERE}, **needs))
     assert (made.steps, set(made.streams)) == ((), {A0})
 
 
 def test_an_actor_that_is_larger_than_the_ram_is_streamed_from_disk() -> None:
-    made = plan(state_of([actor(0, 50, 2)], Budgets(vram=100, ram=40), {}, asked={A0: 0}))
+    made = plan(state_of([actor(0, 50, 2)], Budgets(vram=100, ram=40), {}, requested={A0: 0}))
     assert (made.steps, set(made.streams)) == ((), {A0})
 
 
@@ -254,7 +254,7 @@ def test_an_actor_that_fits_but_not_beside_those_in_use_is_streamed() -> None:
             [actor(0, 30, 2), actor(1, 30, 2)],
             Budgets(vram=54, ram=100),
             {},
-            asked={A1: 1},
+            requested={A1: 1},
             ram={A1: THERE},
             vram={A0: THERE},
             held={A0},
@@ -264,7 +264,7 @@ def test_an_actor_that_fits_but_not_beside_those_in_use_is_streamed() -> None:
 
 
 def test_a_second_stream_waits_where_there_is_no_room_for_it_beside_the_first() -> None:
-    state = state_of([actor(0, 50, 10)], Budgets(vram=20, ram=100), {}, asked={A0: 0}, ram={A0: THERE})
+    state = state_of([actor(0, 50, 10)], Budgets(vram=20, ram=100), {}, requested={A0: 0}, ram={A0: THERE})
     assert plan(state).streams == {A0}
     state.stream_nbytes, state.held_ram = 20, frozenset({A0})
     assert plan(state).waits == {A0: StallCause.VRAM}
@@ -288,7 +288,7 @@ def test_what_is_in_vram_as_well_is_the_first_to_leave_the_ram() -> None:
         SCENES,
         Budgets(vram=100, ram=20),
         {S0: 1, S1: 50},
-        asked={S2: 0},
+        requested={S2: 0},
         ram={S0: THERE, S1: THERE},
         vram={S0: THERE},
         held={S0},
@@ -298,7 +298,7 @@ def test_what_is_in_vram_as_well_is_the_first_to_leave_the_ram() -> None:
 
 def test_an_actor_that_is_not_needed_soon_leaves_the_ram_before_a_scene() -> None:
     assets = [scene(0, 10), scene(1, 10), actor(0, 10, 1)]
-    room = {"asked": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
+    room = {"requested": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
     assert steps_of(assets, Budgets(vram=100, ram=20), {S0: 40, A0: 20}, **room) == (DropRam(A0), Read(S1))
 
 
@@ -319,10 +319,10 @@ def test_a_stream_needs_room_for_two_of_its_largest_frames() -> None:
 @pytest.mark.parametrize(
     ("asset", "says"),
     [
-        (scene(0, 95), "s0 is larger than what the VRAM budget leaves"),
+        (scene(0, 95), "s0 is larger than the VRAM budget for assets"),
         (scene(0, 85), None),
         (scene(0, 60), None),
-        (actor(0, 1000, 50), "a0: two of its frames are more than the VRAM budget leaves"),
+        (actor(0, 1000, 50), "a0: two of its frames are larger than the VRAM budget for assets"),
         (actor(0, 1000, 45), None),
     ],
 )

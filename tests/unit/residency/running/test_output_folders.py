@@ -101,7 +101,7 @@ def test_without_resume_an_output_that_is_there_is_refused_and_left_alone(root: 
     with Outputs(root, resume=False) as outputs:
         put(outputs, A, "first")
         outputs.skip(skip("b"))
-    with pytest.raises(UserError, match="a is there already") as caught:
+    with pytest.raises(UserError, match="a already exists") as caught:
         check_outputs(root, [Unit(scene="s", labels=(B, A))], resume=False)
     assert "--resume" in str(caught.value.hint)
     assert (root / "a/sub/image").read_text() == "first"
@@ -112,7 +112,7 @@ def test_without_resume_an_output_that_is_there_is_refused_and_left_alone(root: 
 def test_a_file_in_the_place_of_an_output_is_refused(root: Path, resume: bool) -> None:
     root.mkdir(parents=True)
     (root / "a").write_text("precious")
-    with pytest.raises(UserError, match="a is in the way"):
+    with pytest.raises(UserError, match="a is a file"):
         check_outputs(root, [Unit(scene="s", labels=(A,))], resume=resume)
     assert (root / "a").read_text() == "precious"
 
@@ -152,7 +152,7 @@ def test_nothing_of_a_run_that_ended_is_left_but_its_outputs(root: Path) -> None
 def test_two_runs_in_one_root_are_refused_until_the_first_is_over(root: Path) -> None:
     with Outputs(root, resume=False) as first:
         folder = first.open(A)
-        with pytest.raises(EnvironmentFault, match="another run has its outputs in"):
+        with pytest.raises(EnvironmentFault, match="another run writes its outputs to"):
             Outputs(root, resume=True)
         first.commit(A, folder)
     with Outputs(root, resume=True) as second:
@@ -202,7 +202,7 @@ def test_a_full_disk_costs_the_label_and_nothing_of_it_is_left(
 def test_a_folder_that_cannot_be_made_is_told(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         shutil.rmtree(root / ".partial")
-        with pytest.raises(EnvironmentFault, match="a cannot be made"):
+        with pytest.raises(EnvironmentFault, match="a cannot be created"):
             outputs.open(A)
 
 
@@ -244,7 +244,7 @@ def test_a_run_that_is_refused_leaves_the_lines_of_the_last_one(root: Path) -> N
     with Outputs(root, resume=False) as outputs:
         put(outputs, A)
         outputs.skip(skip("b"))
-    with pytest.raises(UserError, match="a is there already"), Outputs(root, resume=False) as outputs:
+    with pytest.raises(UserError, match="a already exists"), Outputs(root, resume=False) as outputs:
         outputs.is_complete(A)
     assert len(skipped_in(root)) == 1
 

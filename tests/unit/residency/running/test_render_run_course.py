@@ -100,7 +100,7 @@ def test_an_interrupt_stops_the_run_after_the_labels_in_hand(shelf: Shelf, tmp_p
 def test_a_second_run_skips_nothing_that_is_complete_unless_told_to_go_on(shelf: Shelf, tmp_path: Path) -> None:
     units, out = [shelf.unit(0, 0, labels=2)], tmp_path / "out"
     play(units, out, vram=ROOM, ram=ROOM)
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         play(units, out, vram=ROOM, ram=ROOM)
 
     def refuse(*_: Any) -> None:

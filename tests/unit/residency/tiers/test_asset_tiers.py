@@ -14,9 +14,9 @@ from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.planning.assets import Kind
 from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.tiers.asset_loans import Loan, TiersStopped, TooLarge
 from gpuyard.residency.tiers.asset_tiers import Tiers
-from gpuyard.residency.tiers.oom_fallback import climb
+from gpuyard.residency.tiers.asset_users import Loan, TiersStopped, TooLarge
+from gpuyard.residency.tiers.oom_fallback import retry_with_less
 from tests.residency_runs import Shelf, WatchedMemory, checksum, in_time, tiers_over
 
 ROOM = 1 << 20
@@ -36,7 +36,7 @@ def aside() -> Iterator[Callable[..., "Future[Loan]"]]:
 
 
 def begin(tiers: Tiers) -> tuple[int, Unit]:
-    handed = tiers.next_work()
+    handed = tiers.next_unit()
     assert handed is not None
     return handed
 
@@ -66,7 +66,7 @@ def test_whoever_takes_an_asset_has_it_in_vram(shelf: Shelf) -> None:
         assert tiers.vram_nbytes() == sum(loan.copies.asset.nbytes for loan in loans)
         for loan in loans:
             tiers.give_back(loan)
-        assert tiers.next_work() is None
+        assert tiers.next_unit() is None
 
 
 def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> None:
@@ -75,8 +75,8 @@ def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> N
         assert first.copies.buffer is second.copies.buffer
         tiers.give_back(first)
         assert content(tiers, second) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
-        assert tiers.figures.uploaded == first.copies.asset.nbytes
-        figures = tiers.figures
+        assert tiers.counts.uploaded == first.copies.asset.nbytes
+        figures = tiers.counts
         assert figures.misses + figures.ram_hits + figures.vram_hits == 2
         assert figures.vram_hits >= 1
         tiers.give_back(second)
@@ -95,7 +95,7 @@ def test_whoever_finds_all_slots_in_use_is_served_when_one_is_given_back(
         served = waiting.result(LATE_S)
         assert content(tiers, served) == shelf.right(Unit(scene=shelf.scenes[2], labels=()))
         assert content(tiers, loans[1]) == shelf.right(Unit(scene=shelf.scenes[1], labels=()))
-        assert tiers.figures.stalls_s["slot"] > 0
+        assert tiers.counts.stalls_s["slot"] > 0
         for loan in (loans[1], served):
             tiers.give_back(loan)
 
@@ -107,7 +107,7 @@ def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(shel
             loan = take_scene(tiers)
             assert content(tiers, loan) == shelf.right(Unit(scene=shelf.scenes[number], labels=()))
             tiers.give_back(loan)
-        assert tiers.figures.read_from_disk == sum(map(shelf.nbytes, shelf.scenes))
+        assert tiers.counts.read_from_disk == sum(map(shelf.nbytes, shelf.scenes))
 
 
 def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Callable[..., "Future[Loan]"]) -> None:
@@ -119,7 +119,7 @@ def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Call
         tiers.stop()
         with pytest.raises(TiersStopped):
             waiting.result(LATE_S)
-        assert tiers.next_work() is None
+        assert tiers.next_unit() is None
         for loan in loans:
             tiers.give_back(loan)
 
@@ -176,7 +176,7 @@ def test_the_ladder_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(she
             raise DeviceFull("still full")
 
         with pytest.raises(DeviceFull, match="still full"):
-            climb(tiers, act)
+            retry_with_less(tiers, act)
         assert seen == [(2, 1), (2, 0), (1, 0)]
         assert tiers.paths_in(Kind.SCENE) == (shelf.scenes[1],)
         tiers.give_back(kept)
@@ -191,7 +191,7 @@ def test_what_is_no_want_of_memory_is_not_tried_again(shelf: Shelf) -> None:
             raise RuntimeError("a mistake")
 
         with pytest.raises(RuntimeError, match="a mistake"):
-            climb(tiers, act)
+            retry_with_less(tiers, act)
         assert len(calls) == 1
 
 

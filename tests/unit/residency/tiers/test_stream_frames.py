@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gpuyard.errors import AssetError, DeviceFull
 from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.tiers.actor_cache import ActorCache, Frames
 from gpuyard.residency.tiers.asset_tiers import Tiers
+from gpuyard.residency.tiers.hold_assets import ActorCache, Frames
 from tests.residency_files import points
 from tests.residency_runs import DEADLINE_S, PAGE, Shelf, WatchedMemory, WatchedPool, checksum, columns_of, tiers_over
 
@@ -40,7 +40,7 @@ def streaming(
     shelf: Shelf, ram: int = RAM, memory: WatchedMemory | None = None, actor: int = 0
 ) -> Iterator[tuple[Frames, Tiers, WatchedPool]]:
     with tiers_over([shelf.unit(None, actor)], vram=VRAM, ram=ram, memory=memory) as (tiers, pool):
-        handed = tiers.next_work()
+        handed = tiers.next_unit()
         assert handed is not None
         number, unit = handed
         with tiers.memory.lane() as lane, ActorCache(tiers, pool).hold(unit.actor, number, lane) as frames:
@@ -138,9 +138,9 @@ def test_what_is_streamed_is_counted(shelf: Shelf) -> None:
     for ram, is_from_disk in ((RAM, False), (LITTLE_RAM, True)):
         with streaming(shelf, ram) as (frames, tiers, _):
             checksum(frames)
-        assert tiers.figures.streams == 1
-        assert tiers.figures.streamed >= shelf.nbytes(shelf.actors[0])
-        assert (tiers.figures.read_from_disk >= tiers.figures.streamed) is is_from_disk
+        assert tiers.counts.streams == 1
+        assert tiers.counts.streamed >= shelf.nbytes(shelf.actors[0])
+        assert (tiers.counts.read_from_disk >= tiers.counts.streamed) is is_from_disk
 
 
 def test_a_sequence_of_one_frame_is_streamed_through_one_buffer(shelf: Shelf) -> None:

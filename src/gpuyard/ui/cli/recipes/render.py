@@ -141,7 +141,7 @@ def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
     if typed["status"] is not None:
         return StatusFile(Path(absolute(typed["status"])))
     try:
-        return StatusFile.unasked(Path(typed["out"]))
+        return StatusFile.default(Path(typed["out"]))
     except UserError as error:  # the file was not asked for, so rendering goes on without it
         note(f"gpuyard: no status is written: {error}; --status names another file")
         return None
@@ -212,7 +212,7 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
 
         def hear(signum: int, _: object) -> None:
             if signals:
-                follower.give_up()
+                follower.abandon()
                 _end_at_once(signum)
             signals.append(signum)
             follower.stop()

@@ -74,11 +74,11 @@ def make_loader(text: str | None) -> "Loader":
 def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
     """Return the budgets of VRAM and RAM as given, or a part of the free memory; a default is printed."""
     from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
-    from gpuyard.residency.memory.open_memory import want_of_a_card
+    from gpuyard.residency.memory.open_memory import missing_gpu_advice
 
     vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
     ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
-    if (want := want_of_a_card(device)) is not None:
+    if (want := missing_gpu_advice(device)) is not None:
         why, remedy = want
         note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
     chosen = [

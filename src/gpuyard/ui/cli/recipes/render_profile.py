@@ -26,7 +26,7 @@ from gpuyard.ui.cli.text_table import Column, clean
 if TYPE_CHECKING:
     from gpuyard.recipes.render.budget_advice import Advice
     from gpuyard.recipes.render.manifest import Manifest
-    from gpuyard.recipes.render.profile_assets import Measured, Profiler
+    from gpuyard.recipes.render.profile_assets import AssetProfile, Profiler
 
 _SCENE_SLOTS, _WORKERS = 5, 4
 _ASSETS = (
@@ -81,7 +81,7 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
 
 
-def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[Measured]":
+def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]":
     """Measure all assets, with a progress bar on a terminal: it may take minutes."""
     from rich.console import Console
     from rich.progress import track
@@ -116,14 +116,14 @@ def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram
 # For people
 
 
-def _say_assets(assets: "Sequence[Measured]", folder: str) -> None:
+def _say_assets(assets: "Sequence[AssetProfile]", folder: str) -> None:
     say_table(_ASSETS, [*(_row(asset, folder) for asset in assets), _totals(assets)])
     for asset in assets:
         if asset.problem is not None:
             say(paint(f"{asset.kind} {clean(_short(asset.path, folder))}: {clean(asset.problem)}", "red"))
 
 
-def _row(asset: "Measured", folder: str) -> list[str]:
+def _row(asset: "AssetProfile", folder: str) -> list[str]:
     sizes = (asset.disk_nbytes, asset.ram_nbytes, asset.vram_nbytes)
     frames = UNKNOWN if asset.frames is None else f"{asset.frames:,}"
     times = (asset.load_s, asset.upload_s)
@@ -131,7 +131,7 @@ def _row(asset: "Measured", folder: str) -> list[str]:
     return [str(asset.kind), name, f"{asset.labels:,}", frames, *map(format_bytes, sizes), *map(_time, times)]
 
 
-def _totals(assets: "Sequence[Measured]") -> list[str]:
+def _totals(assets: "Sequence[AssetProfile]") -> list[str]:
     sizes = (
         sum(asset.disk_nbytes or 0 for asset in assets),
         sum(asset.ram_nbytes or 0 for asset in assets),
@@ -182,7 +182,7 @@ def _warn(advice: "Advice", vram: int, ram: int) -> None:
 # For scripts
 
 
-def _as_json(device: str | None, assets: "Sequence[Measured]", advice: "Advice", typed: str) -> dict[str, Any]:
+def _as_json(device: str | None, assets: "Sequence[AssetProfile]", advice: "Advice", typed: str) -> dict[str, Any]:
     from msgspec import to_builtins
 
     return {"device": device, "assets": to_builtins(assets), "advice": to_builtins(advice), "command": typed}
