@@ -23,9 +23,9 @@ from gpuyard.recipes.batch.plan import (
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.batch_options import (
     RunMode,
-    absolute,
     batch_options,
     count_of,
     queue_options,

@@ -16,6 +16,7 @@ from msgspec import Struct
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
 from gpuyard.recipes.batch.start_or_continue import ExistingBatch
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.rich_output import json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,15 +131,6 @@ def count_of(typed: dict[str, Any]) -> int:
 def to_name(program: str) -> str:
     """Return the program's name with only characters that are safe in a folder name."""
     return re.sub(r"[^\w.+-]+", "-", os.path.basename(program))[:_LONGEST_NAME].strip("-") or "batch"
-
-
-def absolute(path: str) -> str:
-    if not path:
-        raise UserError("a path is empty", hint="name a folder, or leave the option out")
-    try:
-        return os.path.abspath(path)
-    except FileNotFoundError:
-        raise UserError("the current directory no longer exists", hint="change to another one") from None
 
 
 def _option(name: str, metavar: str, check: Check, text: str, default: str | None = None) -> Callable[[F], F]:

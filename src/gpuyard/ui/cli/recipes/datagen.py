@@ -7,9 +7,9 @@ import click
 from gpuyard.errors import UserError
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.batch import run_batch
 from gpuyard.ui.cli.recipes.batch_options import (
-    absolute,
     batch_options,
     count_of,
     queue_options,

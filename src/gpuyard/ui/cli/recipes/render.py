@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes.batch_options import absolute
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.recipes.render_options import (
     choose_budgets,

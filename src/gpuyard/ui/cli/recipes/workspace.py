@@ -12,7 +12,7 @@ import click
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
-from gpuyard.ui.cli.recipes.batch_options import absolute
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, paint, say, say_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.recipes.workspace.settings import CONFIG_FILE
-from gpuyard.ui.cli.recipes.batch_options import absolute
+from gpuyard.ui.cli.recipes.absolute_path import absolute
 
 _SCRIPT = "scheduler.sh"
 
