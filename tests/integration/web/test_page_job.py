@@ -16,14 +16,14 @@ def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa
     holder, gate = shown.holds("holder", 1024, gpus=2, exclusive=True)
     job = shown.yard.shell("true", vram="8G", name="waits")
     page = shown.at(f"/job/{job}")
-    why = page.get_by_role("region", name="Why does it wait?")
+    why = page.get_by_role("region", name="Why it waits")
     expect(why).to_contain_text(f"job {job} waits for 1 GPU")
     expect(why).to_contain_text("GPU 0: ")
     expect(why).to_contain_text(f"(job {holder})")
     expect(why).to_contain_text(
         re.compile("no start estimate yet|it should start in")
     )  # other tests may have taught it
-    expect(page.get_by_role("region", name="Log")).to_contain_text("it has not run yet")
+    expect(page.get_by_role("region", name="Log")).to_contain_text("not started yet")
     gate.touch()
     expect(page.locator("#view-job .state")).to_have_text("succeeded")
     expect(why).to_be_hidden()
@@ -37,7 +37,7 @@ def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) 
     expect(curve.locator(".limit")).not_to_have_attribute("d", "")
     attempts = page.get_by_role("region", name="Attempts").get_by_role("row")
     expect(attempts).to_have_count(2)
-    expect(attempts.nth(1)).to_contain_text("under way")
+    expect(attempts.nth(1)).to_contain_text("running")
     expect(attempts.nth(1)).to_contain_text("6 GB")
     history = page.get_by_role("region", name="History")
     expect(history).to_contain_text("attempt 1 on SIM-0")
@@ -70,7 +70,7 @@ def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  #
     expect(lines).to_have_text(["green", "100%"])
     last.write_text("go\n")
     expect(lines).to_have_text(["green", "100%", "<b>last</b>"])
-    expect(page.get_by_role("region", name="Log")).to_contain_text("it has ended")
+    expect(page.get_by_role("region", name="Log")).to_contain_text("ended")
 
 
 @pytest.mark.full
@@ -160,7 +160,7 @@ def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -
     page.get_by_role("textbox", name="Memory on each GPU").fill("90G")
     shown.button("Submit").click()
     expect(page.get_by_role("alert")).to_contain_text("no GPU has 90 GB")
-    expect(page.get_by_role("alert")).to_contain_text("shows how much they have")
+    expect(page.get_by_role("alert")).to_contain_text("shows the memory of each")
 
 
 def test_a_sweep_of_the_form_is_a_job_for_each_value(shown: Shown) -> None:  # noqa: F811

@@ -47,7 +47,7 @@ def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -
     _total(page, "1 job that matches")
     expect(shown.row(many + 2718)).to_contain_text("echo part-2718")
     page.get_by_role("searchbox").fill("no such thing")
-    expect(page.get_by_text("No job matches.")).to_be_visible()
+    expect(page.get_by_text("No jobs match.")).to_be_visible()
     page.get_by_role("searchbox").fill("")
     expect(page.locator("#jobs-body tr")).to_have_count(50)
 
@@ -84,21 +84,21 @@ def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
     gate.write_text("go\n")
 
 
-def test_chosen_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa: F811
+def test_selected_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa: F811
     shown.yard.post("/pause")
     first = shown.yard.submit("true", array="0-3", gpus=0, name="bulk")
     page = shown.at("/?search=bulk")
     for job in (first, first + 2):
-        page.get_by_role("checkbox", name=f"Choose job {job}").check()
-    expect(page.get_by_role("toolbar")).to_contain_text("2 jobs chosen")
+        page.get_by_role("checkbox", name=f"Select job {job}").check()
+    expect(page.get_by_role("toolbar")).to_contain_text("2 jobs selected")
     shown.button("Hold").click()
     expect(page.get_by_text("2 jobs held")).to_be_visible()
     for job, state in enumerate(("held", "queued", "held", "queued"), first):
         expect(shown.row(job)).to_contain_text(state)
-    page.get_by_role("checkbox", name="Choose all jobs of this page").check()
+    page.get_by_role("checkbox", name="Select all jobs on this page").check()
     shown.button("Release").click()
     expect(page.get_by_text("2 jobs unchanged: it is queued, not held")).to_be_visible()
-    page.get_by_role("checkbox", name=f"Choose job {first + 1}", exact=True).check()
+    page.get_by_role("checkbox", name=f"Select job {first + 1}", exact=True).check()
     shown.button("Priority…").click()
     page.get_by_role("dialog").get_by_label("Priority").fill("42")
     shown.button("Change").click()
@@ -110,9 +110,9 @@ def test_chosen_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa:
 def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/?state=held&search=part-17")
     _total(page, "111 jobs that match")
-    page.get_by_role("checkbox", name="Choose all jobs of this page").check()
-    expect(page.get_by_role("toolbar")).to_contain_text("50 jobs chosen")
-    shown.button("Choose all 111 that match").click()
+    page.get_by_role("checkbox", name="Select all jobs on this page").check()
+    expect(page.get_by_role("toolbar")).to_contain_text("50 jobs selected")
+    shown.button("Select all 111 that match").click()
     shown.button("Cancel").click()
     shown.button("Keep as it is").click()
     assert shown.yard.counts()["held"] == MANY
@@ -148,7 +148,7 @@ def test_the_keyboard_alone_finds_chooses_and_opens_a_job(shown: Shown) -> None:
         page.keyboard.press(key)
     expect(shown.row(first + 1).get_by_role("link")).to_be_focused()
     page.keyboard.press("x")
-    expect(page.get_by_role("toolbar")).to_contain_text("1 job chosen")
+    expect(page.get_by_role("toolbar")).to_contain_text("1 job selected")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name=f"keyed · job {first + 1}")).to_be_visible()
     page.keyboard.press("?")

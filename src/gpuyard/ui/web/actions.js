@@ -1,24 +1,24 @@
-/** What people do to jobs: asked for, confirmed where it is much, and told how it went. */
+/** Actions on jobs: confirm if they affect many, request, and show the result. */
 
 import {askPriority, confirm, note, noteRefusal} from "./dialogs.js";
 import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";
 import {post} from "./api.js";
 
-/** So many are done without asking, but for cancelling. */
+/** Up to this many jobs are changed without a confirmation, except for cancelling. */
 const SOME = 50;
-const CANCELLING = ["Those that run are told to stop, and those that wait will not start.", "danger"];
+const CANCELLING = ["Running jobs are stopped, and waiting ones will not start.", "danger"];
 const DONE = {
   cancel: "cancelled",
   hold: "held",
   release: "released",
   retry: "queued again",
   suspend: "being suspended",
-  resume: "going on as soon as there is room",
+  resume: "will resume when memory is free",
   priority: "moved",
 };
 
-/** `which` is `{ids}` or `{where}`; `many` is how many that is. Whether anything was done. */
+/** `which` is `{ids}` or `{where}`; `many` is the number of jobs. Returns whether a job was changed. */
 export async function act(verb, which, many, priority = 0) {
   const more = verb === "priority" ? await askPriority(priority) : null;
   if (verb === "priority" && more === null) return false;
@@ -35,7 +35,7 @@ export async function act(verb, which, many, priority = 0) {
 async function isMeant(verb, many) {
   if (many < 2 || (verb !== "cancel" && many <= SOME)) return true;
   const word = ACTS[verb].word.replace("…", "");
-  const [text, kind] = verb === "cancel" ? CANCELLING : ["It is done to all of them, on every page.", "primary"];
+  const [text, kind] = verb === "cancel" ? CANCELLING : ["This applies to all matching jobs, on every page.", "primary"];
   return confirm(`${word} ${plural(many, "job")}?`, text, `${word} ${count(many)}`, kind);
 }
 
@@ -46,13 +46,13 @@ function tell(verb, answer) {
   if (answer.count)
     note(`${answer.count === 1 ? `Job ${answer.changed}` : plural(answer.count, "job")} ${DONE[verb]}`, why);
   else
-    note("Nothing was changed", why, Boolean(left));
+    note("No job changed", why, Boolean(left));
 }
 
 export async function unpause() {
   try {
     await post("/unpause");
-    note("The queue goes on");
+    note("Jobs start again");
   } catch (error) {
     noteRefusal(error);
   }

@@ -6,7 +6,7 @@
 const API = "/v1";
 const LONGEST_REST_MS = 15000;
 
-/** What the daemon refused, with what to try next. */
+/** An error answer of the daemon, with its hint. */
 export class Refusal extends Error {
   constructor(status, told) {
     super(told.error || `the daemon answered with ${status}`);
@@ -39,7 +39,7 @@ export const queryOf = (values) =>
     Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined)
   ).toString();
 
-/** A stream that comes back: the browser does so where the connection broke, and this where it was refused. */
+/** A stream that reconnects: the browser does so after a broken connection, this class after a refusal. */
 export class Stream {
   constructor(path, {heard, opened, broke}) {
     Object.assign(this, {path, heard, opened, broke, source: null, timer: 0, rest: 1000});
@@ -69,7 +69,7 @@ export class Stream {
   }
 }
 
-/** What the page watches now: targets, each with who hears its answers. */
+/** The current subscriptions: targets and their listeners. */
 export class Live {
   constructor(onConnection) {
     this.onConnection = onConnection;

@@ -1,4 +1,4 @@
-/** The page: who may do what, which view is shown, what it watches, and the keys. */
+/** The page: permissions, the current view, its subscriptions, and the keys. */
 
 import {Devices} from "./devices.js";
 import {noteRefusal, showKeys} from "./dialogs.js";
@@ -46,16 +46,16 @@ class App {
   }
 
   showOnly(place) {
-    for (const name of ["yard", "job", "submit"]) byId(`view-${name}`).hidden = name !== place;
+    for (const name of ["overview", "job", "submit"]) byId(`view-${name}`).hidden = name !== place;
     for (const link of document.querySelectorAll("[data-place]"))
       set(link, "aria-current", link.dataset.place === place ? "page" : null);
-    if (this.place && this.place !== place) window.scrollTo(0, this.place === "yard" ? 0 : (this.yardScroll ?? 0));
+    if (this.place && this.place !== place) window.scrollTo(0, this.place === "overview" ? 0 : (this.overviewScroll ?? 0));
     this.place = place;
   }
 
   showYard(query) {
-    const isBack = this.place !== "yard";
-    this.showOnly("yard");
+    const isBack = this.place !== "overview";
+    this.showOnly("overview");
     document.title = `gpuyard · ${this.session.host}`;
     this.queue.setFilter(
       {state: query.get("state") ?? "", search: query.get("search") ?? "", after: Number(query.get("after")) || 0}
@@ -72,7 +72,7 @@ class App {
   }
 
   showJob(id) {
-    if (this.place === "yard") this.yardScroll = window.scrollY;
+    if (this.place === "overview") this.overviewScroll = window.scrollY;
     this.showOnly("job");
     this.header.setChosen(null);
     this.job = new JobPage(id, {isReadOnly: this.session.read_only, rewatch: () => this.watch(this.job.targets())});
@@ -81,7 +81,7 @@ class App {
   }
 
   showSubmit() {
-    if (this.place === "yard") this.yardScroll = window.scrollY;
+    if (this.place === "overview") this.overviewScroll = window.scrollY;
     this.showOnly("submit");
     this.header.setChosen(null);
     this.watch([]);
@@ -93,7 +93,7 @@ class App {
     window.location.hash = query ? `#/?${query}` : "#/";
   }
 
-  // What the daemon tells
+  // Answers of the daemon
 
   watch(targets) {
     this.live.watch(new Map([["/status", (answer) => this.onStatus(answer)], ...targets]));
@@ -114,22 +114,22 @@ class App {
   }
 
   noticeChange() {
-    if (this.place === "yard" && this.told.counts && this.told.leases) this.timeline.notice(JSON.stringify(this.told));
+    if (this.place === "overview" && this.told.counts && this.told.leases) this.timeline.notice(JSON.stringify(this.told));
   }
 
-  /** What was missed meanwhile is asked for once. */
+  /** Request once what was missed while the stream was closed. */
   onConnection(word) {
     const isBack = word === "live" && this.wasLost;
     this.wasLost = word !== "live";
     this.header.setConnection(word);
-    if (isBack && this.place === "yard") {
+    if (isBack && this.place === "overview") {
       this.devices.load();
       this.timeline.forget();
     }
     if (word !== "live") this.checkSession();
   }
 
-  /** A stream that is refused does not say why; a request does. */
+  /** A refused stream gives no reason; a request does. */
   async checkSession() {
     try {
       await get("/session");
@@ -152,22 +152,22 @@ class App {
   }
 
   keys() {
-    const inYard = this.place === "yard";
-    const isInQueue = () => inYard && (document.activeElement?.closest("#jobs-body") ?? false);
+    const isOverview = this.place === "overview";
+    const isInQueue = () => isOverview && (document.activeElement?.closest("#jobs-body") ?? false);
     return {
       "?": () => showKeys(),
       n: () => this.submitForm && (window.location.hash = "#/submit"),
       "/": () => this.search(),
-      j: () => inYard && this.queue.step(1),
-      k: () => inYard && this.queue.step(-1),
+      j: () => isOverview && this.queue.step(1),
+      k: () => isOverview && this.queue.step(-1),
       ArrowDown: () => (isInQueue() ? this.queue.step(1) : false),
       ArrowUp: () => (isInQueue() ? this.queue.step(-1) : false),
-      x: () => inYard && this.queue.pick(),
+      x: () => isOverview && this.queue.pick(),
     };
   }
 
   search() {
-    if (this.place !== "yard") this.goToQueue(this.queue.filter);
+    if (this.place !== "overview") this.goToQueue(this.queue.filter);
     requestAnimationFrame(() => byId("search").focus());
   }
 
@@ -176,7 +176,7 @@ class App {
     if (event.target.id === "search" && event.target.value) return;
     if (event.target.closest?.("input, textarea"))
       event.target.blur();
-    else if (this.place !== "yard")
+    else if (this.place !== "overview")
       this.goToQueue(this.queue.filter);
   }
 }

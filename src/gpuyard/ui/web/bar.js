@@ -1,9 +1,9 @@
-/** A stretch of the timeline: how it is drawn, and what it says of itself. */
+/** A bar of the timeline: how it is drawn, and its tooltip. */
 
 import {svg} from "./dom.js";
 import {clock, clockShort, duration, memory} from "./format.js";
 
-/** What the colours mean. */
+/** The legend of the colours. */
 export const LEGEND = [
   ["live", "running"],
   ["suspended", "suspended"],
@@ -28,7 +28,7 @@ export function open(node) {
   if (node) window.location.hash = `#/job/${node.dataset.job}`;
 }
 
-/** What it was, in a few lines. */
+/** The lines of its tooltip. */
 export function describe(stretch, now) {
   const until = stretch.until ?? now;
   const how = stretch.outcome?.replaceAll("-", " ") ?? stretch.state;

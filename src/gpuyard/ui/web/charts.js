@@ -8,7 +8,7 @@ import {el, set, svg} from "./dom.js";
 const WIDTH = 300;
 const HEIGHT = 100;
 
-/** A chart's frame: what it is called, its drawing, and how its ends read. */
+/** The frame of a chart: title, drawing and peak label. */
 export function makeChart(title, kinds) {
   const paths = kinds.map((kind) => svg("path", {class: kind, "vector-effect": "non-scaling-stroke"}));
   const grid =
@@ -26,7 +26,7 @@ export function makeChart(title, kinds) {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
-/** Stretches of known points: `[[x, y], …]` each, cut where a value is unknown or the next one comes too late. */
+/** Segments of known points, `[[x, y], …]` each, split where a value is unknown or a gap is too long. */
 function pieces(at, values, longestGap) {
   const found = [];
   let piece = [];
@@ -67,7 +67,7 @@ export function areaPath(at, below, above, box, longestGap) {
     .join("");
 }
 
-/** Series upon each other, from the bottom. */
+/** Draw stacked series, from the bottom. */
 export function drawStack(chart, at, series, box, longestGap) {
   let below = at.map(() => 0);
   series.forEach((values, place) => {
@@ -78,7 +78,7 @@ export function drawStack(chart, at, series, box, longestGap) {
   });
 }
 
-/** A line, and what is under it. */
+/** Draw a line and the area under it. */
 export function drawLine(chart, at, values, box, longestGap) {
   set(chart.paths[0], "d", areaPath(at, at.map(() => 0), values, box, longestGap));
   set(chart.paths[1], "d", linePath(at, values, box, longestGap));

@@ -1,4 +1,4 @@
-/** Times that go on: shown by the second from what was told last, without asking again. */
+/** Running durations, counted in the browser from the last answer. */
 
 import {el, say} from "./dom.js";
 import {duration} from "./format.js";
@@ -6,14 +6,14 @@ import {duration} from "./format.js";
 const ticking = new Set();
 const listeners = new Set();
 
-/** A duration that may go on. */
+/** An element for a duration that may be running. */
 export const elapsed = () => el("span", {class: "number"});
 
-/** `seconds` as they were told just now; one that goes on is counted from there. */
+/** Set the duration; a running one is counted on from there. */
 export function setElapsed(node, seconds, goesOn) {
   if (goesOn && seconds !== null) {
     const since = Date.now() - 1000 * seconds;
-    // A stream's answers come a little late, each by another bit: a second must not be shown twice for it.
+    // Answers arrive with varying delay: keep the display from jumping back by a second.
     if (!(Math.abs(node.since - since) < 900)) node.since = since;
     ticking.add(node);
     show(node);
@@ -23,7 +23,7 @@ export function setElapsed(node, seconds, goesOn) {
   }
 }
 
-/** Called each second while the page is looked at. */
+/** Called each second while the page is visible. */
 export const eachSecond = (listener) => listeners.add(listener);
 
 const show = (node) => say(node, duration((Date.now() - node.since) / 1000));

@@ -1,4 +1,4 @@
-/** An attempt's memory over its time, against what was reserved for it. */
+/** A chart of an attempt's memory over time, with the reserved amount. */
 
 import {areaPath, linePath} from "./charts.js";
 import {el, say, set, svg} from "./dom.js";
@@ -33,7 +33,7 @@ export class Curve {
     if (curve.length < 2)
       return say(
         this.words,
-        attempt ? (attempt.ended_at ? "Nothing was measured." : "Nothing was measured yet.") : "It has not run yet."
+        attempt ? (attempt.ended_at ? "No measurements." : "No measurements yet.") : "Not started yet."
       );
     const reserved = attempt.reserved_mb === null ? null : attempt.reserved_mb * Math.max(1, attempt.devices.length);
     const peak = Math.max(...curve.map(([, mb]) => mb));
@@ -43,7 +43,7 @@ export class Curve {
     set(this.under, "d", areaPath(at, at.map(() => 0), values, box, Infinity));
     set(this.line, "d", linePath(at, values, box, Infinity));
     set(this.limit, "d", reserved === null ? "" : linePath([0, until], [reserved, reserved], box, Infinity));
-    const against = reserved === null ? "It was alone on its GPU." :
+    const against = reserved === null ? "Alone on its GPU." :
                                         `${memory(reserved)} reserved (dashed), ${share(peak, reserved)}.`;
     say(this.words, `Peak ${memory(peak)}. ${against}`);
     set(this.drawing, "aria-label", `Memory over ${duration(until)}: peak ${memory(peak)}. ${against}`);

@@ -1,4 +1,4 @@
-/** Devices: a card each, with its memory told apart by whose it is, who is on it, and its last minutes and hours. */
+/** Devices: a card each with its memory by owner, its leases, and charts of the last minutes or hours. */
 
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
@@ -7,17 +7,17 @@ import {degrees, memory, percent, watts} from "./format.js";
 import {History, SPANS, usedOf} from "./history.js";
 import {makeSpans} from "./range_picker.js";
 
-/** Parts of a card's memory: class, word, and how much of it that is. */
+/** The parts of a card's memory: CSS class, label, and size in MB. */
 const PARTS = [
   ["own", "queue, used", (m) => Math.min(m.own_used_mb ?? m.own_mb, m.own_mb)],
   ["reserved", "queue, reserved", (m) => Math.max(0, m.own_mb - (m.own_used_mb ?? m.own_mb))],
   ["others", "other leases", (m) => m.others_mb],
-  ["foreign", "no lease", (m) => m.foreign_mb],
+  ["foreign", "without a lease", (m) => m.foreign_mb],
   ["free", "free", (m) => m.free_mb],
 ];
 
 export class Devices {
-  /** `nameOf(job)` is what a job is called, where that is known. */
+  /** `nameOf(job)` returns the name of a job, if known. */
   constructor(nameOf) {
     this.nameOf = nameOf;
     this.history = new History(remembered("history", "10m"));
@@ -65,7 +65,7 @@ export class Devices {
     say(card.power, watts(device.power_draw_w, device.power_limit_w));
     say(card.heat, degrees(device.temperature_c));
     keep(card.leases, device.leases, (lease) => lease.id, makeLease, (node, lease) => this.updateLease(node, lease));
-    card.nobody.hidden = device.leases.length > 0;
+    card.idle.hidden = device.leases.length > 0;
     this.draw(card, device);
   }
 
@@ -110,7 +110,7 @@ export class Devices {
   }
 }
 
-/** What a chart shows, in words, for those who cannot see it; the same figure stands beside its title. */
+/** Describe a chart for screen readers; its peak is also shown beside its title. */
 function describe(chart, title, values, format) {
   const known = values.filter((value) => value !== null && value !== undefined);
   const most = known.length ? Math.max(...known) : null;
@@ -118,7 +118,7 @@ function describe(chart, title, values, format) {
   set(
     chart.drawing,
     "aria-label",
-    known.length ? `${title}: now ${format(known.at(-1))}, peak ${format(most)}` : `${title}: nothing known yet`
+    known.length ? `${title}: now ${format(known.at(-1))}, peak ${format(most)}` : `${title}: no data yet`
   );
 }
 
@@ -130,7 +130,7 @@ function makeCard() {
   const bar = el("div", {class: "membar", role: "img"}, parts);
   const [amount, detail, load, power, heat] = Array.from({length: 5}, () => el("span", {class: "number"}));
   const leases = el("ul", {class: "leases"});
-  const nobody = el("p", {class: "hint nobody", text: "nobody is on it"});
+  const idle = el("p", {class: "hint idle", text: "idle"});
   const memoryChart = makeChart("Memory", ["own", "others", "foreign"]);
   const loadChart = makeChart("Utilisation", ["under", "line"]);
   const facts = el("dl", {class: "facts"}, fact("Utilisation", load), fact("Power", power), fact("Temperature", heat));
@@ -143,12 +143,12 @@ function makeCard() {
     bar,
     facts,
     leases,
-    nobody,
+    idle,
     el("div", {class: "charts"}, memoryChart.node, loadChart.node)
   );
   detail.classList.add("hint");
   node.card =
-    {node, title, name, fault, parts, bar, amount, detail, load, power, heat, leases, nobody, memoryChart, loadChart};
+    {node, title, name, fault, parts, bar, amount, detail, load, power, heat, leases, idle, memoryChart, loadChart};
   return node;
 }
 

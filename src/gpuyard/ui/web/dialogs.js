@@ -1,4 +1,4 @@
-/** What is asked and told in passing: confirmations, short notes, the keys. */
+/** Dialogs, notes and tooltips. */
 
 import {byId, el, say} from "./dom.js";
 
@@ -7,13 +7,13 @@ const KEYS = [
   ["/", "search the queue"],
   ["j  k", "next and previous job (or ↓ ↑)"],
   ["Enter", "open the job"],
-  ["x", "choose the job, for what is done to many"],
+  ["x", "select the job"],
   ["n", "submit a job"],
   ["Esc", "close, go back"],
-  ["?", "these keys"],
+  ["?", "show these keys"],
 ];
 
-/** Shows a dialog until it is closed; resolves to what closed it, "" for Escape. */
+/** Show a dialog; resolves to the value of the button that closed it, "" for Escape. */
 function ask(title, body, buttons) {
   const dialog = el("dialog", {"aria-labelledby": "dialog-title"});
   const form = el(
@@ -46,7 +46,7 @@ export async function askPriority(before) {
   const input =
     el("input", {type: "number", step: "1", min: "-1000000", max: "1000000", value: before, required: true});
   const body = el("label", {class: "field"}, el("span", {text: "Priority"}), input, el("small", {
-                    text: "Higher starts earlier; 0 is usual."
+                    text: "Higher starts earlier. Default: 0."
                   }));
   const answer = await ask("Change the priority", body, [
     el("button", {type: "submit", value: "", class: "quiet", formnovalidate: true, text: "Keep as it is"}),
@@ -63,7 +63,7 @@ export function showKeys() {
   return ask("Keys", el("dl", {class: "keys"}, rows), [button("Close", "", "quiet")]);
 }
 
-/** A short note, read out and gone after a while; a refusal stays until it is closed. */
+/** A short note that disappears after a while; an error stays until it is closed. */
 export function note(text, hint = "", isError = false) {
   const node = el(
     "div",
@@ -85,7 +85,7 @@ export const noteRefusal = (error) => note(error.message, error.hint ?? "", true
 
 const tip = () => byId("tip");
 
-/** A few lines beside what is pointed at or focused. */
+/** A tooltip beside the element that is hovered or focused. */
 export function showTip(target, lines) {
   const node = tip();
   node.replaceChildren(...lines.map((line, place) => el(place ? "div" : "strong", {text: line})));
@@ -104,5 +104,5 @@ export const hideTip = () => {
   tip().hidden = true;
 };
 
-/** Told to those who cannot see the page. */
+/** Announce a text to screen readers. */
 export const announce = (text) => say(byId("said"), text);

@@ -27,7 +27,7 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** Changes nothing where nothing has changed, so that a selection of text, or a reader's place, stays. */
+/** Set the text only if it changed, so that selections and the position of a screen reader stay. */
 export function say(node, text) {
   const told = text === null || text === undefined ? "" : String(text);
   if (node.textContent !== told) node.textContent = told;
@@ -45,7 +45,7 @@ export function setAll(node, values) {
   for (const [name, value] of Object.entries(values)) set(node, name, value);
 }
 
-/** The children of a node are these items, in this order; what was there before is updated, not made anew. */
+/** Make the children of a node match the items, in order; existing children are updated, not replaced. */
 export function keep(parent, items, keyOf, make, update) {
   if (!kept.has(parent)) kept.set(parent, new Map());
   const known = kept.get(parent);
@@ -70,12 +70,12 @@ export function keep(parent, items, keyOf, make, update) {
   if (focused !== document.activeElement && parent.contains(focused)) focused.focus({preventScroll: true});
 }
 
-/** What `keep` made for this key, if it is there. */
+/** The child that `keep` made for this key, if any. */
 export const keptAt = (parent, key) => kept.get(parent)?.get(key);
 
 let stored = null;
 
-/** What a person chose here before; a browser that keeps nothing is no reason to fail. */
+/** A choice stored in the browser; without storage, the default. */
 export const remembered = (key, otherwise) => storage()?.getItem(`gpuyard-${key}`) ?? otherwise;
 
 export const remember = (key, value) => storage()?.setItem(`gpuyard-${key}`, value);
@@ -84,7 +84,7 @@ function storage() {
   try {
     stored ??= window.localStorage;
   } catch (error) {
-    console.info("gpuyard: nothing is remembered here", error);
+    console.info("gpuyard: this browser stores no settings", error);
   }
   return stored;
 }

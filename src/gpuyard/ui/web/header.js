@@ -1,4 +1,4 @@
-/** The page's head: the host, the connection, jobs by state as filters, and what holds the whole queue up. */
+/** The header: host, connection, job counts as filters, and notices about the whole queue. */
 
 import {unpause} from "./actions.js";
 import {announce} from "./dialogs.js";
@@ -10,7 +10,7 @@ const ANNOUNCE_EVERY_MS = 10000;
 const ALWAYS = new Set(["running", "queued", "succeeded", "failed"]);
 
 export class Header {
-  /** `choose(state)` filters the queue, `isReadOnly` leaves out what changes anything. */
+  /** `choose(state)` filters the queue; `isReadOnly` hides everything that changes jobs. */
   constructor({choose, isReadOnly}) {
     this.choose = choose;
     this.isReadOnly = isReadOnly;
@@ -22,10 +22,10 @@ export class Header {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
   }
 
-  setConnection(word) {
+  setConnection(state) {
     const node = byId("connection");
-    say(node, word);
-    set(node, "data-is", word);
+    say(node, state);
+    set(node, "data-is", state);
   }
 
   setStatus(status) {
@@ -63,8 +63,8 @@ export class Header {
   showNotices(status) {
     const lines = status.notices.map((text) => ({key: text, text}));
     if (status.paused) {
-      const text = status.draining ? "The queue drains: nothing starts, and what runs comes to its end." :
-                                     "The queue is paused: nothing starts.";
+      const text = status.draining ? "The queue is draining: running jobs finish, and no new ones start." :
+                                     "The queue is paused: no new jobs start.";
       lines.unshift({key: "paused", text, isPause: true});
     }
     keep(byId("notices"), lines, (line) => line.key + line.text, (line) => this.makeNotice(line));
@@ -76,7 +76,7 @@ export class Header {
     return el("div", {class: "notice", role: "status"}, el("p", {text: line.text}), button);
   }
 
-  /** Now and then, and only what people wait for. */
+  /** Announce the counts to screen readers, at most every 10 s. */
   announceCounts() {
     const {running = 0, queued = 0, failed = 0} = this.counts;
     const text = `${running} running, ${queued} queued, ${failed} failed`;

@@ -1,11 +1,11 @@
-/** The last minutes and hours of each device: asked for once, then gone on with by what the stream tells. */
+/** Recent measurements of each device: requested once, then extended by the event stream. */
 
 import {get} from "./api.js";
 
 const SERIES = ["own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent", "power_w"];
 export const SPANS = ["10m", "1h", "24h"];
 
-/** How much RAM is used; null where nobody knows. */
+/** RAM in use in MB; null if unknown. */
 export function usedOf(host) {
   const isKnown = host.memory_total_mb !== null && host.memory_available_mb !== null;
   return isKnown ? host.memory_total_mb - host.memory_available_mb : null;
@@ -21,7 +21,7 @@ export class History {
     this.asked = 0;
   }
 
-  /** Whether it is the answer to the last question: people change their minds. */
+  /** Load a time range. Returns false if another one was requested meanwhile. */
   async load(span) {
     const asked = ++this.asked;
     const told = await get(`/devices/history?span=${span}`);
@@ -31,7 +31,7 @@ export class History {
     return true;
   }
 
-  /** What the stream tells about all devices now. */
+  /** Add an answer of the stream about all devices. */
   add(answer, at) {
     for (const device of answer.devices) {
       const memory = device.memory ?? {};
@@ -54,7 +54,7 @@ export class History {
     return this.devices.get(id);
   }
 
-  /** At most one point a step, as the daemon keeps them; the newest figure is always the last point. */
+  /** Keep at most one point per step, as the daemon does; the newest value is always the last point. */
   append(series, at, values) {
     const last = series.at.length - 1;
     const replaces = last > 0 && at - series.at[last - 1] < this.stepS;
@@ -66,7 +66,7 @@ export class History {
       for (const list of Object.values(series)) list.shift();
   }
 
-  /** Steps that are missed now and then are no gap. */
+  /** The longest time without a point that is not drawn as a gap. */
   get longestGap() {
     return Math.max(4 * this.stepS, 10);
   }

@@ -1,4 +1,4 @@
-/** A job's page: how it stands and why, its memory, its log, its attempts, its history, and what can be done about it. */
+/** The page of a job: state, reasons, memory, log, attempts, history, and actions. */
 
 import {act} from "./actions.js";
 import {Again} from "./resubmit.js";
@@ -10,10 +10,10 @@ import {Log} from "./log.js";
 import {ACTS, FINISHED, TICKING, WAITING, attemptTone, setState, stateChip, stateWord} from "./states.js";
 import {get} from "./api.js";
 
-const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "What it says"];
+const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Details"];
 
 export class JobPage {
-  /** `rewatch()` is called when something else of it has to be watched. */
+  /** Calls `rewatch()` when its targets change. */
   constructor(id, {isReadOnly, rewatch}) {
     this.id = id;
     this.isReadOnly = isReadOnly;
@@ -29,7 +29,7 @@ export class JobPage {
     this.state = stateChip("queued");
     this.state.hidden = true;
     this.ran = elapsed();
-    this.actions = el("div", {class: "row actions", role: "toolbar", "aria-label": "What to do with this job"});
+    this.actions = el("div", {class: "row actions", role: "toolbar", "aria-label": "Actions on this job"});
     this.command = el("code", {class: "command", tabindex: 0});
     this.facts = el("dl", {class: "facts many"});
     this.why = el("section", {class: "panel why", "aria-labelledby": "why-title", hidden: true});
@@ -67,7 +67,7 @@ export class JobPage {
     byId("view-job").replaceChildren(head, this.missing, this.body);
   }
 
-  /** What is watched for this job. Why it waits is worked out by the daemon, so only while it does. */
+  /** The targets to watch. `why` costs the daemon work, so it is watched only while the job waits. */
   targets() {
     const path = `/jobs/${this.id}`;
     return [
@@ -132,7 +132,7 @@ export class JobPage {
     if (why.error) return;
     if (!this.whyParts) {
       this.whyParts = {summary: el("p"), reasons: el("ul"), estimate: el("p", {class: "estimate"})};
-      this.why.append(el("h3", {id: "why-title", text: "Why does it wait?"}), ...Object.values(this.whyParts));
+      this.why.append(el("h3", {id: "why-title", text: "Why it waits"}), ...Object.values(this.whyParts));
     }
     say(this.whyParts.summary, why.summary);
     const isOfGpus = why.reasons.some((reason) => reason.device_id);
@@ -144,7 +144,7 @@ export class JobPage {
     say(this.whyParts.estimate, why.estimate);
   }
 
-  /** Reasons name devices by their ids; people know them by their numbers. */
+  /** Reasons name devices by id; show their index instead. */
   async nameGpus() {
     this.gpus = new Map();
     const {devices} = await get("/devices").catch(() => ({devices: []}));
@@ -168,11 +168,11 @@ export class JobPage {
     );
   }
 
-  /** From the first attempt on; what is run again after its end is followed anew. */
+  /** Follow the log from the first attempt on, and again when a finished job is retried. */
   followLog(job) {
     const isAnew = this.log?.isOver && job.attempt > this.logOf;
     if (!job.attempt || (this.log && !isAnew)) {
-      if (!this.log) say(this.logNote, "it has not run yet");
+      if (!this.log) say(this.logNote, "not started yet");
       return;
     }
     this.log?.close();
@@ -202,7 +202,7 @@ const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: `${id} (${st
 function factsOf(job) {
   const gpus = job.gpu_indexes.filter((index) => index !== null);
   return [
-    ["Folder", job.cwd],
+    ["Directory", job.cwd],
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],
     ["Memory", memoryWords(job)],
@@ -214,23 +214,23 @@ function factsOf(job) {
     ["Time limit", job.time_limit_s && duration(job.time_limit_s)],
     ["Retries", job.retries ? `${Math.min(job.failures, job.retries)} of ${job.retries} used` : null],
     ["After", job.after.length ? job.after : null],
-    ["Array", job.array === null ? null : `${job.array}${job.index === null ? "" : `, place ${job.index}`}`],
+    ["Array", job.array === null ? null : `${job.array}${job.index === null ? "" : `, index ${job.index}`}`],
     ["Values", Object.entries(job.values).map(([name, value]) => `${name}=${value}`).join(" ")],
     ["Engine", job.engine === "local" ? null : [job.engine, job.place].filter(Boolean).join(", ")],
-    ["What it says", FINISHED.has(job.state) ? job.reason : null],
+    ["Result", FINISHED.has(job.state) ? job.reason : null],
   ];
 }
 
-/** What its next run is given, and why so much. */
+/** The memory of the next attempt, and where the figure comes from. */
 function memoryWords(job) {
   if (!job.memory) return null;
   const {basis, given_mb: given, alone, runs} = job.memory;
-  if (alone) return `alone on its GPU (${basis === "unknown" ? "it teaches what it needs" : basis})`;
+  if (alone) return `alone on its GPU (${basis === "unknown" ? "learned after this run" : basis})`;
   const from = {
-    declared: "as declared",
+    declared: "as requested",
     learned: `learned from ${runs} runs`,
-    grown: "grown: it ran out of memory",
-    unknown: "at least: it teaches what it needs"
+    grown: "raised after running out of memory",
+    unknown: "at least; learned after this run"
   }[basis];
   return `${memory(given)}, ${from ?? basis}`;
 }
@@ -245,7 +245,7 @@ function makeAttempt() {
 function updateAttempt(row, attempt) {
   const [number, outcome, where, started, ran, reserved, peak, says] = row.values;
   say(number, attempt.number);
-  say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "under way"));
+  say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "running"));
   set(outcome, "data-tone", attemptTone(attempt.outcome, attempt.parked ? "suspended" : "running"));
   say(where, attempt.place ?? (attempt.devices.join(", ") || "no GPU"));
   say(started, clock(attempt.started_at));

@@ -14,7 +14,7 @@ const TAIL_BYTES = 262144;
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 
-/** A line as a terminal would leave it. */
+/** A line as a terminal would show it. */
 export function asShown(line) {
   const bare = line.replace(ESCAPES, "").replace(/\r+$/, "");
   return bare.slice(bare.lastIndexOf("\r") + 1).replace(CONTROLS, "");
@@ -45,7 +45,7 @@ export class Log {
     const query = queryOf({attempt: this.attempt ?? "", tail: TAIL_BYTES});
     this.stream = new Stream(`/jobs/${this.jobId}/log/live?${query}`, {
       heard: (told) => this.hear(told),
-      // What comes after this is the tail again, from its beginning.
+      // The stream starts again with the tail of the log.
       opened: () => this.clear(),
       broke: () => say(this.note, "reconnecting"),
     });
@@ -72,7 +72,7 @@ export class Log {
     if (told.over) {
       this.isOver = true;
       this.stream.close();
-      say(this.note, this.lines.childElementCount ? "it has ended" : "it wrote nothing");
+      say(this.note, this.lines.childElementCount ? "ended" : "no output");
     } else
       say(this.note, "live");
   }
@@ -114,7 +114,7 @@ export class Log {
   }
 }
 
-/** Of a line that is never ended, what was written over is forgotten. */
+/** Drop overwritten parts of a line that has no end yet. */
 function cut(line) {
   const over = line.lastIndexOf("\r", line.length - 2);
   return line.slice(Math.max(over, line.length - LONGEST_LINE, 0));

@@ -1,4 +1,4 @@
-/** The queue: a page of it from the daemon, filtered and searched there, whose rows are updated where they stand. */
+/** The queue: one page of rows, which the daemon filters and searches; rows are updated in place. */
 
 import {Choosing} from "./selection.js";
 import {elapsed, setElapsed} from "./clock.js";
@@ -12,7 +12,7 @@ const TYPING_MS = 250;
 const COLUMNS = ["Job", "State", "Name and command", "GPU", "Memory", "Priority", "Time"];
 
 export class Queue {
-  /** `go(filter)` shows another part of it; `isReadOnly` leaves out what changes anything. */
+  /** `go(filter)` shows another part of it; `isReadOnly` hides everything that changes jobs. */
   constructor({go, isReadOnly}) {
     this.go = go;
     this.isReadOnly = isReadOnly;
@@ -20,7 +20,7 @@ export class Queue {
     this.choosing = new Choosing({where: () => this.where(), changed: () => this.showChosen()});
     this.whole = el(
       "input",
-      {type: "checkbox", "aria-label": "Choose all jobs of this page", onchange: () => this.choosing.togglePage()}
+      {type: "checkbox", "aria-label": "Select all jobs on this page", onchange: () => this.choosing.togglePage()}
     );
     const heads = COLUMNS.map(
       (word) => el(
@@ -53,7 +53,7 @@ export class Queue {
     this.typing = setTimeout(() => this.go({...this.filter, search: byId("search").value.trim(), after: 0}), TYPING_MS);
   }
 
-  /** From the search to what was found. */
+  /** Move the focus from the search field to the results. */
   onSearchKey(event) {
     if (event.key !== "Enter" && event.key !== "ArrowDown") return;
     event.preventDefault();
@@ -66,14 +66,14 @@ export class Queue {
     if (document.activeElement !== byId("search")) byId("search").value = filter.search;
   }
 
-  /** What is watched for this filter. */
+  /** The target to watch for this filter. */
   get target() {
     const {state, search, after} = this.filter;
-    // Spaces part the targets of a stream, so they are written as %20 in each of them.
+    // Spaces separate the targets of a stream, so a space inside a target is %20.
     return `/jobs?${queryOf({all: 1, state, search, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
   }
 
-  /** All that match, as a request says it. */
+  /** The filter as the `where` of a request. */
   where() {
     const {state, search} = this.filter;
     return state || search ? {where: {state, search}} : {ids: "all"};
@@ -95,7 +95,7 @@ export class Queue {
     const isFiltered = this.filter.state || this.filter.search;
     say(
       empty,
-      isFiltered        ? "No job matches." :
+      isFiltered        ? "No jobs match." :
         this.isReadOnly ? "No jobs yet." :
                           "No jobs yet: submit one here, or with `gpuyard submit -- python train.py`."
     );
@@ -128,7 +128,7 @@ export class Queue {
     const pick = this.isReadOnly ?
       null :
       el(
-        "input", {type: "checkbox", "aria-label": `Choose job ${job.id}`, onchange: () => this.choosing.toggle(job.id)}
+        "input", {type: "checkbox", "aria-label": `Select job ${job.id}`, onchange: () => this.choosing.toggle(job.id)}
       );
     const cells = {
       id: job.id,
@@ -161,7 +161,7 @@ export class Queue {
     return row;
   }
 
-  /** j and k, or the arrows: from one job's link to the next. */
+  /** Move the focus to the next or previous job (j and k, or the arrows). */
   step(by) {
     const links = [...byId("jobs-body").querySelectorAll(".named a")];
     const at = links.findIndex((link) => link.closest("tr").contains(document.activeElement));
@@ -170,7 +170,7 @@ export class Queue {
     next?.scrollIntoView({block: "nearest"});
   }
 
-  /** Chooses the job whose row has the focus. */
+  /** Select the job that has the focus. */
   pick() {
     const row = document.activeElement?.closest("#jobs-body tr");
     if (row?.cells_.pick) this.choosing.toggle(row.cells_.id);
@@ -191,7 +191,7 @@ function updateRow(row, job) {
   say(cells.memory, memoryOf(job));
   say(cells.priority, job.priority);
   setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TICKING.has(job.state) || WAITING.has(job.state));
-  set(cells.time, "title", job.elapsed_s === null ? "has waited" : "has run");
+  set(cells.time, "title", job.elapsed_s === null ? "waiting time" : "run time");
 }
 
 function gpusOf(job) {
@@ -201,7 +201,7 @@ function gpusOf(job) {
   return job.gpus ? `any ${job.gpus > 1 ? job.gpus : ""}`.trim() : UNKNOWN;
 }
 
-/** What it was given, or would be. */
+/** The memory reserved, estimated or requested. */
 function memoryOf(job) {
   const given = job.reserved_mb ?? job.estimated_mb ?? job.vram_mb;
   if (!job.gpus) return UNKNOWN;

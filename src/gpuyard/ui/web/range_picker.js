@@ -1,4 +1,4 @@
-/** A choice of how much time is shown: one of a few, as buttons of which one is pressed. */
+/** A row of buttons that selects a time range. */
 
 import {el, set} from "./dom.js";
 

@@ -1,4 +1,4 @@
-/** Which jobs are chosen for what is done to many: these, or all that match. The bar that shows it and acts. */
+/** The selected jobs, or all that match, and the toolbar that acts on them. */
 
 import {act} from "./actions.js";
 import {byId, el, say} from "./dom.js";
@@ -6,7 +6,7 @@ import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";
 
 export class Choosing {
-  /** `where()` says which jobs match, as a request does; `changed()` is called when something else is chosen. */
+  /** `where()` returns the filter of a request; `changed()` is called when the selection changes. */
   constructor({where, changed}) {
     this.where = where;
     this.changed = changed;
@@ -28,7 +28,7 @@ export class Choosing {
     const clear = el("button", {type: "button", class: "quiet", text: "Clear", onclick: () => this.clear()});
     byId("bulk").append(el("div", {class: "row"}, this.told, this.everything), el("div", {class: "row"}, acts, clear));
     byId("bulk").setAttribute("role", "toolbar");
-    byId("bulk").setAttribute("aria-label", "What to do with the chosen jobs");
+    byId("bulk").setAttribute("aria-label", "Actions on the selected jobs");
   }
 
   get count() {
@@ -43,7 +43,7 @@ export class Choosing {
     return this.page.length > 0 && this.page.every((id) => this.has(id));
   }
 
-  /** What the queue shows now. */
+  /** The rows that the queue shows. */
   setPage(ids, total) {
     this.page = ids;
     this.total = total;
@@ -76,9 +76,9 @@ export class Choosing {
 
   show() {
     byId("bulk").hidden = this.count === 0;
-    say(this.told, this.isAll ? `All ${plural(this.total, "job")} chosen` : `${plural(this.count, "job")} chosen`);
+    say(this.told, this.isAll ? `All ${plural(this.total, "job")} selected` : `${plural(this.count, "job")} selected`);
     this.everything.hidden = this.isAll || !this.isWholePage || this.total === null || this.total <= this.ids.size;
-    say(this.everything, `Choose all ${count(this.total)} that match`);
+    say(this.everything, `Select all ${count(this.total)} that match`);
   }
 
   async act(verb) {

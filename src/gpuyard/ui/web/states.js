@@ -1,4 +1,4 @@
-/** The states of jobs: an icon, a word and a colour each, so that none of the three is needed alone. */
+/** Job states: each has an icon, a word and a colour, so that no state depends on colour alone. */
 
 import {el, set, svg} from "./dom.js";
 
@@ -7,7 +7,7 @@ const PAUSE = "M5 3.5v9M11 3.5v9";
 const CROSS = "M4 4l8 8M12 4l-8 8";
 const CIRCLE = "M8 3.2a4.8 4.8 0 1 0 .01 0z";
 
-/** By state: the icon's path, whether it is filled, and the tone of its colour. In the order in which people ask. */
+/** By state: the path of its icon, whether it is filled, and its tone. In display order. */
 const LOOKS = {
   running: [PLAY, true, "live"],
   stopping: ["M4 4h8v8H4z", true, "live"],
@@ -28,10 +28,10 @@ const LOOKS = {
 export const STATES = Object.keys(LOOKS);
 export const FINISHED = new Set(["succeeded", "failed", "cancelled", "rejected"]);
 export const WAITING = new Set(["queued", "held", "blocked", "delayed"]);
-/** Those whose program goes on, so that their time does. */
+/** States in which the program runs, so that its time advances. */
 export const TICKING = new Set(["running", "stopping"]);
 
-/** What can be done about a job in a state, as the table of transitions has it. */
+/** The actions that the lifecycle allows in each state. */
 export const ACTS = {
   cancel: {word: "Cancel", may: (state) => !FINISHED.has(state) && state !== "stopping"},
   hold: {word: "Hold", may: (state) => ["queued", "blocked", "delayed"].includes(state)},
@@ -51,7 +51,7 @@ const OUTCOME_TONES = {
 
 export const toneOf = (state) => LOOKS[state]?.[2] ?? "over";
 
-/** The tone of an attempt: by how it ended, or by how it stands. */
+/** The tone of an attempt: of its outcome, or of its state while it runs. */
 export function attemptTone(outcome, state) {
   if (!outcome) return toneOf(state);
   return outcome === "out-of-memory" ? "oom" : (OUTCOME_TONES[outcome] ?? "bad");
@@ -82,7 +82,7 @@ export function setState(node, state, word = state) {
   if (node.lastChild.textContent !== word) node.lastChild.textContent = word;
 }
 
-/** What ran out of memory failed, and people want to know it from other failures. */
+/** The state as a word; out of memory is named, since users treat it differently from other failures. */
 export const stateWord = (job) => job.state === "failed" &&
     ["out-of-memory", "timed-out", "lost", "cannot-start", "not-restored"].includes(job.outcome) ?
   job.outcome.replaceAll("-", " ") :

@@ -4,5 +4,5 @@ try {
   const chosen = window.localStorage.getItem("gpuyard-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch (error) {
-  console.info("gpuyard: nothing is remembered here", error);
+  console.info("gpuyard: this browser stores no settings", error);
 }

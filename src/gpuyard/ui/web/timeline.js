@@ -37,7 +37,7 @@ export class Timeline {
     this.rest = LEAST_MS;
     this.ahead = Infinity;
     this.changedAt = 0;
-    this.drawing = svg("svg", {class: "lanes", role: "group", "aria-label": "What ran on which device"});
+    this.drawing = svg("svg", {class: "lanes", role: "group", "aria-label": "Jobs by device over time"});
     this.layers =
       Object.fromEntries(["backs", "ticks", "moving", "labels"].map((name) => [name, svg("g", {class: name})]));
     this.clip = svg("rect", {y: 0});
@@ -79,7 +79,7 @@ export class Timeline {
     this.load();
   }
 
-  /** Called with what the stream tells; another signature means that something began, ended or was suspended. */
+  /** Called for each answer; a new signature means that a job started, ended or was suspended. */
   notice(signature) {
     if (signature === this.signature) return;
     const isFirst = this.signature === "";
@@ -93,7 +93,7 @@ export class Timeline {
     this.timer ||= setTimeout(() => this.load(), rest);
   }
 
-  /** What is told next is news, whatever it is. */
+  /** Treat the next answer as new. */
   forget() {
     this.signature = "";
   }
@@ -113,18 +113,18 @@ export class Timeline {
     } catch (error) {
       noteRefusal(error);
     }
-    // What takes long to tell is not asked for often.
+    // Request long time ranges less often: they cost the daemon more.
     this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (Date.now() - began)));
-    // The daemon tells the same for a while, the longer the span, so it may not have heard of the change.
+    // The daemon caches its answer, longer for a longer range, so the change may not be in it yet.
     if (this.told?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
   }
 
-  /** The daemon's clock need not be the browser's; what it told last is the nearest to it. */
+  /** The daemon's time, estimated from its last answer: its clock may differ from the browser's. */
   hearTime(then) {
     this.ahead = Math.min(this.ahead, Date.now() / 1000 - then);
   }
 
-  /** What a job is called that runs or ran of late. */
+  /** The name of a job that runs or ran recently. */
   nameOf(job) {
     return this.names?.get(job) ?? "";
   }
@@ -138,7 +138,7 @@ export class Timeline {
     if (!this.told || width < 50) return;
     this.width = width;
     this.perSecond = (width - LABELS - RIGHT) / SPANS[this.span];
-    // It stays for a while, so that what has ended stays where it was drawn.
+    // A lane stays for a while, so that ended bars do not move.
     if (!(Math.abs(this.now() - this.origin) * this.perSecond < FAR)) this.origin = this.now();
     this.layOut();
     this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
@@ -151,11 +151,11 @@ export class Timeline {
     this.move();
     const left = this.told.left_out;
     say(
-      byId("timeline-note"), left ? `${plural(left, "older stretch").replace("stretchs", "stretches")} left out` : ""
+      byId("timeline-note"), left ? `${plural(left, "older bar")} left out` : ""
     );
   }
 
-  /** Where each lane and its rows are; many rows make do with less each. */
+  /** The position of each lane and its rows; many rows are lower. */
   layOut() {
     let top = 0;
     this.lanes = this.told.lanes.map((lane) => {
@@ -199,7 +199,7 @@ export class Timeline {
 
   place(node, stretch) {
     const lane = this.lanes[stretch.lane];
-    // Words take longest, and of most nothing has changed.
+    // Text is the slowest to draw, and most labels are unchanged.
     const isOther = !node.stretch || node.stretch.until !== stretch.until || node.stretch.state !== stretch.state;
     if (!isOther && node.layout === this.layout && stretch.until !== null) return;
     node.stretch = stretch;
@@ -220,7 +220,7 @@ export class Timeline {
     this.stretchTo(node, this.now());
   }
 
-  /** How far it reaches; of what has ended that stays the same. */
+  /** Set the extent of a bar; that of an ended one never changes. */
   stretchTo(node, now) {
     const {stretch} = node;
     const from = this.x(stretch.from);
@@ -235,7 +235,7 @@ export class Timeline {
     this.label(node, from, width);
   }
 
-  /** Its name, where there is room for some of it; text is what costs most to draw. */
+  /** Its label, if the bar is wide enough; text is the slowest to draw. */
   label(node, from, width) {
     const seen = Math.max(from, LABELS + (this.moved ?? 0));
     const letters = Math.floor((from + width - seen - 8) / LETTER);
@@ -248,9 +248,9 @@ export class Timeline {
     say(text, (node.stretch.name || String(node.stretch.job)).slice(0, letters));
   }
 
-  /** Time goes on: all is moved to the left at once, and what runs reaches further. */
+  /** Advance the time: move all bars left, and extend running ones. */
   move() {
-    if (!this.told || document.hidden || !this.width || byId("view-yard").hidden) return;
+    if (!this.told || document.hidden || !this.width || byId("view-overview").hidden) return;
     const now = this.now();
     this.moved = (now - this.origin) * this.perSecond;
     set(this.layers.moving, "transform", `translate(${(-this.moved).toFixed(1)} 0)`);
@@ -279,7 +279,7 @@ export class Timeline {
     if (node.stretch) showTip(node.firstChild, describe(node.stretch, this.now()));
   }
 
-  /** One stop for Tab; arrows go from job to job. */
+  /** One Tab stop; arrow keys move from job to job. */
   onKey(event) {
     const node = event.target.closest("[data-job]");
     const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];

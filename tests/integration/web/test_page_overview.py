@@ -68,7 +68,7 @@ def test_a_card_tells_whose_the_memory_of_a_gpu_is(
     expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
     expect(own).to_contain_text("3 GB of 8 GB")
     expect(other.locator(".membar")).to_have_attribute(
-        "aria-label", "Memory: other leases 2 GB, no lease 1 GB, free 21 GB"
+        "aria-label", "Memory: other leases 2 GB, without a lease 1 GB, free 21 GB"
     )
 
 
@@ -83,7 +83,7 @@ def test_charts_show_the_last_minutes_and_go_on_by_themselves(
     expect(memory.locator("path.own")).not_to_have_attribute("d", drawn or "")
     expect(page.get_by_role("img", name="Utilisation of GPU 0 over 10m: now 80%, peak 80%")).to_be_visible()
     expect(page.get_by_role("img", name="CPU over 10m: now")).to_be_visible()
-    page.get_by_role("group", name="Time that the charts show").get_by_role("button", name="1h").click()
+    page.get_by_role("group", name="Time range of the charts").get_by_role("button", name="1h").click()
     expect(page.get_by_role("img", name="Memory of GPU 0 over 1h")).to_be_visible()
 
 
@@ -99,7 +99,7 @@ def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at
     assert boxes[0] is not None
     assert boxes[1] is not None
     assert min(boxes[0]["y"], boxes[1]["y"]) + boxes[0]["height"] <= max(boxes[0]["y"], boxes[1]["y"])
-    page.get_by_role("group", name="Time that the timeline shows").get_by_role("button", name="10m").click()
+    page.get_by_role("group", name="Time range of the timeline").get_by_role("button", name="10m").click()
     first.hover()
     expect(page.get_by_role("tooltip")).to_contain_text(f"train · job {packed[0]}")
     expect(page.get_by_role("tooltip")).to_contain_text("now, ")
@@ -128,13 +128,13 @@ def test_a_suspended_stretch_is_hatched_and_others_go_on(
 def test_a_paused_queue_says_so_and_goes_on_when_told(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     shown.yard.post("/pause")
-    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_visible()
+    expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_visible()
     shown.button("Unpause").click()
-    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_hidden()
+    expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_hidden()
     assert shown.yard.get("/status")["paused"] is False
 
 
-def test_light_or_dark_is_as_the_system_has_it_until_it_is_chosen(shown: Shown) -> None:  # noqa: F811
+def test_light_or_dark_follows_the_system_until_the_user_chooses(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     light = _ground(page)
     page.emulate_media(color_scheme="dark")
@@ -200,7 +200,7 @@ def test_tab_goes_through_the_page_from_its_top_and_the_focus_is_seen(shown: Sho
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.textContent.trim()"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert seen == ["Skip to the content", "gpuyard", "Yard", "Submit"]
+    assert seen == ["Skip to the content", "gpuyard", "Overview", "Submit"]
 
 
 @pytest.mark.parametrize("width", [360, 640])  # a phone, and a window of 1280 at a zoom of 200%
@@ -240,7 +240,7 @@ def test_who_may_only_look_is_shown_nothing_to_do(yard: Yard, page: Page) -> Non
     yard.post("/pause")
     site = Site(yard, read_only=True)
     site.enter(page)
-    expect(page.get_by_text("The queue is paused: nothing starts.")).to_be_visible()
+    expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_visible()
     expect(page.locator("#jobs-body tr")).to_have_count(1)
     for route in ("/", "/submit", f"/job/{held}"):
         page.goto(f"{site.origin}/#{route}")
