@@ -151,7 +151,7 @@ def die_at(point: int) -> None:
 
 
 def prune_and_die(connection: Connection) -> None:
-    """In a process without threads: prunes in a fork of it, which is killed at the point it is told; whether it was."""
+    """In a process without threads: prune in a fork that is killed at the requested point. Answer whether it was."""
     for name in [name for name in os.environ if name.startswith("COV")]:
         del os.environ[name]  # measuring what is killed gives nothing, and takes long
     while True:

@@ -101,7 +101,7 @@ def test_those_of_an_array_that_need_something_else_are_submitted_by_themselves(
     assert "--mem=9000M" in submissions(script)[1]
 
 
-def test_no_index_is_higher_than_slurm_takes_unless_told() -> None:
+def test_no_index_exceeds_slurms_default_limit() -> None:
     many, high = slurm(*array(1, 2500)), slurm(*array(1, 3, at=999))
     assert [line.split()[2] for line in submissions(many)] == ["--array=0-999", "--array=0-999", "--array=0-499"]
     assert "0) export GPUYARD_ARRAY_INDEX=2000; set -- part 2000 ;;" in lines(many)
@@ -150,7 +150,7 @@ def test_retries_are_requeues_after_a_failure_and_after_a_lost_node() -> None:
     assert '[ "${SLURM_RESTART_COUNT:-0}" -ge 2 ] || scontrol requeue "$SLURM_JOB_ID"' in lines(script)
 
 
-def test_needs_are_told_in_the_words_of_the_engine() -> None:
+def test_needs_are_requested_as_the_engine_does() -> None:
     job = packed(1, need=SHARED, ram_mb=2000.0, cpus=3, limit_s=3600.0, priority=2)
     script = slurm(job, partition="gpu", options=("--constraint=a100",), shard_mb=1000.0, nice_base=10)
     for word in (
@@ -225,7 +225,7 @@ def test_a_long_list_of_jobs_is_cut() -> None:
     assert told(slurm(*jobs))[NotExported.GATES].endswith(" 41 and others")
 
 
-def test_whole_gpus_in_place_of_shares_are_told() -> None:
+def test_whole_gpus_in_place_of_shares_are_reported() -> None:
     job = packed(1, need=SHARED)
     assert NotExported.SHARE in told(slurm(job))
     assert NotExported.SHARE in told(ray(job))
@@ -281,7 +281,7 @@ def test_time_limits_and_retries_are_kept_by_the_job_itself() -> None:
     assert 'exec timeout -k 10 60 "$@"' in lines(script)
 
 
-def test_the_address_is_the_configurations_unless_who_runs_it_names_another() -> None:
+def test_the_address_of_the_configuration_is_only_a_default() -> None:
     assert "|| RAY_API_SERVER_ADDRESS=http://head:8265" in ray(packed(1), address="head:8265").text
     assert "|| RAY_API_SERVER_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}" in ray(packed(1)).text
 

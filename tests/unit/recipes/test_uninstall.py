@@ -173,7 +173,7 @@ def test_a_name_that_leads_out_of_that_folder_is_not_believed(user: Path, state:
     assert (user / "logs/1.1.log").exists()
 
 
-def test_what_other_programs_were_told_is_removed_or_named(user: Path, tools: Tools) -> None:
+def test_systemd_units_and_shell_lines_are_removed_or_named(user: Path, tools: Tools) -> None:
     units = user / ".config/systemd/user"
     write(units / "gpuyard.service", "[Service]\nExecStart=/x/gpuyard daemon run\n")
     write(units / "other.service")
@@ -292,9 +292,7 @@ def test_a_folder_that_others_can_write_to_is_emptied_but_not_removed(own_home: 
 
 
 @pytest.mark.parametrize("place", ["", "..", "../.."])
-def test_the_home_folder_and_whatever_holds_it_are_refused(
-    user: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_the_home_folder_and_its_parents_are_refused(user: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     write(user / "daemon.log")
     monkeypatch.setenv("GPUYARD_HOME", str(user / place))
     with pytest.raises(UserError, match="is your home folder or contains it"):

@@ -126,7 +126,7 @@ def test_labels_that_never_fit_are_read_once_more_and_cost_the_others_nothing(sh
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), KeyboardInterrupt(), MemoryError("no more")])
-def test_whatever_a_renderer_raises_ends_its_label_alone(shelf: Shelf, tmp_path: Path, raised: BaseException) -> None:
+def test_any_exception_of_a_renderer_ends_its_label_only(shelf: Shelf, tmp_path: Path, raised: BaseException) -> None:
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
         if label["name"] == "label0":
             raise raised
@@ -143,7 +143,7 @@ def test_a_label_that_cannot_be_copied_is_reported(shelf: Shelf, tmp_path: Path)
     assert (played.status.rendered, played.skipped["bad"].kind) == (2, "renderer")
 
 
-def test_an_error_that_many_are_told_keeps_nothing_of_them(tmp_path: Path) -> None:
+def test_an_error_raised_in_many_workers_keeps_no_frames_alive(tmp_path: Path) -> None:
     def load(path: str) -> dict[str, Any]:
         raise ValueError("no")
 

@@ -90,7 +90,7 @@ def refusal(output: Path, pruned: Path | None) -> str:
     return "nothing was refused"
 
 
-def test_a_root_that_takes_no_data_is_told_before_the_first_launch(tmp_path: Path) -> None:
+def test_a_root_that_takes_no_data_is_reported_before_the_first_run(tmp_path: Path) -> None:
     with child(make_with_little_room, tmp_path / "out", tmp_path / "pruned") as maker:
         assert maker.hear() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
     assert os.listdir(tmp_path / "out") == []
@@ -117,7 +117,7 @@ def test_a_full_and_a_read_only_disk_are_told_before_the_first_launch(tmp_path: 
 
 
 @as_root
-def test_a_root_of_somebody_elses_is_told_before_the_first_launch() -> None:
+def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
     with child(make_as_nobody, Path("/var")) as maker:
         assert maker.hear() == "cannot write to the output root /var: Permission denied"
     with child(make_as_nobody, Path("/var/out")) as maker:

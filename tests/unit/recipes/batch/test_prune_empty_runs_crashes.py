@@ -30,7 +30,7 @@ def test_a_line_that_was_cut_off_spoils_neither_the_next_nor_the_others(roots: R
     assert {name: line.to for name, line in read_record(roots.record).items()} == {"run-000003": "/x", RUN: moved.to}
 
 
-def test_a_record_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     assert read_record(tmp_path / "none") == {}
     with pytest.raises(EnvironmentFault, match=f"cannot read the record {tmp_path}: Is a directory"):
         read_record(tmp_path)

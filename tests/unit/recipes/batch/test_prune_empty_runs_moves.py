@@ -127,9 +127,7 @@ def make_anew(run: Path, path: str, content: bytes | None) -> None:
         ("deep/er/new", None),
     ],
 )
-def test_a_run_that_was_made_anew_goes_beside_the_one_of_its_name(
-    roots: Roots, path: str, content: bytes | None
-) -> None:
+def test_a_new_run_of_the_same_name_is_moved_beside_the_old_one(roots: Roots, path: str, content: bytes | None) -> None:
     first, second = roots.pruned / RUN, roots.pruned / f"{RUN}.2"
     roots.prune()
     before = seen(first)

@@ -1,4 +1,4 @@
-"""Budgets that nobody gave: a part of what is free."""
+"""Default budgets: a part of the free memory."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_ram_is_half_of_what_is_available() -> None:
     assert choose_ram().mb == 4000.0
 
 
-def test_where_nobody_knows_what_is_available_it_has_to_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_figure_for_available_memory_the_budget_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, available_mb=None)
     with pytest.raises(EnvironmentFault) as caught:
         choose_ram()

@@ -1,4 +1,4 @@
-"""Whoever follows a run is shown how it stands, finds it in a file, and can have it stopped."""
+"""A follower shows the status of a run, writes it to a file, and stops the run."""
 
 import errno
 import json
@@ -82,7 +82,7 @@ def test_the_stop_is_shown_once_and_not_before_it_holds() -> None:
     assert shown == [True]
 
 
-def test_a_run_that_had_not_begun_when_it_was_to_stop_is_told_again() -> None:
+def test_a_run_that_had_not_started_is_stopped_again() -> None:
     class Deaf(Run):
         """It hears of nothing before it has begun, as one that waits for its lease."""
 
@@ -96,7 +96,7 @@ def test_a_run_that_had_not_begun_when_it_was_to_stop_is_told_again() -> None:
         assert run.stopped.wait(DEADLINE_S)
 
 
-def test_whoever_was_shown_it_may_go_away(tmp_path: Path) -> None:
+def test_the_display_may_go_away(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
 
     def show(_: RenderStatus) -> None:
@@ -108,7 +108,7 @@ def test_whoever_was_shown_it_may_go_away(tmp_path: Path) -> None:
         assert run.stopped.wait(DEADLINE_S)
 
 
-def test_whoever_is_shown_it_and_does_not_look_holds_up_nothing(tmp_path: Path) -> None:
+def test_a_display_that_blocks_delays_neither_file_nor_stop(tmp_path: Path) -> None:
     path, run, looks_again = tmp_path / "status.json", Run(), threading.Event()
     with Follower(run, lambda _: assert_set(looks_again), StatusFile(path)) as follower:
         until(lambda: path.exists() and json.loads(path.read_text())["rendered"] > 9, "statuses meanwhile")
@@ -170,7 +170,7 @@ def test_a_reader_finds_a_whole_status_at_any_moment(tmp_path: Path) -> None:
     assert seen == [2000] * 300
 
 
-def test_nobody_asked_for_it_yet_a_run_of_more_than_a_minute_has_one_among_its_outputs(tmp_path: Path) -> None:
+def test_by_default_a_run_of_more_than_a_minute_writes_a_status_to_its_outputs(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     StatusFile.default(tmp_path).write(status(elapsed_s=59.0))
     assert not path.exists()

@@ -1,4 +1,4 @@
-"""A manifest: entries become units of labels, and what is wrong is told with its place."""
+"""A manifest: entries become render units, and mistakes are reported with their place."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What assets take and cost: whatever cannot be measured is told with its asset."""
+"""Sizes and times of assets; an asset that cannot be measured has a problem."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An environment is activated as `conda activate` would, by whichever tool there is; what is wrong is told."""
+"""Any installed tool activates an environment as `conda activate` does; failures are reported."""
 
 import os
 import shlex
@@ -45,7 +45,7 @@ def conda(tmp_path: Path) -> Installation:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of somebody who has no conda in sight."""
+    """The environment of a user without conda."""
     return {"PATH": os.defpath, "HOME": str(tmp_path / "home"), "KEPT": "a\nb=c"}
 
 
@@ -83,7 +83,9 @@ def test_conda_is_found(tmp_path: Path, environment: dict[str, str], by: str) ->
 
 @pytest.mark.parametrize("tool", ["micromamba", "mamba"])
 @pytest.mark.parametrize("by", ["MAMBA_EXE", "PATH"])
-def test_a_mamba_is_asked_in_its_own_words(tmp_path: Path, environment: dict[str, str], tool: str, by: str) -> None:
+def test_mamba_and_micromamba_are_called_with_their_own_arguments(
+    tmp_path: Path, environment: dict[str, str], tool: str, by: str
+) -> None:
     mamba = Installation(tmp_path / "mamba", tool)
     mamba.add("torch")
     if by == "PATH":
@@ -181,7 +183,9 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
         os.kill(pid, 0)
 
 
-def test_a_missing_environment_is_told_with_those_there_are(conda: Installation, environment: dict[str, str]) -> None:
+def test_a_missing_environment_is_reported_with_the_known_ones(
+    conda: Installation, environment: dict[str, str]
+) -> None:
     conda.add("torch")
     conda.add("jax")
     environment["CONDA_EXE"] = str(conda.tool)
@@ -190,7 +194,7 @@ def test_a_missing_environment_is_told_with_those_there_are(conda: Installation,
     assert caught.value.hint == "there are: base, jax, torch"
 
 
-def test_a_conda_that_fails_is_a_fault_with_its_own_words(conda: Installation, environment: dict[str, str]) -> None:
+def test_a_conda_that_fails_is_a_fault_with_its_own_message(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("torch")
     conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
     environment["CONDA_EXE"] = str(conda.tool)

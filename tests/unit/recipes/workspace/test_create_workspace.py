@@ -1,4 +1,4 @@
-"""A workspace is made whole, and nothing of anybody's is lost when it is made anew."""
+"""A workspace is created completely, and updating it loses nothing."""
 
 import os
 import re
@@ -207,7 +207,7 @@ def test_a_file_is_no_place_for_a_workspace(tmp_path: Path, force: bool) -> None
         init(tmp_path / "file", force=force)
 
 
-def test_what_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_workspace_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match=r"cannot create the workspace .*: Not a directory"):
         init(tmp_path / "file" / "ws", force=False)

@@ -1,4 +1,4 @@
-"""Markers that are set aside while a config is started again, and one who changes a workspace at a time."""
+"""Markers are set aside while a config is started again, and one command at a time changes a workspace."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ def refuse(marker: Path) -> None:
         raise ValueError("refused")
 
 
-def test_one_that_runs_again_has_no_marker_and_one_that_is_refused_has_its_own(tmp_path: Path) -> None:
+def test_a_rerun_has_no_marker_and_a_refused_rerun_keeps_it(tmp_path: Path) -> None:
     marker = tmp_path / "a_completed.txt"
     marker.write_text("first\n")
     with pytest.raises(ValueError, match="refused"):
@@ -42,7 +42,7 @@ def test_a_marker_that_cannot_be_written_is_a_fault_that_names_it(tmp_path: Path
         write_whole(tmp_path / "out" / "a_completed.txt", b"done\n")
 
 
-def test_one_who_changes_a_workspace_is_alone(tmp_path: Path) -> None:
+def test_a_workspace_is_changed_by_one_command_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path):
         other = os.open(tmp_path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):

@@ -1,4 +1,4 @@
-"""A mistake in a configuration is told with its file, its line, its key, and what was probably meant."""
+"""A mistake in a configuration is reported with its file, its line, its key, and a suggestion."""
 
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def test_a_pattern_is_one_of_file_names(tmp_path: Path, text: str) -> None:
     assert "`config_pattern` takes a pattern of file names" in told(tmp_path, f"config_pattern: {text}\n")
 
 
-def test_a_mistake_in_a_block_is_told_at_its_own_line(tmp_path: Path) -> None:
+def test_a_mistake_in_a_block_is_reported_with_its_own_line(tmp_path: Path) -> None:
     assert told(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
 
 
@@ -97,7 +97,7 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     assert told(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
 
 
-def test_all_mistakes_are_told_at_once_the_first_line_first(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together_in_order_of_lines(tmp_path: Path) -> None:
     lines = complaint(tmp_path, "max_retries: x\ntask_nam: a\nvram: y\n").message.splitlines()
     path = tmp_path / CONFIG_FILE
     assert lines == [
@@ -147,7 +147,7 @@ def test_no_tag_is_ever_obeyed(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_file_that_cannot_be_read_is_told_as_such(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).mkdir()
     with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
         load(tmp_path)

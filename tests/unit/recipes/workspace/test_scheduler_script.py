@@ -1,4 +1,4 @@
-"""`scheduler.sh` reaches the workspace it lies in, from anywhere and whatever it is called."""
+"""`scheduler.sh` finds its workspace from any directory and under any name."""
 
 import os
 import subprocess

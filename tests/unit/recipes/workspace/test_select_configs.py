@@ -60,7 +60,7 @@ def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
         ("../other/configs/heavy.yml", "there is no config '../other/configs/heavy.yml'", "did you mean 'heavy.yml'?"),
     ],
 )
-def test_one_that_is_not_there_or_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
+def test_a_config_that_is_missing_or_named_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         choose_configs(load(folder).settings, folder, text)
     assert says in str(caught.value)
@@ -84,7 +84,7 @@ def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:
             choose_devices(settings, 3, text)
 
 
-def test_so_many_gpus_are_the_first_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_count_uses_the_first_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
     assert choose_devices(said(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
     devices, notes = choose_devices(said(folder, "gpu_count: 8").settings, 1, None)
@@ -133,7 +133,7 @@ def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environmen
         ("work_dir: nowhere", "work_dir: there is no folder"),
     ],
 )
-def test_what_cannot_be_started_is_told_before_anything_is(folder: Path, text: str, says: str) -> None:
+def test_a_command_that_cannot_start_is_reported_before_anything_starts(folder: Path, text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         words(folder, text)
 

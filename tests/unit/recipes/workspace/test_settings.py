@@ -103,11 +103,11 @@ def test_the_new_keys_take_what_people_write(tmp_path: Path) -> None:
     assert settings.conda_env == "torch"
 
 
-def test_a_command_can_be_a_list_of_words(tmp_path: Path) -> None:
+def test_a_command_can_be_a_list_of_arguments(tmp_path: Path) -> None:
     assert loaded(tmp_path, "notify: [sh, -c, 'echo $HOME | cat']").settings.notify == ("sh", "-c", "echo $HOME | cat")
 
 
-def test_variables_have_the_very_text_that_was_written(tmp_path: Path) -> None:
+def test_variables_keep_their_text_as_written(tmp_path: Path) -> None:
     text = "env:\n  LR: 1e-3\n  DEBUG: yes\n  CODE: 007\n  QUOTED: '$(x)'\n  EMPTY:\n"
     assert loaded(tmp_path, text).settings.env == {
         "LR": "1e-3",
@@ -203,7 +203,7 @@ def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pyte
     assert load(Path("ws")).settings.work_dir == f"{tmp_path}/ws"
 
 
-def test_a_folder_whose_name_is_no_name_for_a_task_gives_one_that_is(tmp_path: Path) -> None:
+def test_an_unusable_folder_name_gives_a_usable_task_name(tmp_path: Path) -> None:
     odd = tmp_path / f"two\nlines{'é' * 100}"
     name = loaded(odd, "").settings.task_name
     assert name.startswith("two_linesé")

@@ -166,5 +166,5 @@ def test_nothing_is_said_where_anything_is_unknown() -> None:
     assert estimate_left_s([row("completed", None), row("failed", None)]) == 0.0
 
 
-def test_one_that_takes_longer_than_its_like_is_not_about_to_end() -> None:
+def test_an_overdue_task_is_not_expected_to_end_at_once() -> None:
     assert estimate_left_s([row("running", 100.0, 200.0)]) == pytest.approx(20.0)

@@ -51,7 +51,7 @@ def test_a_name_that_tmux_cannot_hold_is_mapped(name: str) -> None:
 
 
 @given(st.text())
-def test_whatever_a_name_was_it_can_be_used(name: str) -> None:
+def test_any_name_becomes_usable(name: str) -> None:
     session, part = scheduler_session(name, ""), slug(name)
     assert 0 < len(session) <= 80
     assert 0 < len(part.encode()) <= 60
@@ -111,7 +111,7 @@ def test_ordinary_and_odd_names_are_fine() -> None:
         ([os.fsdecode(b"caf\xe9.yml")], "not UTF-8"),
     ],
 )
-def test_names_that_cannot_be_used_are_told(files: list[str], what: str) -> None:
+def test_unusable_config_names_are_reported(files: list[str], what: str) -> None:
     with pytest.raises(UserError, match=what) as caught:
         check_config_names([Path(file) for file in files])
     assert caught.value.hint

@@ -1,4 +1,4 @@
-"""What a task's own YAML asks for, and what in it is nobody's business but its program's."""
+"""Options in a task's own YAML, and the parts of it that belong to its program."""
 
 from pathlib import Path
 
@@ -83,7 +83,9 @@ def test_the_first_of_several_documents_counts(tmp_path: Path) -> None:
         ("vram: lots", "`vram` takes a size such as 8G, or a number of MB, not 'lots'", None),
     ],
 )
-def test_a_mistake_in_ours_is_told_with_its_line(tmp_path: Path, text: str, what: str, hint: str | None) -> None:
+def test_a_mistake_in_the_scheduler_section_is_reported_with_its_line(
+    tmp_path: Path, text: str, what: str, hint: str | None
+) -> None:
     with pytest.raises(UserError) as caught:
         options(tmp_path, f"lr: 1\nscheduler:\n  {text}\n")
     line = 3 + text.count("\n")
@@ -91,6 +93,6 @@ def test_a_mistake_in_ours_is_told_with_its_line(tmp_path: Path, text: str, what
     assert caught.value.hint == hint
 
 
-def test_a_task_without_a_file_is_told(tmp_path: Path) -> None:
+def test_a_task_without_a_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no file"):
         load_task_options(tmp_path / "gone.yml")

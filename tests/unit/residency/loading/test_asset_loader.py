@@ -1,4 +1,4 @@
-"""Scenes and actors on disk: found, measured, and read into memory that somebody else has."""
+"""Scenes and actors on disk: found, measured, and read into the caller's memory."""
 
 import os
 import random
@@ -153,7 +153,7 @@ def test_a_file_of_another_format_says_what_to_do(tmp_path: Path) -> None:
     )
 
 
-def test_what_has_no_frames_is_told(tmp_path: Path) -> None:
+def test_an_actor_without_frames_is_reported(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"no frame")
 
     for path in (tmp_path, tmp_path / "*.ply"):
@@ -170,7 +170,7 @@ def test_a_bad_frame_is_told_by_its_own_name_before_anything_is_read(tmp_path: P
     assert "it has" in problem_with(tmp_path / "2.ply", lambda: Loader().actor(str(tmp_path)))
 
 
-def test_a_frame_that_vanishes_is_told(tmp_path: Path) -> None:
+def test_a_frame_that_vanishes_is_reported(tmp_path: Path) -> None:
     write_frames(tmp_path, ["1.ply", "2.ply"])
     source = Loader().actor(str(tmp_path))
     own = Loader(lambda path: {"a": [1]}).actor(str(tmp_path))
@@ -233,7 +233,9 @@ def test_a_sequence_of_ones_own_format_is_read_however_little_of_it_may_be_held(
     assert read_frame(source, 11)["number"].tolist() == [11] * 12
 
 
-def test_a_loader_that_does_not_give_the_same_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_returns_other_arrays_the_second_time_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asset_loader, "HELD_NBYTES", 0)
     lengths = iter(range(1, 9))
     for number in range(2):
@@ -272,7 +274,7 @@ def test_what_is_wrong_with_a_loader_is_said_with_the_files_name(tmp_path: Path,
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), MemoryError("no more"), OSError("gone")])
-def test_whatever_ends_a_loader_concerns_that_file_alone(tmp_path: Path, raised: BaseException) -> None:
+def test_any_exception_of_a_loader_concerns_its_file_only(tmp_path: Path, raised: BaseException) -> None:
     def load(path: str) -> dict[str, Any]:
         raise raised
 

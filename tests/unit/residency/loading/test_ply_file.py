@@ -251,7 +251,7 @@ def test_a_wrong_file_is_not_read_whole(tmp_path: Path) -> None:
     assert problem_with(path) == "its header does not end within 1 MB"
 
 
-def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
 
@@ -263,7 +263,7 @@ def test_what_is_no_regular_file_is_told(tmp_path: Path) -> None:
     assert problem_with(f"{tmp_path}/a\0b").startswith("it cannot be read: ")
 
 
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
     path = write_ply(tmp_path / "secret.ply", points(3))
     path.chmod(0)
 
@@ -284,12 +284,12 @@ def _as_nobody() -> Iterator[None]:
 
 
 @pytest.mark.linux("a file that is known to fail")
-def test_a_disk_that_fails_is_told() -> None:
+def test_a_disk_that_fails_is_reported() -> None:
     assert problem_with("/proc/self/mem") == "it cannot be read: Input/output error"
 
 
 @pytest.mark.linux("file names that are not UTF-8")
-def test_a_message_can_be_written_down_whatever_the_file_is_called(tmp_path: Path) -> None:
+def test_a_skip_can_be_written_for_any_file_name(tmp_path: Path) -> None:
     with pytest.raises(AssetError) as caught:
         describe(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.ply"))
 
@@ -306,7 +306,7 @@ def test_a_message_can_be_written_down_whatever_the_file_is_called(tmp_path: Pat
     ],
     ids=["gone", "truncated", "written anew"],
 )
-def test_a_file_that_is_no_longer_what_it_was_is_told(
+def test_a_file_that_was_changed_is_reported(
     tmp_path: Path, form: str, change: Callable[[Path], object], problem: str
 ) -> None:
     path = write_ply(tmp_path / "scene.ply", points(5), form)
@@ -320,7 +320,7 @@ def test_a_file_that_is_no_longer_what_it_was_is_told(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_that_shrinks_while_it_is_read_is_told(tmp_path: Path, form: str) -> None:
+def test_a_file_that_shrinks_while_it_is_read_is_reported(tmp_path: Path, form: str) -> None:
     class Shrinking(PagedSink):
         def views(self, offset: int, nbytes: int) -> list[memoryview]:
             os.truncate(path, 1000)

@@ -157,7 +157,7 @@ def test_an_upload_comes_after_what_pytorch_writes_into_new_memory(
     assert bytes(page[8:12]) == b"here"
 
 
-def test_an_array_must_begin_where_its_type_can(memory: CudaMemory) -> None:
+def test_an_array_must_start_at_a_multiple_of_its_item_size(memory: CudaMemory) -> None:
     buffer = memory.allocate(64)
     with pytest.raises(ValueError, match="an array of f4 cannot start at byte 6"):
         memory.view(buffer, dtype="f4", shape=(2,), offset=6, strides=(1,))

@@ -165,7 +165,7 @@ def test_cuda_without_pytorch_says_what_to_install() -> None:
     assert caught.value.hint == f"{line}; or use the device 'auto': {IN_RAM}"
 
 
-def test_why_the_memory_is_the_hosts_is_told_where_nobody_asked_for_that(torch: Any, monkeypatch: Any) -> None:
+def test_a_fallback_to_host_memory_is_explained(torch: Any, monkeypatch: Any) -> None:
     assert [missing_gpu_advice(kind) for kind in ("auto", "host")] == [None, None]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert (missing_gpu_advice("auto") or ("",))[0] == f"PyTorch {torch.__version__} finds no GPU: {IN_RAM}"
@@ -228,7 +228,7 @@ def test_segments_may_grow_by_the_name_that_this_pytorch_knows(
         assert name not in os.environ, "CUDA is set up already"
 
 
-def test_what_the_user_told_pytorch_stands(
+def test_the_users_allocator_settings_are_kept(
     torch: Any, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")

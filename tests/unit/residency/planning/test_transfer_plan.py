@@ -1,4 +1,4 @@
-"""The plan: its rules one by one, and in any world whatever."""
+"""The plan: its rules one by one, and in random worlds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -156,7 +156,7 @@ def test_what_is_asked_for_is_read_before_what_is_needed_next() -> None:
     assert made == (Read(S2),)
 
 
-def test_what_nobody_will_need_goes_from_both_tiers() -> None:
+def test_assets_that_are_not_needed_again_are_dropped_from_both_tiers() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: THERE}, vram={S1: THERE})
     assert set(made) == {DropRam(S0), DropVram(S1)}
 
@@ -166,7 +166,7 @@ def test_what_is_on_its_way_is_left_alone(stage: Stage) -> None:
     assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: stage}, vram={S1: stage}) == ()
 
 
-def test_what_is_in_use_stays_though_nobody_needs_it_again() -> None:
+def test_an_asset_in_use_stays_even_if_it_is_not_needed_again() -> None:
     held = {"ram": {S0: THERE}, "vram": {S1: THERE}, "held": {S1}, "held_ram": {S0}}
     assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, **held) == ()
 
@@ -197,7 +197,7 @@ def test_a_copy_that_is_in_ram_as_well_is_just_dropped_and_its_slot_taken_at_onc
     assert made == (DropVram(S0), Promote(S2))
 
 
-def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
+def test_a_request_waits_while_all_slots_are_in_use() -> None:
     made: TransferPlan = plan(
         state_of(
             SCENES,
@@ -212,7 +212,7 @@ def test_whoever_finds_all_slots_in_use_waits_for_one() -> None:
     assert (made.steps, made.waits) == ((), {S2: StallCause.SLOT})
 
 
-def test_whoever_finds_no_ram_to_read_into_waits_for_it() -> None:
+def test_a_request_waits_for_ram_to_read_into() -> None:
     made = plan(
         state_of(
             SCENES, Budgets(vram=100, ram=10), {}, requested={S2: 1}, ram={S0: THERE}, vram={S0: COMING}, held_ram={S0}

@@ -1,4 +1,4 @@
-"""Outputs: there as a whole or not at all, whoever dies when; and one run at a time for each root."""
+"""Outputs are complete or absent after any crash, and each root has one run at a time."""
 
 import errno
 import json
@@ -170,7 +170,7 @@ def test_a_root_that_is_a_file_is_the_users_mistake(root: Path) -> None:
             Outputs(path, resume=False)
 
 
-def test_a_root_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, Path, "mkdir", errno.EROFS)
     with pytest.raises(EnvironmentFault, match="out cannot be used for outputs: Read-only file system"):
         Outputs(tmp_path / "out", resume=False)
@@ -199,7 +199,7 @@ def test_a_full_disk_costs_the_label_and_nothing_of_it_is_left(
     assert visible_in(root) == {"b", "skipped.jsonl"}
 
 
-def test_a_folder_that_cannot_be_made_is_told(root: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         shutil.rmtree(root / ".partial")
         with pytest.raises(EnvironmentFault, match="a cannot be created"):
@@ -219,7 +219,7 @@ def test_what_came_there_meanwhile_is_not_replaced(root: Path) -> None:
 # What was skipped
 
 
-def test_what_was_skipped_is_a_line_at_once_and_each_run_begins_anew(root: Path) -> None:
+def test_a_skip_is_written_at_once_and_each_run_starts_with_no_skips(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         outputs.skip(skip("a"))
         outputs.skip(skip("b", "line\nbreak"))
@@ -229,7 +229,7 @@ def test_what_was_skipped_is_a_line_at_once_and_each_run_begins_anew(root: Path)
     assert skipped_in(root) == []
 
 
-def test_a_run_that_finds_all_complete_begins_anew_too(root: Path) -> None:
+def test_a_run_with_nothing_left_to_render_also_empties_the_skips(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         put(outputs, A)
         outputs.skip(skip("b"))
@@ -249,9 +249,7 @@ def test_a_run_that_is_refused_leaves_the_lines_of_the_last_one(root: Path) -> N
     assert len(skipped_in(root)) == 1
 
 
-def test_whoever_is_told_that_lines_are_missing_has_all_that_was_skipped(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_about_missing_lines_has_all_skips(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = Outputs(root, resume=False)
     outputs.skip(skip("a"))
     fail(monkeypatch, os, "write", errno.ENOSPC)

@@ -1,4 +1,4 @@
-"""Whole runs: what becomes of each label, of its output, and of whatever goes wrong with it."""
+"""Whole runs: the result of each label, its output, and its failures."""
 
 import os
 import sys

@@ -97,7 +97,7 @@ def test_an_interrupt_stops_the_run_after_the_labels_in_hand(shelf: Shelf, tmp_p
     assert status.rendered == len(outputs_in(out)) < 30
 
 
-def test_a_second_run_skips_nothing_that_is_complete_unless_told_to_go_on(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_second_run_needs_resume_to_keep_complete_outputs(shelf: Shelf, tmp_path: Path) -> None:
     units, out = [shelf.unit(0, 0, labels=2)], tmp_path / "out"
     play(units, out, vram=ROOM, ram=ROOM)
     with pytest.raises(UserError, match="already exists"):
@@ -165,7 +165,7 @@ def test_what_turns_out_too_large_is_reported_and_the_rest_is_rendered(tmp_path:
     assert played.skipped["a1"].sizes == {"scene": 50_000}
 
 
-def test_whatever_a_loader_dies_of_is_reported_and_the_rest_is_rendered(shelf: Shelf, tmp_path: Path) -> None:
+def test_any_exception_of_a_loader_is_reported_and_the_rest_is_rendered(shelf: Shelf, tmp_path: Path) -> None:
     def load(path: str) -> dict[str, Any]:
         if path == shelf.scenes[0]:
             raise MemoryError("no more")

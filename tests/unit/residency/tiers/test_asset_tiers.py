@@ -1,4 +1,4 @@
-"""The tiers: copies are lent and kept for as long as they are lent, and those who wait are served or told why not."""
+"""The tiers: copies stay while they are lent, and waiting workers get an asset or an error."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ def content(tiers: Tiers, loan: Loan) -> str:
     return checksum(Arrays(tiers.memory, copies.buffer, layout, "") for layout in copies.layouts)
 
 
-def test_whoever_takes_an_asset_has_it_in_vram(shelf: Shelf) -> None:
+def test_a_taken_asset_is_in_vram(shelf: Shelf) -> None:
     units = [shelf.unit(0, 0)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         number, unit = begin(tiers)
@@ -82,7 +82,7 @@ def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> N
         tiers.give_back(second)
 
 
-def test_whoever_finds_all_slots_in_use_is_served_when_one_is_given_back(
+def test_a_worker_that_finds_all_slots_in_use_gets_the_next_free_one(
     shelf: Shelf, aside: Callable[..., "Future[Loan]"]
 ) -> None:
     with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
@@ -110,7 +110,9 @@ def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(shel
         assert tiers.counts.read_from_disk == sum(map(shelf.nbytes, shelf.scenes))
 
 
-def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Callable[..., "Future[Loan]"]) -> None:
+def test_a_worker_that_waits_when_the_run_is_stopped_gets_nothing(
+    shelf: Shelf, aside: Callable[..., "Future[Loan]"]
+) -> None:
     with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
         loans = [take_scene(tiers), take_scene(tiers)]
         waiting = aside(take_scene, tiers)
@@ -124,7 +126,7 @@ def test_whoever_waits_when_it_is_stopped_gets_nothing(shelf: Shelf, aside: Call
             tiers.give_back(loan)
 
 
-def test_a_broken_asset_is_an_error_for_all_who_ask_and_for_nobody_else(tmp_path: Path) -> None:
+def test_a_broken_asset_is_an_error_for_its_requests_only(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "assets", (10, 20), ())
     units = [shelf.unit(0, None), shelf.unit(0, None), shelf.unit(1, None)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
@@ -135,7 +137,7 @@ def test_a_broken_asset_is_an_error_for_all_who_ask_and_for_nobody_else(tmp_path
         tiers.give_back(take_scene(tiers))
 
 
-def test_whatever_a_loader_dies_of_is_an_error_about_the_asset(shelf: Shelf) -> None:
+def test_any_exception_of_a_loader_is_an_error_about_the_asset(shelf: Shelf) -> None:
     def load(path: str) -> dict[str, Any]:
         raise MemoryError("no more")
 
@@ -220,7 +222,7 @@ def test_an_estimate_may_be_wrong_as_long_as_there_is_room(tmp_path: Path, on_di
         tiers.give_back(loan)
 
 
-def test_what_turns_out_too_large_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_an_asset_that_turns_out_too_large_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     first, second = files(tmp_path, {"a": 100, "b": 100})
     units = [Unit(scene=first, labels=()), Unit(scene=second, labels=())]
     with tiers_over(units, vram=40_000, ram=ROOM, loader=loader_of({"a": 50_000, "b": 500})) as (tiers, _):

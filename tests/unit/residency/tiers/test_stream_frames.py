@@ -1,4 +1,4 @@
-"""Streamed frames look and hold like frames that lie in VRAM, in whatever order a renderer asks for them."""
+"""Streamed frames have the interface of frames in VRAM, in any order of access."""
 
 import contextlib
 import os
