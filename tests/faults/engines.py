@@ -207,8 +207,8 @@ FAULTS = (
     Fault(
         id="engines-marker-can-be-half-written",
         file=f"{_ENGINES}/session/task_files.py",
-        old='        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:\n',
-        new='        with open(draft := path, "w", encoding="utf-8", errors="surrogateescape") as file:\n',
+        old='    write_atomically(path, content.encode("utf-8", "surrogateescape"))\n',
+        new='    with open(path, "w") as file:\n        file.write(content)\n        os.fsync(file.fileno())\n',
         breaks="A record that a full disk does not take is lost together with the one before it.",
         near=("tests/unit/engines/session/test_task_files.py", f"{_TESTS}/test_session.py"),
     ),
@@ -216,8 +216,8 @@ FAULTS = (
     Fault(
         id="engines-two-helpers-at-once",
         file=f"{_ENGINES}/suspend/helper_process.py",
-        old="        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
-        new="        fcntl.flock(descriptor, fcntl.LOCK_SH)\n",
+        old="    with hold_lock_file(order.lock):\n",
+        new="    with contextlib.nullcontext():\n",
         breaks="A helper of a dead daemon and a new one suspend and resume the same job at once.",
         near=(f"{_TESTS}/test_suspend_helpers.py",),
     ),

@@ -1,16 +1,15 @@
-"""Folders that recipes keep things in."""
+"""Files that are written atomically."""
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system.atomic_files import locked, write_whole
+from gpuyard.system.atomic_files import write_atomically, write_whole
 
 
-def test_a_file_is_there_as_a_whole_or_as_it_was_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_previous_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -34,9 +33,19 @@ def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
     assert there == [False]
 
 
-def test_a_folder_is_changed_by_one_at_a_time(tmp_path: Path) -> None:
-    other = os.open(tmp_path, os.O_RDONLY)
-    with locked(tmp_path), pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(other)
+def test_a_new_file_gets_its_mode_under_the_umask_or_exactly(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "default", b"")
+        write_atomically(tmp_path / "private", b"", mode=0o600)
+        write_atomically(tmp_path / "exact", b"", exact_mode=0o777)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert modes == {"default": 0o640, "private": 0o600, "exact": 0o777}
+
+
+def test_a_file_in_the_working_directory_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_atomically("name", b"content", is_synced=False)
+    assert (tmp_path / "name").read_bytes() == b"content"

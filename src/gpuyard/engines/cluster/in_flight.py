@@ -32,6 +32,7 @@ from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, SiteStatus
+from gpuyard.system.atomic_files import write_atomically
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
@@ -134,10 +135,7 @@ class InFlightJobs:
         self._dirs.write(token, elements)
         folder = self._dirs.path(token)
         try:
-            with open(f"{folder}/{_TERMS}", "xb", opener=_private) as file:
-                file.write(msgspec.json.encode(terms))
-                file.flush()
-                os.fsync(file.fileno())
+            write_atomically(f"{folder}/{_TERMS}", msgspec.json.encode(terms), mode=0o600)
         except OSError as error:
             self._dirs.forget(token)
             raise EnvironmentFault(f"{folder} cannot be written: {error.strerror}") from error
@@ -367,10 +365,6 @@ class InFlightJobs:
             self._kept[token] = time.monotonic() + _KEEP_LOST_S
         else:
             self._dirs.forget(token)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _may_run(sighting: Sighting | None) -> bool:

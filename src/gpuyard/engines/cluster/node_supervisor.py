@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, open_above, spawn
+from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
@@ -210,7 +211,7 @@ class Supervisor:
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
-                return _write_whole(f"{self._path}.ended", content)
+                return write_atomically(f"{self._path}.ended", content.encode(), mode=0o600)
             except OSError as error:
                 if time.monotonic() >= until:
                     return _report(f"{self._path}.ended cannot be written: {error.strerror}")
@@ -227,20 +228,6 @@ def _load(folder: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
     element = submission["elements"][number]
     environment = {**submission["environment"], **element["environment"]}
     return element, {name: value for name, value in environment.items() if value is not None}
-
-
-def _write_whole(path: str, content: str) -> None:
-    draft = f"{path}.draft"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 def _report(text: str) -> None:

@@ -14,13 +14,14 @@ reader waits up to 0.25 s and then reads without the lock.
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
+
+from gpuyard.system.file_locks import lock_within, try_lock
 
 _COLLAPSE_RANGE = 0x08
 _CHUNK = 1 << 16
@@ -65,12 +66,7 @@ def rotate_if_over(path: Path, cap_bytes: int) -> bool:
     except FileNotFoundError:
         return False
     try:
-        if os.fstat(descriptor).st_size <= cap_bytes:
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _cut(path, descriptor)
-    except BlockingIOError:
-        return False
+        return os.fstat(descriptor).st_size > cap_bytes and try_lock(descriptor) and _cut(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -154,17 +150,6 @@ def _set_cut_so_far(path: Path, count: int) -> None:
         os.close(descriptor)
 
 
-def _lock_for_reading(descriptor: int) -> None:
-    deadline = time.monotonic() + _LOCK_WITHIN_S
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_POLL_S / 10)
-        else:
-            return
-
-
 def _open_if_there(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -221,7 +206,7 @@ class Kept:
         self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._old = -1
         try:
-            _lock_for_reading(self._log)
+            lock_within(self._log, _LOCK_WITHIN_S, shared=True)
             self._cut = _cut_so_far(path)
             self._old = _open_if_there(_old(path))
             self.first = self._cut - (os.fstat(self._old).st_size if self._old >= 0 else 0)

@@ -7,10 +7,11 @@ owns it. Other workspaces never write to it and use another name.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 
+from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.file_locks import lock, try_lock
 from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_private
 
 
@@ -61,17 +62,16 @@ def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
 
 def _is_locked(log: int) -> bool:
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        return try_lock(log)
+    except OSError:  # a file system without locks
         return False
-    return True
 
 
 def claim_in_shared(path: str, line: str) -> bool:
     """Return whether the log belongs to the workspace that `line` names. Claims a new or empty log for it."""
     log = open_in_shared(path)
     try:
-        fcntl.flock(log, fcntl.LOCK_EX)
+        lock(log)
         return _belongs_to(line, log)
     finally:
         os.close(log)
@@ -105,14 +105,4 @@ def write_whole(path: str, content: str) -> None:
     place = os.path.dirname(path)
     with contextlib.suppress(FileExistsError):
         os.mkdir(place)  # without parents: a workspace that was moved away must not be created again
-    draft = f"{place}/.{os.urandom(8).hex()}.gpuyard"
-    try:
-        with open(draft, "x", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
+    write_atomically(path, content.encode("utf-8", "surrogateescape"))

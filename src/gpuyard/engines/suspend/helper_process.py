@@ -10,12 +10,10 @@ It has a session of its own, because it calls drivers, which may hang.
 """
 
 import contextlib
-import fcntl
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +23,7 @@ from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.cuda_driver import Cuda
 from gpuyard.engines.suspend.move_memory import DriverError, MemoryMover, Trouble
 from gpuyard.engines.suspend.simulated_driver import Simulated
+from gpuyard.system.file_locks import hold_lock_file
 
 # A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
 _SLOWEST_MB_PER_S = 200.0
@@ -120,7 +119,7 @@ class _Reply:
 def main(arguments: list[str]) -> None:
     order = msgspec.json.decode(arguments[0], type=Order)
     reply = _Reply(order.limit_s)
-    with _held(order.lock):
+    with hold_lock_file(order.lock):
         try:
             reply.start_work()
             mover = _mover(order, reply)
@@ -154,22 +153,6 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
         mutexes=mutexes,
         check=reply.check,
     )
-
-
-@contextlib.contextmanager
-def _held(path: str) -> Iterator[None]:
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            break
-        os.close(descriptor)  # its last holder removed the file: other helpers lock a new one by now
-    try:
-        yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

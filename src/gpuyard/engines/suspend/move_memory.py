@@ -13,7 +13,6 @@ Rules, from how the driver behaves:
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
@@ -25,6 +24,7 @@ from typing import Protocol
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50
 _STOPS_WITHIN_S = 1.0
@@ -273,25 +273,13 @@ class MemoryMover:
                 with contextlib.suppress(FileNotFoundError):
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     held.callback(os.close, descriptor)
-                    _lock(descriptor, path)
+                    if not lock_within(descriptor, _MUTEX_WITHIN_S):
+                        raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s")
             yield
 
 
 def _no_processes() -> Trouble:
     return Trouble("it has no processes: it may just have ended")
-
-
-def _lock(descriptor: int, path: str) -> None:
-    deadline = time.monotonic() + _MUTEX_WITHIN_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s") from None
-            time.sleep(_POLL_S)
-        else:
-            return
 
 
 def _shared_memory(pid: int) -> set[str]:

@@ -29,7 +29,8 @@ from gpuyard.core.job.job import fill_in
 from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
-from gpuyard.system.atomic_files import locked, write_whole
+from gpuyard.system.atomic_files import write_whole
+from gpuyard.system.file_locks import locked
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000

@@ -37,7 +37,8 @@ from gpuyard.recipes.workspace.stop_sweep import list_tasks
 from gpuyard.recipes.workspace.task_command import hook_command, path_in_work_dir, task_command, task_environment
 from gpuyard.recipes.workspace.task_names import config_name, scheduler_session, session_name, slug, workspace_tag
 from gpuyard.recipes.workspace.yaml_reader import cannot_read
-from gpuyard.system.atomic_files import locked, write_whole
+from gpuyard.system.atomic_files import write_whole
+from gpuyard.system.file_locks import locked
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
 _JOB_VARIABLES = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})

@@ -12,7 +12,7 @@ from gpuyard.engines.session.tmux import Tmux
 from gpuyard.recipes.workspace.scheduler_log import scheduler_log, write_scheduler_log
 from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.task_names import workspace_tag
-from gpuyard.system.atomic_files import locked
+from gpuyard.system.file_locks import locked
 
 _KILL_TIMEOUT_S = 20.0
 

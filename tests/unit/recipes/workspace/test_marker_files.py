@@ -8,7 +8,8 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.workspace.marker_files import without_marker
-from gpuyard.system.atomic_files import locked, write_whole
+from gpuyard.system.atomic_files import write_whole
+from gpuyard.system.file_locks import locked
 
 
 def refuse(marker: Path) -> None:
