@@ -9,7 +9,6 @@ that is restored while too little memory is free is ruined for good.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from msgspec import Struct
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
+from gpuyard.system.file_locks import lock, try_lock
 
 # Memory that is taken in many small steps adds up to slightly more or less than the total.
 ROUNDING_MB = 0.001
@@ -49,7 +49,7 @@ class SharesFolder:
     def locked(self) -> Iterator[None]:
         descriptor = self._open_lock()
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor)
             yield
         finally:
             os.close(descriptor)
@@ -66,7 +66,7 @@ class SharesFolder:
         """Add a share and return the descriptor of its file, which the owner keeps open. Call it while locked."""
         path = self.path / f"{share.pid}-{os.urandom(4).hex()}.share"
         descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor)
         write(descriptor, share)
         return descriptor
 
@@ -76,10 +76,9 @@ class SharesFolder:
         for path in self.path.glob("*.share"):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found[path] = read(descriptor)
-            else:
+                if not try_lock(descriptor):
+                    found[path] = read(descriptor)
+                    continue
                 with contextlib.suppress(PermissionError):  # another user's, in a sticky directory
                     path.unlink()
             finally:

@@ -13,8 +13,8 @@ FAULTS = (
     Fault(
         id="daemon-two-at-once",
         file="src/gpuyard/connect/daemon_lock.py",
-        old="    while not _take(descriptor, fcntl.LOCK_EX):\n",
-        new="    while not _take(descriptor, fcntl.LOCK_SH):\n",
+        old="    while not try_lock(descriptor):\n",
+        new="    while not try_lock(descriptor, shared=True):\n",
         breaks="Two daemons serve one queue, and start every job twice.",
         near=(f"{_TESTS}/test_daemon_lock.py",),
     ),
@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         id="daemon-token-file-for-all",
         file=f"{_DAEMON}/web/token_file.py",
-        old="os.O_EXCL, 0o600)",
-        new="os.O_EXCL, 0o644)",
+        old="mode=0o600, is_synced=False)",
+        new="mode=0o644, is_synced=False)",
         breaks="Every user of the machine reads the page's token.",
         near=(_GATE,),
     ),

@@ -9,15 +9,15 @@ FAULTS = (
     Fault(
         id="leases-mutex-is-shared",
         file=f"{_LEASES}/ledger_mutex.py",
-        old="            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        new="            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        old="if not lock_within(descriptor, timeout_s):\n",
+        new="if not lock_within(descriptor, timeout_s, shared=True):\n",
         breaks="Two processes decide at once and take the same GPU.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),
     ),
     Fault(
         id="leases-removed-mutex-is-held",
         file=f"{_LEASES}/ledger_mutex.py",
-        old="        if os.fstat(descriptor).st_nlink:\n",
+        old="        if has_name(descriptor):\n",
         new="        if descriptor >= 0:\n",
         breaks="After somebody cleared the directory two processes each hold a mutex of their own.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),

@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         id="probes-shares-without-a-lock",
         file="src/gpuyard/simulated_usage.py",
-        old="            fcntl.flock(descriptor, fcntl.LOCK_EX)\n            yield\n",
+        old="            lock(descriptor)\n            yield\n",
         new="            yield\n",
         breaks="Two processes are given the same memory of a simulated GPU.",
         near=("tests/unit/test_simulated_usage.py",),

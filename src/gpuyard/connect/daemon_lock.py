@@ -9,13 +9,13 @@ Rules:
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.file_locks import try_lock, unlock
 from gpuyard.system.process_identity import start_time
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -35,8 +35,7 @@ def hold_daemon_lock(path: str | Path) -> Iterator[None]:
             yield
         finally:
             os.ftruncate(descriptor, 0)
-            # Closing alone would not do where somebody has just forked.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            unlock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -48,8 +47,8 @@ def running_pid(path: str | Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        if _take(descriptor, fcntl.LOCK_SH):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if try_lock(descriptor, shared=True):
+            unlock(descriptor)
             return None
         return _recorded(descriptor)[0]
     finally:
@@ -81,7 +80,7 @@ def _open(path: Path) -> int:
 
 def _lock(descriptor: int, path: Path) -> None:
     deadline = time.monotonic() + _LONGEST_LOOK_S
-    while not _take(descriptor, fcntl.LOCK_EX):
+    while not try_lock(descriptor):
         pid, started = _recorded(descriptor)
         if _is_alive(pid, started) or time.monotonic() > deadline:
             raise EnvironmentFault(
@@ -89,14 +88,6 @@ def _lock(descriptor: int, path: Path) -> None:
                 hint=f"commands reach it by themselves; `kill {pid}` ends it" if pid else f"see `lsof {path}`",
             )
         time.sleep(_PAUSE_S)
-
-
-def _take(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write(descriptor: int, record: str) -> None:

@@ -1,17 +1,15 @@
 """The mutex of a ledger: only its holder reads or changes the ledger. Hold it briefly."""
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
+from gpuyard.system.file_locks import has_name, lock_within, unlock
 
 MUTEX = "mutex"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.0002, 0.01
 _open_here: set[int] = set()
 
 
@@ -23,8 +21,7 @@ def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         if descriptor in _open_here:
-            # Closing is not enough: a child that another thread has just forked has a copy.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            unlock(descriptor)
             _close(descriptor)
 
 
@@ -53,11 +50,15 @@ def _open_locked(folder: Path, timeout_s: float) -> int:
             raise unwritable(folder, error) from error
         _open_here.add(descriptor)
         try:
-            _lock(descriptor, folder, timeout_s)
+            if not lock_within(descriptor, timeout_s):
+                raise WaitedTooLong(
+                    f"the ledger in {folder} was busy for {timeout_s:g} s",
+                    hint=f"a stopped process may hold its mutex: find it with `lsof {folder / MUTEX}`",
+                )
         except BaseException:
             _close(descriptor)
             raise
-        if os.fstat(descriptor).st_nlink:
+        if has_name(descriptor):
             return descriptor
         _close(descriptor)  # removed while we waited: other processes use a new file
 
@@ -77,21 +78,3 @@ def _open(path: Path) -> int:
         return os.open(path, _FLAGS)
     os.fchmod(descriptor, 0o644)
     return descriptor
-
-
-def _lock(descriptor: int, folder: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise WaitedTooLong(
-                    f"the ledger in {folder} was busy for {timeout_s:g} s",
-                    hint=f"a stopped process may hold its mutex: find it with `lsof {folder / MUTEX}`",
-                ) from None
-            time.sleep(pause)
-            pause = min(_MAX_PAUSE_S, pause * 1.5)
-        else:
-            return

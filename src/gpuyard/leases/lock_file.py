@@ -23,6 +23,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.file_locks import has_name, try_lock, unlock
 
 _MAX_BYTES = 65536
 # Removed meanwhile, another user's, a symbolic link, a socket.
@@ -85,7 +86,7 @@ class LockFile:
         if self.descriptor >= 0 and self._pid == os.getpid():
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            unlock(self.descriptor)
         self.leave()
 
     def _use_again(self, spare: str, content: bytes) -> bool:
@@ -134,16 +135,11 @@ def take_over(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_gone = os.fstat(descriptor).st_nlink == 0
-    except BlockingIOError:
-        os.close(descriptor)
-        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: its holder does not share it") from None
-    if is_gone:
-        os.close(descriptor)
-        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: it has ended")
-    return descriptor
+    if try_lock(descriptor, shared=True) and has_name(descriptor):
+        return descriptor
+    why = "its holder does not share it" if has_name(descriptor) else "it has ended"
+    os.close(descriptor)
+    raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: {why}")
 
 
 def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
@@ -213,12 +209,9 @@ def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | Non
 
 
 def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(descriptor):
         return True
-    # Closing is not enough: a child that another thread has just forked has a copy.
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    unlock(descriptor)
     return False
 
 

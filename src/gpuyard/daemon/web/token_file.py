@@ -1,6 +1,5 @@
 """The page's token: in a file that only its user reads, so that pages stay open while the daemon is started anew."""
 
-import contextlib
 import os
 import re
 import secrets
@@ -8,6 +7,7 @@ import stat
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.atomic_files import write_atomically
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]{32,}")
 
@@ -27,13 +27,8 @@ def read_token(path: Path) -> str:
 
 def make_token(path: Path) -> str:
     token = secrets.token_urlsafe(32)
-    new = path.with_suffix(".new")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
-        new.replace(path)
+        write_atomically(path, token.encode(), mode=0o600, is_synced=False)
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
     return token

@@ -17,6 +17,7 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, default_task_name, load
 from gpuyard.recipes.workspace.templates import add_missing_keys, config_text, scheduler_script
+from gpuyard.system.atomic_files import write_atomically
 
 SCRIPT = "scheduler.sh"
 
@@ -139,15 +140,4 @@ def _copy(path: Path, backup: Path) -> None:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Replace a file atomically, keeping the permissions of the file that it replaces."""
     before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with open(os.open(beside, flags, mode if before is None else before & mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            if before is not None:
-                os.fchmod(file.fileno(), before | (mode & 0o100))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(path, content, mode=mode, exact_mode=None if before is None else before | (mode & 0o100))
