@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         id="residency-two-runs-in-one-folder",
         file=f"{_RESIDENCY}/running/output_folders.py",
-        old="        if not try_lock(descriptor):\n",
-        new="        if not try_lock(descriptor, shared=True):\n",
+        old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         breaks="A second run empties the folder in which the first one is rendering.",
         near=(f"{_TESTS}/running/test_output_folders.py",),
     ),

@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import fcntl
 import itertools
 import json
 import math
@@ -25,7 +26,6 @@ import msgspec
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.running.status_file import Skip
-from gpuyard.system.file_locks import try_lock
 
 _LOCK, _PARTIAL, _SKIPPED = ".lock", ".partial", "skipped.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -180,11 +180,12 @@ def _lock_root(root: Path) -> int:
         raise UserError(f"{root} cannot be a folder: there is a file of that name", hint=_OTHER_FOLDER) from None
     descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if not try_lock(descriptor):
-            hint = f"wait for it, or {_OTHER_FOLDER}"
-            raise EnvironmentFault(f"another run writes its outputs to {root}", hint=hint)
-    except BaseException:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            hint = f"wait for it, or {_OTHER_FOLDER}"
+            raise EnvironmentFault(f"another run writes its outputs to {root}", hint=hint) from None
         raise
     return descriptor
 
