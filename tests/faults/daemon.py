@@ -3,7 +3,8 @@
 from tests.faults.fault import Fault
 
 _DAEMON = "src/gpuyard/daemon"
-_GATE = "tests/unit/daemon/test_web_gate.py"
+_WEB = "tests/unit/daemon/web"
+_GATE = f"{_WEB}/test_access_rules.py"
 _LOOP = "tests/unit/daemon/test_loop.py"
 _TESTS = "tests/integration"
 _FAULTS = "tests/integration/test_queue_faults.py"
@@ -38,7 +39,7 @@ FAULTS = (
     Fault(
         id="daemon-host-unchecked",
         file=f"{_DAEMON}/web/access_rules.py",
-        old="    if not _is_ours(host, terms):\n",
+        old="    if not _is_own_host(host, rules):\n",
         new="    if not host:\n",
         breaks="A website whose name is made to lead to 127.0.0.1 reads and changes the queue.",
         near=(_GATE,),
@@ -54,7 +55,7 @@ FAULTS = (
     Fault(
         id="daemon-any-token-will-do",
         file=f"{_DAEMON}/web/access_rules.py",
-        old="return Credential.TOKEN if _is_same(token, terms.token) else Credential.WRONG_TOKEN",
+        old="return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN",
         new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
         breaks="Whoever shows any token at all gets in.",
         near=(_GATE,),
@@ -62,7 +63,7 @@ FAULTS = (
     Fault(
         id="daemon-watching-needs-no-right",
         file=f"{_DAEMON}/web/access_rules.py",
-        old="            _check_right(target_request(target), terms)\n",
+        old="            _check_right(target_request(target), rules)\n",
         new="            target_request(target)\n",
         breaks="A page that is for looking only shows the variables of jobs to whoever watches them.",
         near=(_GATE,),
@@ -70,16 +71,16 @@ FAULTS = (
     Fault(
         id="daemon-read-only-page-changes-jobs",
         file=f"{_DAEMON}/web/access_rules.py",
-        old='    if terms.is_read_only and request.method == "POST":\n',
-        new='    if terms.is_read_only and request.method == "PUT":\n',
+        old='    if rules.is_read_only and request.method == "POST":\n',
+        new='    if rules.is_read_only and request.method == "PUT":\n',
         breaks="A page that is for looking only cancels jobs.",
         near=(_GATE,),
     ),
     Fault(
         id="daemon-forms-change-the-queue",
         file=f"{_DAEMON}/web/access_rules.py",
-        old='    if _JSON.fullmatch(told.get("content-type", "")) is None:\n',
-        new='    if "content-type" not in told:\n',
+        old='    if _JSON.fullmatch(headers.get("content-type", "")) is None:\n',
+        new='    if "content-type" not in headers:\n',
         breaks="A form on another website submits jobs.",
         near=(_GATE,),
     ),
@@ -89,7 +90,7 @@ FAULTS = (
         old="    return None if owner.uid in (me, 0) else",
         new="    return None if owner.uid >= 0 else",
         breaks="Another user of the machine who gets hold of the cookie uses the page.",
-        near=(_GATE,),
+        near=(f"{_WEB}/test_peer_user.py",),
     ),
     Fault(
         id="daemon-token-file-for-all",
@@ -97,7 +98,7 @@ FAULTS = (
         old="mode=0o600, is_synced=False)",
         new="mode=0o644, is_synced=False)",
         breaks="Every user of the machine reads the page's token.",
-        near=(_GATE,),
+        near=(f"{_WEB}/test_token_file.py",),
     ),
     # Clients that hold others up
     Fault(

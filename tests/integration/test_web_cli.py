@@ -71,7 +71,7 @@ def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_
     with taken(8765):
         answer = opened()
         assert 8765 < answer["port"] < 8785
-        assert answer["notes"] == [f"port 8765 is taken, so it is {answer['port']}"]
+        assert answer["notes"] == [f"port 8765 is in use; the page is on port {answer['port']}"]
     with taken(0) as port:
         refused = run("web", "--port", str(port))
         assert (refused.returncode, f":{port}: Address already in use" in refused.stderr) == (1, True)
@@ -83,7 +83,7 @@ def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_
         assert run("web", "--port", port_).returncode == 2
     for address in ("no-such-name.invalid", "192.0.2.1"):
         unknown = run("web", "--address", address)
-        assert (unknown.returncode, "is no address of this machine" in unknown.stderr) == (2, True)
+        assert (unknown.returncode, "is not an address of this machine" in unknown.stderr) == (2, True)
 
 
 def test_another_address_is_warned_of_and_locked_just_so(yard: Yard) -> None:
@@ -102,7 +102,7 @@ def test_a_token_that_others_could_have_read_is_not_used_again(yard: Yard) -> No
     before = opened("--port", "0")["url"]
     run("web", "--stop")
     os.chmod(yard.home / "web.token", 0o644)
-    with pytest.raises(UserError, match="the page cannot be opened so"):
+    with pytest.raises(UserError, match="port: Expected `int"):
         yard.post("/web", port="x")
     assert opened("--port", "0")["url"].partition("token=")[2] != before.partition("token=")[2]
 
@@ -113,7 +113,7 @@ def test_the_configuration_opens_it_at_the_daemons_start(own_yard: Yard) -> None
     own_yard.start()
     port = own_yard.get("/web")["port"]
     assert port >= 8765
-    assert "the page is at 127.0.0.1" in own_yard.daemon.log if own_yard.daemon else False
+    assert "the web page is at 127.0.0.1" in own_yard.daemon.log if own_yard.daemon else False
     (own_yard.home / "config.toml").write_text("[web]\nenabled = false\nport = 0\nread_only = true\n")
     own_yard.restart()
     assert own_yard.get("/web")["url"] is None
@@ -127,7 +127,7 @@ def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_yard: Ya
         (own_yard.home / "config.toml").write_text(f"[web]\nport = {port}\n")
         own_yard.start()
         (notice,) = own_yard.get("/status")["notices"]
-        assert f"the page is not served: the page cannot be served at 127.0.0.1:{port}" in notice
+        assert f"the web page is not open: the web page cannot be served at 127.0.0.1:{port}" in notice
         assert own_yard.daemon is not None
         assert notice in own_yard.daemon.log
         assert own_yard.wait(own_yard.submit("true"))["done"]

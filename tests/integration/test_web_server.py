@@ -56,7 +56,7 @@ def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothi
     assert door.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
     for target in ("/v1/status", "/v1/session", "/static/index.html", "/metrics", "/openapi.json", EVENTS, "/nothing"):
         refused = door.ask("GET", target)
-        assert (refused.status, refused.json["error"]) == (401, "this page is locked")
+        assert (refused.status, refused.json["error"]) == (401, "this page needs its token")
 
 
 def test_a_script_shows_the_token(door: Door) -> None:
@@ -275,7 +275,7 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> 
                 break
         assert priority < 49, "who does not read is still there"
         door.yard.post("/jobs/priority", ids=str(job), priority=77)
-        assert b'"priority": 77' in hear_until(reader, b'"priority": 77')
+        assert b'"priority":77' in hear_until(reader, b'"priority":77')
 
 
 # Over time

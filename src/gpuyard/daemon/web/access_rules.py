@@ -1,12 +1,12 @@
-"""Who may ask what over the page's listener. Pure: a request's head in, a refusal or nothing out.
+"""The access rules of the web page. Pure: each function takes the head of a request and raises HttpError to refuse it.
 
 Rules:
-- Asked for by a name of ours, or refused: a stranger's name that leads here (DNS rebinding) gets nobody in.
-- A browser says where a request comes from (`Origin`, `Sec-Fetch-Site`): from elsewhere nothing is answered but a visit
-  to the page itself, where no cookie counts; it is sent on from there, and then comes from the page's own place.
-- Who changes something sends JSON, which no form can, and with a cookie says where from.
-- A script shows the token, a browser the cookie that it got for it. The cookie does not tell the token.
-- What is watched is asked for: it is allowed where it could be asked.
+- The Host header has to be one of the page's own names, which defeats DNS rebinding.
+- Browsers report where a request comes from (`Origin`, `Sec-Fetch-Site`). From another site only a navigation to the
+  page itself is answered, without regard to cookies; that answer leads on to the page, now from the page's own origin.
+- A change has to be JSON, which no HTML form can send; with a cookie it also has to report its origin.
+- A script sends the token. A browser sends the cookie it got in exchange, from which the token cannot be computed.
+- A target can be watched if a request for it would be allowed.
 """
 
 import enum
@@ -27,74 +27,80 @@ METHODS = ("GET", "HEAD", "POST")
 _NOT_FOR_PAGES = (f"{API}/stop", f"{API}/web")
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 _JSON = re.compile(r"application/json(;.*)?", re.IGNORECASE)
-_ASK = "run `gpuyard web` on the machine, and open what it prints"
+_OPEN_HINT = "run `gpuyard web` on the machine and open the address it prints"
 
 
 class AccessRules(Struct, frozen=True, kw_only=True):
-    """What a listener goes by. `takes_addresses`: it is bound to all of the machine's, and any may be named; a name
-    server leads names astray, and not addresses."""
+    """The settings of one listener.
+
+    `names` are the accepted host names. `accepts_addresses`: the listener is bound to all addresses of the machine, so
+    any literal IP address is accepted, too; literal IP addresses cannot be DNS-rebound.
+    """
 
     token: str
     names: frozenset[str] = LOOPBACK
-    takes_addresses: bool = False
+    accepts_addresses: bool = False
     is_read_only: bool = False
 
 
 class Credential(enum.Enum):
     NONE = "none"
-    WRONG_TOKEN = "wrong token"  # noqa: S105 - a word for it
-    TOKEN = "token"  # noqa: S105 - as above
+    WRONG_TOKEN = "wrong token"  # noqa: S105 - not a secret
+    TOKEN = "token"  # noqa: S105 - not a secret
     COOKIE = "cookie"
 
 
-def check_source(request: Request, terms: AccessRules) -> None:
-    """Whether a browser could send this without the user's will."""
+def check_source(request: Request, rules: AccessRules) -> None:
+    """Refuse a request that a browser may have sent on behalf of another site."""
     if request.method not in METHODS:
-        raise HttpError(405, f"{request.method} is not taken here", headers=(("Allow", ", ".join(METHODS)),))
+        raise HttpError(405, f"{request.method} is not supported here", headers=(("Allow", ", ".join(METHODS)),))
     host = request.headers.get("host", "")
-    if not _is_ours(host, terms):
-        raise HttpError(403, f"this page is not at '{host[:100]}'", hint=_ASK)
+    if not _is_own_host(host, rules):
+        raise HttpError(403, f"this page is not served as '{host[:100]}'", hint=_OPEN_HINT)
     if request.headers.get("origin", f"http://{host}") != f"http://{host}":
-        raise HttpError(403, f"nothing is answered to {request.headers['origin'][:100]}")
-    if is_from_elsewhere(request) and not _is_visit(request):
-        raise HttpError(403, "nothing is answered to other sites")
+        raise HttpError(403, f"requests from {request.headers['origin'][:100]} are refused")
+    if is_cross_site(request) and not _is_navigation(request):
+        raise HttpError(403, "requests from other sites are refused")
 
 
-def credential_of(request: Request, terms: AccessRules) -> Credential:
+def credential_of(request: Request, rules: AccessRules) -> Credential:
     token = request.query.get("token") if request.path == PAGE else None
-    scheme, _, told = request.headers.get("authorization", "").partition(" ")
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     if token is None and scheme.lower() == "bearer":
-        token = told.strip()
+        token = bearer.strip()
     if token is not None:
-        return Credential.TOKEN if _is_same(token, terms.token) else Credential.WRONG_TOKEN
-    if is_from_elsewhere(request):
+        return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN
+    if is_cross_site(request):
         return Credential.NONE
-    own, name = cookie_value(terms.token), cookie_name(request)
-    # Whoever serves on another port of this host can add one of the same name: ours is then one of two.
-    is_ours = [_is_same(value, own) for key, value in _cookies(request) if key == name]
-    return Credential.COOKIE if any(is_ours) else Credential.NONE
+    own, name = cookie_value(rules.token), cookie_name(request)
+    # A server on another port of this host can set a cookie of the same name: the browser then sends both.
+    matches = [_is_same(value, own) for key, value in _cookies(request) if key == name]
+    return Credential.COOKIE if any(matches) else Credential.NONE
 
 
-def check_rights(request: Request, credential: Credential, terms: AccessRules) -> None:
-    """Of somebody who has shown who they are."""
+def check_rights(request: Request, credential: Credential, rules: AccessRules) -> None:
+    """Refuse a request that this credential does not allow."""
     if credential in (Credential.NONE, Credential.WRONG_TOKEN):
-        raise HttpError(401, "this page is locked", hint=_ASK, headers=(("WWW-Authenticate", "Bearer"),))
-    _check_right(request, terms)
+        raise HttpError(401, "this page needs its token", hint=_OPEN_HINT, headers=(("WWW-Authenticate", "Bearer"),))
+    _check_right(request, rules)
     if request.path == API + EVENTS:
         for target in watched_targets(request):
-            _check_right(target_request(target), terms)
+            _check_right(target_request(target), rules)
     if request.method == "POST":
         _check_change(request, credential)
 
 
-def is_from_elsewhere(request: Request) -> bool:
-    """As the browser says; other programs, and old browsers, say nothing. `none` is the user's own hand."""
+def is_cross_site(request: Request) -> bool:
+    """Return whether the browser reports another site as the origin. `none` is a user who typed the address.
+
+    Other programs and old browsers report nothing and count as the same site.
+    """
     site = request.headers.get("sec-fetch-site", "same-origin")
     return site != "same-origin" and not (site == "none" and request.method != "POST")
 
 
 def cookie_name(request: Request) -> str:
-    """By the port as the browser knows it: cookies are a host's, and several forwarded pages are on one."""
+    """Return a name with the port that the browser sees: cookies belong to a host, which may forward several pages."""
     match = _HOST.fullmatch(request.headers.get("host", "").lower())
     return f"gpuyard-{match[2] or 80 if match else 80}"
 
@@ -103,11 +109,11 @@ def cookie_value(token: str) -> str:
     return hmac.new(token.encode(), b"the page of gpuyard", hashlib.sha256).hexdigest()
 
 
-def _is_ours(host: str, terms: AccessRules) -> bool:
+def _is_own_host(host: str, rules: AccessRules) -> bool:
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return False
-    return match[1] in terms.names or (terms.takes_addresses and _is_address(match[1]))
+    return match[1] in rules.names or (rules.accepts_addresses and _is_address(match[1]))
 
 
 def _is_address(name: str) -> bool:
@@ -118,28 +124,34 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_visit(request: Request) -> bool:
-    """Somebody followed a link to the page, and it is the whole of what they see."""
-    told = request.headers.get
-    is_whole = told("sec-fetch-mode") == "navigate" and told("sec-fetch-dest") == "document"
+def _is_navigation(request: Request) -> bool:
+    """Return whether a user followed a link to the page in a whole tab, not in a frame."""
+    get = request.headers.get
+    is_whole = get("sec-fetch-mode") == "navigate" and get("sec-fetch-dest") == "document"
     return request.path == PAGE and request.method != "POST" and is_whole
 
 
-def _check_right(request: Request, terms: AccessRules) -> None:
+def _check_right(request: Request, rules: AccessRules) -> None:
     if request.path.startswith(_NOT_FOR_PAGES):
-        raise HttpError(403, f"{request.path} is not for pages", hint="use `gpuyard` on the machine")
-    if terms.is_read_only and request.method == "POST":
-        raise HttpError(403, "this page is for looking only", hint="`gpuyard web --stop`, then without `--read-only`")
-    if terms.is_read_only and "environment" in request.query:
-        raise HttpError(403, "the values of variables are not shown on a page that is for looking only")
+        raise HttpError(
+            403, f"the web page may not use {request.path}", hint="use the `gpuyard` command on the machine"
+        )
+    if rules.is_read_only and request.method == "POST":
+        raise HttpError(403, "this page is read-only", hint="`gpuyard web --stop`, then open it without `--read-only`")
+    if rules.is_read_only and "environment" in request.query:
+        raise HttpError(403, "a read-only page does not show environment variables")
 
 
 def _check_change(request: Request, credential: Credential) -> None:
-    told = request.headers
-    if _JSON.fullmatch(told.get("content-type", "")) is None:
-        raise HttpError(415, "a change is sent as JSON", hint="Content-Type: application/json")
-    if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & told.keys():
-        raise HttpError(403, "where does this come from?", hint="a script shows the token: Authorization: Bearer …")
+    headers = request.headers
+    if _JSON.fullmatch(headers.get("content-type", "")) is None:
+        raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
+    if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & headers.keys():
+        raise HttpError(
+            403,
+            "a change with a cookie has to have an Origin header",
+            hint="in scripts send `Authorization: Bearer TOKEN`",
+        )
 
 
 def _cookies(request: Request) -> list[tuple[str, str]]:
@@ -147,5 +159,5 @@ def _cookies(request: Request) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
-def _is_same(told: str, own: str) -> bool:
-    return hmac.compare_digest(told.encode("utf-8", "replace"), own.encode())
+def _is_same(given: str, own: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), own.encode())

@@ -1,4 +1,4 @@
-"""The page's socket: where it is bound, what it may be called, and who is let in at the door."""
+"""The socket of the web page: bind it, and find the host names under which browsers may use it."""
 
 import errno
 import ipaddress
@@ -15,20 +15,20 @@ from gpuyard.errors import EnvironmentFault, UserError
 
 ANY_PORT = 0
 DEFAULT_PORT = 8765
-_TRIED = 20
-# What the kernel keeps for a viewer that does not read comes on top of `unread_bytes`.
+_PORTS_TRIED = 20
+# The kernel buffers this for a client that does not read, in addition to `unread_bytes`.
 _SEND_BUFFER = 256 * 1024
 LIMITS = ConnectionLimits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
 
 
 class BoundAddress(Struct, frozen=True, kw_only=True):
-    """A socket, and the names that a browser may have for it."""
+    """A listening socket, and the host names that a browser may use for it."""
 
     listening: socket.socket
     address: str
     port: int
     names: frozenset[str]
-    takes_addresses: bool
+    accepts_addresses: bool
 
     @property
     def is_loopback(self) -> bool:
@@ -36,20 +36,20 @@ class BoundAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """What somebody would type."""
-        return socket.gethostname() if self.takes_addresses else bracketed(self.address)
+        """The host part of the address to open."""
+        return socket.gethostname() if self.accepts_addresses else bracketed(self.address)
 
 
 def bind(address: str, port: int | None) -> BoundAddress:
-    """To that port; where none is named, to the first that is free from the usual one on."""
-    tried = range(DEFAULT_PORT, DEFAULT_PORT + _TRIED) if port is None else (port,)
+    """Bind to `port`, or without one to the first free port of the 20 from 8765 on."""
+    tried = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else (port,)
     family, at = _resolve(address)
     for number in tried:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # some vanish without a word
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices clients that vanish
             listening.bind((at, number))
             listening.listen(LIMITS.connections)
         except OSError as error:
@@ -57,14 +57,14 @@ def bind(address: str, port: int | None) -> BoundAddress:
             if error.errno == errno.EADDRINUSE and number != tried[-1]:
                 continue
             if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
-                raise _not_ours(address) from error
+                raise _unknown_address(address) from error
             raise _cannot_bind(at, number, error) from error
         return _as_bound(listening, address)
-    raise AssertionError("the last one tried is bound, or told")
+    raise AssertionError("the last port is bound or raises")
 
 
-async def serve_page(bound: BoundAddress, front: PageServer) -> Server:
-    server = Server(front.handle, LIMITS, refuse_other_users, front.vet, common_headers=HEADERS)
+async def serve_page(bound: BoundAddress, page: PageServer) -> Server:
+    server = Server(page.handle, LIMITS, refuse_other_users, page.check_head, common_headers=HEADERS)
     await server.start(bound.listening)
     return server
 
@@ -77,25 +77,27 @@ def _resolve(address: str) -> tuple[socket.AddressFamily, str]:
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise _not_ours(address) from error
+        raise _unknown_address(address) from error
     family, _, _, _, (at, *_) = found[0]
     return family, str(at)
 
 
-def _as_bound(listening: socket.socket, asked: str) -> BoundAddress:
+def _as_bound(listening: socket.socket, requested: str) -> BoundAddress:
     at, port = listening.getsockname()[:2]
     is_any = ipaddress.ip_address(at.partition("%")[0]).is_unspecified
     own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(at)}
-    names = LOOPBACK | own | {bracketed(asked.lower())}
-    return BoundAddress(listening=listening, address=at, port=port, names=names, takes_addresses=is_any)
+    names = LOOPBACK | own | {bracketed(requested.lower())}
+    return BoundAddress(listening=listening, address=at, port=port, names=names, accepts_addresses=is_any)
 
 
-def _not_ours(address: str) -> UserError:
-    return UserError(f"'{address}' is no address of this machine", hint="such as 127.0.0.1, or 0.0.0.0 for all")
+def _unknown_address(address: str) -> UserError:
+    return UserError(f"'{address}' is not an address of this machine", hint="such as 127.0.0.1, or 0.0.0.0 for all")
 
 
 def _cannot_bind(address: str, port: int, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(
-        f"the page cannot be served at {bracketed(address)}:{port}: {error.strerror}",
-        hint="another port with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None,
+        f"the web page cannot be served at {bracketed(address)}:{port}: {error.strerror}",
+        hint="choose another port with --port, or any free one with --port 0"
+        if error.errno == errno.EADDRINUSE
+        else None,
     )

@@ -1,8 +1,8 @@
-"""The two pages that are there without the key, and what every answer says to a browser."""
+"""The two pages that need no token, and the security headers of every response."""
 
 from gpuyard.daemon.server.http_parser import Headers, Response
 
-# Nothing but our own files is loaded, and nothing inside a page is run; nobody shows it inside theirs, or reads it.
+# The page loads only its own files, runs no inline scripts, and cannot be framed or read by other sites.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -26,18 +26,22 @@ _PAGE = """<!doctype html>
 
 def locked_page(status: int, headers: Headers = ()) -> Response:
     text = (
-        "<h1>gpuyard</h1><p>This page is locked. Run <code>gpuyard web</code> on the machine, and open what it prints."
+        "<h1>gpuyard</h1>"
+        "<p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints."
     )
     return _html(_PAGE.format(head="", body=f"{text}</p>"), status, headers)
 
 
-def onward_page(headers: Headers = ()) -> Response:
-    """Goes on to the page by itself. No redirect: after one that began at another site, a strict cookie is not sent."""
-    onward = '<meta http-equiv="refresh" content="0; url=/">'
-    return _html(_PAGE.format(head=onward, body='<p><a href="/">gpuyard</a></p>'), 200, headers)
+def forward_page(headers: Headers = ()) -> Response:
+    """Return a page that loads `/` by itself.
+
+    Not a redirect: after one that started at another site, browsers do not send a strict cookie.
+    """
+    refresh = '<meta http-equiv="refresh" content="0; url=/">'
+    return _html(_PAGE.format(head=refresh, body='<p><a href="/">gpuyard</a></p>'), 200, headers)
 
 
 def _html(text: str, status: int, headers: Headers) -> Response:
-    """Whoever is shown it has not shown the key, or comes again: it need not stay connected."""
+    """The connection ends: the client has no token, or will connect again."""
     content_type = "text/html; charset=utf-8"
     return Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)

@@ -1,6 +1,6 @@
-"""Opens and closes the daemon's page, as `gpuyard web` asks over the daemon's own socket, or the configuration says.
+"""Open and close the web page: on request of `gpuyard web` over the unix socket, or as configured.
 
-Asked again for what is open, nothing is done; asked for something else, it is closed and opened anew.
+A request that matches the open page changes nothing; a different one closes the page and opens it again.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
-class _Open(Struct, frozen=True, kw_only=True):
-    asked: PageRequest
+class _OpenPage(Struct, frozen=True, kw_only=True):
+    settings: PageRequest
     bound: BoundAddress
-    front: PageServer
+    rules: AccessRules
     server: Server
 
 
@@ -39,105 +39,105 @@ class PageListener:
     def __init__(self, handle: Handler, folder: Path) -> None:
         self._handle = handle
         self._token_path = folder / "web.token"
-        self._open: _Open | None = None
+        self._page: _OpenPage | None = None
         self._opening = asyncio.Lock()
 
     def routes(self) -> Routes:
         return {
-            ("GET", "/web"): lambda _: self._told(),
+            ("GET", "/web"): lambda _: self._state(),
             ("POST", "/web"): lambda request: self.open(decode_body(request, PageRequest)),
             ("POST", "/web/stop"): self._stop,
         }
 
-    async def open_as_configured(self, tell: Callable[[str], None]) -> None:
-        """At the daemon's start, which nothing that fails here prevents."""
+    async def open_as_configured(self, on_notice: Callable[[str], None]) -> None:
+        """Open the page at the start of the daemon, if it is enabled. A failure is reported, not raised."""
         try:
             if load_config().page.enabled:
-                told = await self.open(PageRequest())
-                _log.info("the page is at %s:%s", told.address, told.port)
+                state = await self.open(PageRequest())
+                _log.info("the web page is at %s:%s", state.address, state.port)
         except GpuyardError as error:
-            notice = f"the page is not served: {error}"
+            notice = f"the web page is not open: {error}"
             _log.error("%s", notice)
-            tell(notice)
+            on_notice(notice)
 
-    async def open(self, asked: PageRequest) -> PageState:
+    async def open(self, wanted: PageRequest) -> PageState:
         async with self._opening:
-            if self._open is None or not _is_content(asked, self._open):
-                await self._open_anew(_complete(asked, self._open))
-            return self._told()
+            if self._page is None or not _matches(wanted, self._page):
+                await self._reopen(_complete(wanted, self._page))
+            return self._state()
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.server.close()
-            self._open = None
+        if self._page is not None:
+            self._page.server.close()
+            self._page = None
 
-    async def _open_anew(self, asked: PageRequest) -> None:
-        if self._open is not None and asked.port == self._open.bound.port:
-            self.close()  # the port is wanted again
-        # To look a name up can take seconds.
-        bound = await asyncio.get_running_loop().run_in_executor(None, bind, asked.address or LOCAL, asked.port)
+    async def _reopen(self, settings: PageRequest) -> None:
+        if self._page is not None and settings.port == self._page.bound.port:
+            self.close()  # to free the port
+        # In a thread: the lookup of a name can take seconds.
+        bound = await asyncio.to_thread(bind, settings.address or LOCAL, settings.port)
         self.close()
         try:
-            front = PageServer(self._handle, self._terms(asked, bound), load_files())
-            server = await serve_page(bound, front)
+            token = make_token(self._token_path) if settings.new_token else read_token(self._token_path)
+            rules = AccessRules(
+                token=token,
+                names=bound.names,
+                accepts_addresses=bound.accepts_addresses,
+                is_read_only=bool(settings.read_only),
+            )
+            server = await serve_page(bound, PageServer(self._handle, rules, load_files()))
         except BaseException:
             bound.listening.close()
             raise
-        self._open = _Open(asked=asked, bound=bound, front=front, server=server)
-
-    def _terms(self, asked: PageRequest, bound: BoundAddress) -> AccessRules:
-        token = make_token(self._token_path) if asked.new_token else read_token(self._token_path)
-        return AccessRules(
-            token=token,
-            names=bound.names,
-            takes_addresses=bound.takes_addresses,
-            is_read_only=bool(asked.read_only),
-        )
+        self._page = _OpenPage(settings=settings, bound=bound, rules=rules, server=server)
 
     def _stop(self, _: Request) -> PageStopResult:
-        was_open = self._open is not None
+        was_open = self._page is not None
         self.close()
         return PageStopResult(stopped=was_open)
 
-    def _told(self) -> PageState:
-        if self._open is None:
+    def _state(self) -> PageState:
+        if self._page is None:
             return PageState()
-        bound, terms = self._open.bound, self._open.front.terms
+        bound, rules = self._page.bound, self._page.rules
         return PageState(
-            url=f"http://{bound.host}:{bound.port}/?token={terms.token}",
+            url=f"http://{bound.host}:{bound.port}/?token={rules.token}",
             address=bound.address,
             port=bound.port,
-            read_only=terms.is_read_only,
-            notes=_notes(self._open),
+            read_only=rules.is_read_only,
+            notes=_notes(self._page),
         )
 
 
-def _is_content(asked: PageRequest, there: _Open) -> bool:
-    """Whether what is open is what is asked for."""
+def _matches(wanted: PageRequest, page: _OpenPage) -> bool:
+    """Return whether the open page is what is wanted."""
     return (
-        not asked.new_token
-        and asked.address in (None, there.asked.address, there.bound.address)
-        and asked.port in (None, there.asked.port, there.bound.port)
-        and asked.read_only in (None, there.asked.read_only)
+        not wanted.new_token
+        and wanted.address in (None, page.settings.address, page.bound.address)
+        and wanted.port in (None, page.settings.port, page.bound.port)
+        and wanted.read_only in (None, page.settings.read_only)
     )
 
 
-def _complete(asked: PageRequest, there: _Open | None) -> PageRequest:
-    page = load_config().page
-    before = there.asked if there else PageRequest(address=page.address, port=page.port, read_only=page.read_only)
-    port = there.bound.port if there and asked.address in (None, there.asked.address) else before.port
+def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
+    """Fill in what the request leaves open: from the open page, else from the configuration."""
+    config = load_config().page
+    before = (
+        page.settings if page else PageRequest(address=config.address, port=config.port, read_only=config.read_only)
+    )
+    port = page.bound.port if page and wanted.address in (None, page.settings.address) else before.port
     return PageRequest(
-        address=before.address if asked.address is None else asked.address,
-        port=port if asked.port is None else asked.port,
-        read_only=before.read_only if asked.read_only is None else asked.read_only,
-        new_token=asked.new_token,
+        address=before.address if wanted.address is None else wanted.address,
+        port=port if wanted.port is None else wanted.port,
+        read_only=before.read_only if wanted.read_only is None else wanted.read_only,
+        new_token=wanted.new_token,
     )
 
 
-def _notes(there: _Open) -> list[str]:
-    bound, notes = there.bound, []
-    if there.asked.port is None and bound.port != DEFAULT_PORT:
-        notes.append(f"port {DEFAULT_PORT} is taken, so it is {bound.port}")
+def _notes(page: _OpenPage) -> list[str]:
+    bound, notes = page.bound, []
+    if page.settings.port is None and bound.port != DEFAULT_PORT:
+        notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {bound.port}")
     if not bound.is_loopback:
-        notes.append(f"others can reach {bracketed(bound.address)}, and what is sent is not encrypted")
+        notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
     return notes

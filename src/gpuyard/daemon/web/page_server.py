@@ -1,7 +1,7 @@
-"""What the page's listener answers: the page, its files, and the daemon's routes, as far as the gate lets them through.
+"""Answer the requests of the web page: the page, its files, and the daemon's routes as far as `access_rules` allow.
 
-Bounds are kept apart: who is not let in never uses up what the owner of the page may ask, and wrong tokens, however
-many, keep the right one out of nothing.
+Rate limits are separate: refused requests never use up the limit of the page's owner, and wrong tokens, however many,
+never lock out the right one.
 """
 
 import math
@@ -23,18 +23,18 @@ from gpuyard.daemon.web.access_rules import (
     cookie_name,
     cookie_value,
     credential_of,
-    is_from_elsewhere,
+    is_cross_site,
 )
-from gpuyard.daemon.web.locked_page import locked_page, onward_page
+from gpuyard.daemon.web.locked_page import forward_page, locked_page
 from gpuyard.daemon.web.static_files import INDEX, File, answer_file
 from gpuyard.daemon.web.token_bucket import Bucket
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
 from gpuyard.version import API
 
-MOST_STREAMS = 64
-_AT_ONCE, _EACH_S = 200, 100
-_WRONG_TOKENS, _WRONG_TOKENS_EACH_S = 10, 10 / 60
+MAX_STREAMS = 64
+_BURST, _PER_S = 200, 100
+_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S = 10, 10 / 60
 _STATIC = "/static/"
 _SESSION = f"{API}/session"
 
@@ -43,49 +43,53 @@ class PageServer:
     def __init__(
         self,
         handle: Handler,
-        terms: AccessRules,
+        rules: AccessRules,
         files: Mapping[str, File],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._handle, self.terms, self._files, self._clock = handle, terms, files, clock
-        self._requests = Bucket(_AT_ONCE, _EACH_S)
-        self._wrong_tokens = Bucket(_WRONG_TOKENS, _WRONG_TOKENS_EACH_S)
+        self._handle, self.rules, self._files, self._clock = handle, rules, files, clock
+        self._requests = Bucket(_BURST, _PER_S)
+        self._wrong_tokens = Bucket(_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S)
         self._streams = 0
 
-    def vet(self, request: Request) -> None:
-        """Whether anything can come of it; its body need not be there yet."""
-        check_source(request, self.terms)
-        credential = credential_of(request, self.terms)
+    def check_head(self, request: Request) -> None:
+        """Refuse a request by its head, before its body has arrived."""
+        check_source(request, self.rules)
+        credential = credential_of(request, self.rules)
         if credential is Credential.WRONG_TOKEN:
             self._count_wrong_token()
         if request.path != PAGE or request.method == "POST":
-            check_rights(request, credential, self.terms)
+            check_rights(request, credential, self.rules)
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
-        """Of one that was vetted."""
+        """Answer a request that `check_head` has accepted."""
         if request.path == PAGE:
             return self._page(request)
-        if request.path.startswith(_STATIC):  # not counted: twenty tabs that a browser opens again ask for hundreds
+        if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
         wait_s = self._requests.take(self._clock())
         if wait_s:
-            raise _too_often("too much is asked at once", wait_s)
+            raise _too_often("too many requests", wait_s)
         if request.path == _SESSION:
             return self._session()
         answer = self._handle(request)
-        return self._watched(answer) if isinstance(answer, Response | ResponseStream) else self._watched_later(answer)
+        return (
+            self._limit_streams(answer)
+            if isinstance(answer, Response | ResponseStream)
+            else self._limit_streams_later(answer)
+        )
 
     def _page(self, request: Request) -> Response:
-        credential = credential_of(request, self.terms)
+        credential = credential_of(request, self.rules)
         if credential is Credential.TOKEN:
-            value = f"{cookie_name(request)}={cookie_value(self.terms.token)}"
-            return onward_page((("Set-Cookie", f"{value}; HttpOnly; SameSite=Strict; Path=/"),))
+            value = f"{cookie_name(request)}={cookie_value(self.rules.token)}"
+            return forward_page((("Set-Cookie", f"{value}; HttpOnly; SameSite=Strict; Path=/"),))
         if credential is Credential.COOKIE:
             return answer_file(self._files, INDEX, request)
-        return onward_page() if is_from_elsewhere(request) and "token" not in request.query else locked_page(401)
+        return forward_page() if is_cross_site(request) and "token" not in request.query else locked_page(401)
 
     def _session(self) -> Response:
-        session = PageSession(read_only=self.terms.is_read_only, user=user_name(os.getuid()), host=socket.gethostname())
+        session = PageSession(read_only=self.rules.is_read_only, user=user_name(os.getuid()), host=socket.gethostname())
         return Response(body=msgspec.json.encode(session))
 
     def _count_wrong_token(self) -> None:
@@ -93,15 +97,15 @@ class PageServer:
         if wait_s:
             raise _too_often("too many wrong tokens", wait_s)
 
-    async def _watched_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
-        return self._watched(await answer)
+    async def _limit_streams_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
+        return self._limit_streams(await answer)
 
-    def _watched(self, answer: HttpAnswer) -> HttpAnswer:
+    def _limit_streams(self, answer: HttpAnswer) -> HttpAnswer:
         if isinstance(answer, Response):
             return answer
-        if self._streams >= MOST_STREAMS:
-            message = f"{MOST_STREAMS} streams are open, and no more are"
-            return error_response(503, message, "close a page that is open elsewhere", (("Retry-After", "5"),))
+        if self._streams >= MAX_STREAMS:
+            message = f"{MAX_STREAMS} event streams are open, which is the limit"
+            return error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
         return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
     def _start_stream(self, stream: ResponseStream, client: StreamClient) -> Callable[[], None]:
@@ -116,4 +120,6 @@ class PageServer:
 
 
 def _too_often(message: str, wait_s: float) -> HttpError:
-    return HttpError(429, message, hint="slower", headers=(("Retry-After", str(math.ceil(wait_s))),))
+    return HttpError(
+        429, message, hint=f"try again in {math.ceil(wait_s)} s", headers=(("Retry-After", str(math.ceil(wait_s))),)
+    )

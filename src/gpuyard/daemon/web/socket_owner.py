@@ -1,7 +1,7 @@
-"""Whose a TCP socket of this machine is, as Linux tells over netlink (sock_diag(7)): of one socket, at once.
+"""Find the owner of one TCP socket of this machine over netlink (sock_diag(7)).
 
-The list in /proc has it, too, but to read that takes milliseconds, and many where there are many sockets: anybody who
-knocks would hold the daemon up for so long.
+The list in /proc has the owner as well, but reading it takes milliseconds, more with many sockets: any client could
+block the daemon that long by connecting.
 """
 
 import errno
@@ -22,26 +22,26 @@ _NLM_F_REQUEST = 1
 _ALL_STATES = 0xFFFFFFFF
 _HEAD = struct.Struct("=IHHII")
 _ERROR = struct.Struct("=i")
-_WANTED = struct.Struct("=BBBBI")
+_REQUEST = struct.Struct("=BBBBI")
 _PORTS = struct.Struct("!HH")
-# What is not told: the interface, and the socket's own number.
+# Any interface, and any socket cookie.
 _ANY_SOCKET = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-# Behind the sockets' ends: when it expires, what is queued either way, whose it is, and its inode.
-_TOLD = struct.Struct("=IIIII")
-_ENDS_AT, _TOLD_AT = 4, 52
+# After the two ends: expiry, receive queue, send queue, uid, inode.
+_OWNER = struct.Struct("=IIIII")
+_ENDS_AT, _OWNER_AT = 4, 52
 
 
 class Owner(Struct, frozen=True):
-    """`inode` is 0 for a socket that no process has any more."""
+    """`inode` is 0 if no process has the socket any more."""
 
     uid: int
     inode: int
 
 
 def find_owner(local: End, remote: End) -> Owner | None:
-    """Of the socket between these two, seen from `local`; OSError where the kernel cannot be asked."""
+    """Return the owner of the socket from `local` to `remote`, or None. Raise OSError if the kernel does not answer."""
     found = _ask(local, remote)
-    # No such socket, and nobody to ask, are told alike; but the other end is ours, and there.
+    # ENOENT also means that sock_diag is unavailable; our own end exists, so try that to tell them apart.
     if found is None and _ask(remote, local) is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     return found
@@ -50,14 +50,14 @@ def find_owner(local: End, remote: End) -> Owner | None:
 def _ask(local: End, remote: End) -> Owner | None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1.0)
-        kernel.send(_question(local, remote))
+        kernel.send(_request(local, remote))
         return _read(kernel.recv(4096), local, remote)
 
 
-def _question(local: End, remote: End) -> bytes:
+def _request(local: End, remote: End) -> bytes:
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
-    wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + _ends(local, remote) + _ANY_SOCKET
-    return _HEAD.pack(_HEAD.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + wanted
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + _ends(local, remote) + _ANY_SOCKET
+    return _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body
 
 
 def _ends(local: End, remote: End) -> bytes:
@@ -73,8 +73,8 @@ def _read(answer: bytes, local: End, remote: End) -> Owner | None:
         if negative == -errno.ENOENT:
             return None
         raise OSError(-negative, os.strerror(-negative))
-    # Where there is no such socket, one that listens at that port may be told instead.
+    # Without such a socket the kernel may return one that listens on that port.
     if body[_ENDS_AT : _ENDS_AT + _PORTS.size] != _PORTS.pack(local[1], remote[1]):
         return None
-    *_, uid, inode = _TOLD.unpack_from(body, _TOLD_AT)
+    *_, uid, inode = _OWNER.unpack_from(body, _OWNER_AT)
     return Owner(uid, inode)

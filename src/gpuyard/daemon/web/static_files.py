@@ -1,6 +1,6 @@
-"""The page's own files: read once, from where the package is, and answered from memory.
+"""The files of the web page: read once from the package and served from memory.
 
-There is no path to lead astray: a file is known by its whole name, or it is not there.
+Path traversal is impossible: a request has to name a known file exactly.
 """
 
 import hashlib
@@ -30,32 +30,32 @@ _TYPES = {
 class File(Struct, frozen=True):
     body: bytes
     content_type: str
-    mark: str
+    etag: str
 
 
 def load_files() -> dict[str, File]:
-    """By their names below the folder. What is of no type that a page is made of is left out."""
-    return dict(_found_in(files("gpuyard") / "ui" / "web", PurePosixPath()))
+    """Return the files by their path below the directory, without files of other types."""
+    return dict(_read_files(files("gpuyard") / "ui" / "web", PurePosixPath()))
 
 
 def answer_file(known: Mapping[str, File], name: str, request: Request) -> Response:
     file = known.get(name)
     if file is None:
         raise HttpError(404, f"there is no file {name[:100]}")
-    # It may be kept, and is asked for again each time: a daemon of another version may have another.
-    headers = (("ETag", file.mark), ("Cache-Control", "no-cache"))
-    if file.mark in request.headers.get("if-none-match", ""):
+    # Browsers may cache a file but have to revalidate it: a daemon of another version has other files.
+    headers = (("ETag", file.etag), ("Cache-Control", "no-cache"))
+    if file.etag in request.headers.get("if-none-match", ""):
         return Response(status=304, content_type=file.content_type, headers=headers)
     return Response(body=file.body, content_type=file.content_type, headers=headers)
 
 
-def _found_in(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, File]]:
+def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, File]]:
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
         name = at / entry.name
         if entry.is_dir():
-            yield from _found_in(entry, name)
+            yield from _read_files(entry, name)
         elif name.suffix in _TYPES:
             body = entry.read_bytes()
             yield str(name), File(body, _TYPES[name.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')

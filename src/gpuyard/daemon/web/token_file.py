@@ -1,4 +1,4 @@
-"""The page's token: in a file that only its user reads, so that pages stay open while the daemon is started anew."""
+"""The token of the web page, in a file that only its user can read, so that open pages survive a daemon restart."""
 
 import os
 import re
@@ -13,16 +13,18 @@ _SHAPE = re.compile(r"[A-Za-z0-9_-]{32,}")
 
 
 def read_token(path: Path) -> str:
-    """The one that is there, or a new one where there is none, or others could have read it."""
+    """Return the stored token; make a new one if there is none, it is malformed, or others could have read it."""
     try:
         with path.open(encoding="ascii") as file:
-            told, mode = file.read(), os.fstat(file.fileno()).st_mode
+            token, mode = file.read(), os.fstat(file.fileno()).st_mode
     except FileNotFoundError:
         return make_token(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentFault(f"{path} cannot be read: {error}", hint="`gpuyard web --new-token`") from error
-    is_ours_alone = not mode & (stat.S_IRWXG | stat.S_IRWXO)
-    return told if is_ours_alone and _SHAPE.fullmatch(told) else make_token(path)
+        raise EnvironmentFault(
+            f"{path} cannot be read: {error}", hint="make a new one with `gpuyard web --new-token`"
+        ) from error
+    is_private = not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return token if is_private and _SHAPE.fullmatch(token) else make_token(path)
 
 
 def make_token(path: Path) -> str:

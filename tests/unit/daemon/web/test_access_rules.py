@@ -1,0 +1,318 @@
+"""Which requests the web page accepts."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.daemon.web.access_rules import (
+    LOOPBACK,
+    AccessRules,
+    Credential,
+    check_rights,
+    check_source,
+    cookie_name,
+    cookie_value,
+    credential_of,
+)
+
+HOST = "127.0.0.1:8765"
+RULES = AccessRules(token="the-token-of-this-page")
+READ_ONLY = AccessRules(token=RULES.token, is_read_only=True)
+COOKIE = f"gpuyard-8765={cookie_value(RULES.token)}"
+JSON: dict[str, Any] = {"content-type": "application/json"}
+FROM_PAGE: dict[str, Any] = {"origin": f"http://{HOST}"}
+VISIT: dict[str, Any] = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+def make(method: str = "GET", path: str = "/v1/status", query: dict[str, str] | None = None, **headers: Any) -> Request:
+    named = {name.replace("_", "-"): value for name, value in {"host": HOST, **headers}.items()}
+    return Request(method=method, path=path, query=query or {}, headers=named)
+
+
+def status(request: Request, rules: AccessRules = RULES) -> int:
+    """Return the status of the refusal, or 200 if the request is accepted."""
+    try:
+        check_source(request, rules)
+        check_rights(request, credential_of(request, rules), rules)
+    except HttpError as refusal:
+        return refusal.status
+    return 200
+
+
+def source_status(request: Request, rules: AccessRules = RULES) -> int:
+    try:
+        check_source(request, rules)
+    except HttpError as refusal:
+        return refusal.status
+    return 200
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "get"])
+def test_an_unsupported_method_is_refused(method: str) -> None:
+    assert source_status(make(method)) == 405
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1:8765", True),
+        ("127.0.0.1", True),
+        ("localhost:9000", True),
+        ("LOCALHOST:9000", True),
+        ("[::1]:8765", True),
+        ("[::1]", True),
+        ("", False),
+        ("evil.example:8765", False),
+        ("evil.localhost:8765", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("127.0.0.1, evil.example", False),
+        ("127.0.0.1:8765@evil.example", False),
+        ("evil.example/127.0.0.1", False),
+        ("127.0.0.1:", False),
+        ("127.0.0.1:80:80", False),
+        ("localhost.", False),
+        ("0.0.0.0:8765", False),
+        ("127.0.0.2:8765", False),
+        ("2130706433:8765", False),
+        ("::1", False),
+        ("[::1", False),
+        ("192.168.0.7:8765", False),
+        ("box:8765", False),
+    ],
+)
+def test_the_host_has_to_be_a_name_of_the_page(host: str, is_ours: bool) -> None:
+    assert (source_status(make(host=host)) == 200) is is_ours
+
+
+def test_a_request_without_a_host_is_refused() -> None:
+    assert source_status(Request(method="GET", path="/")) == 403
+
+
+def test_the_address_the_page_is_bound_to_is_one_of_its_names() -> None:
+    rules = AccessRules(token="t", names=LOOPBACK | {"192.168.0.7", "box.lab"})
+    assert source_status(make(host="192.168.0.7:8765"), rules) == 200
+    assert source_status(make(host="Box.Lab:8765"), rules) == 200
+    assert source_status(make(host="localhost:1"), rules) == 200
+    assert source_status(make(host="192.168.0.8:8765"), rules) == 403
+    assert source_status(make(host="evil.example"), rules) == 403
+
+
+def test_bound_to_all_addresses_any_address_is_accepted_but_no_unknown_name() -> None:
+    rules = AccessRules(token="t", names=LOOPBACK | {"box"}, accepts_addresses=True)
+    assert [source_status(make(host=host), rules) for host in ("10.0.0.4:1", "[fe80::1]:1", "box:1")] == [
+        200,
+        200,
+        200,
+    ]
+    assert [source_status(make(host=host), rules) for host in ("evil.example", "10.0.0.4.nip.io", "1234")] == [403] * 3
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_ours"),
+    [
+        (f"http://{HOST}", True),
+        ("https://127.0.0.1:8765", False),
+        ("http://127.0.0.1:8766", False),
+        ("http://127.0.0.1", False),
+        ("http://localhost:8765", False),
+        ("http://evil.example", False),
+        ("null", False),
+        ("", False),
+        (f"http://{HOST}, http://evil.example", False),
+        (f"http://{HOST}/", False),
+    ],
+)
+def test_the_origin_has_to_be_the_page(origin: str, is_ours: bool) -> None:
+    for method in ("GET", "POST", "HEAD"):
+        assert (source_status(make(method, origin=origin)) == 200) is is_ours
+
+
+@pytest.mark.parametrize(
+    ("method", "site", "expected"),
+    [
+        ("GET", "same-origin", 200),
+        ("POST", "same-origin", 200),
+        ("GET", "none", 200),
+        ("HEAD", "none", 200),
+        ("POST", "none", 403),
+        ("GET", "same-site", 403),
+        ("POST", "same-site", 403),
+        ("GET", "cross-site", 403),
+        ("POST", "cross-site", 403),
+        ("GET", "", 403),
+        ("GET", "something new", 403),
+    ],
+)
+def test_a_request_on_behalf_of_another_site_is_refused(method: str, site: str, expected: int) -> None:
+    assert source_status(make(method, sec_fetch_site=site)) == expected
+    assert source_status(make(method, sec_fetch_site=site, **FROM_PAGE)) == expected
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_link_on_another_site_leads_to_the_page_and_to_nothing_else(site: str) -> None:
+    def visit(method: str = "GET", path: str = "/", **headers: str) -> int:
+        all_headers: dict[str, Any] = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document", **headers}
+        return source_status(make(method, path, sec_fetch_site=site, **all_headers))
+
+    assert visit() == 200
+    assert visit("POST") == 403
+    assert visit(path="/v1/status") == 403
+    assert visit(path="/static/page.js") == 403
+    assert visit(sec_fetch_dest="iframe") == 403
+    assert visit(sec_fetch_mode="no-cors") == 403
+    assert visit(origin="http://evil.example") == 403
+
+
+def test_a_cookie_does_not_count_on_a_visit_from_another_site() -> None:
+    request = make(path="/", sec_fetch_site="same-site", cookie=COOKIE, **VISIT)
+    assert credential_of(request, RULES) is Credential.NONE
+    assert credential_of(make(path="/", sec_fetch_site="none", cookie=COOKIE, **VISIT), RULES) is Credential.COOKIE
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, Credential.NONE),
+        ({"cookie": COOKIE}, Credential.COOKIE),
+        ({"cookie": f"a=b; {COOKIE};c"}, Credential.COOKIE),
+        ({"cookie": f"gpuyard-8765=planted; {COOKIE}"}, Credential.COOKIE),
+        ({"cookie": COOKIE.replace("8765", "8766")}, Credential.NONE),
+        ({"cookie": COOKIE[:-1]}, Credential.NONE),
+        ({"cookie": f"gpuyard-8765={RULES.token}"}, Credential.NONE),
+        ({"cookie": "gpuyard-8765=ä"}, Credential.NONE),
+        ({"authorization": f"Bearer {RULES.token}"}, Credential.TOKEN),
+        ({"authorization": f"bearer  {RULES.token} "}, Credential.TOKEN),
+        ({"authorization": "Bearer wrong"}, Credential.WRONG_TOKEN),
+        ({"authorization": "Bearer "}, Credential.WRONG_TOKEN),
+        ({"authorization": "Bearer \udc80ä"}, Credential.WRONG_TOKEN),
+        ({"authorization": f"Bearer {cookie_value(RULES.token)}"}, Credential.WRONG_TOKEN),
+        ({"authorization": "Basic abc"}, Credential.NONE),
+        ({"authorization": "Bearer wrong", "cookie": COOKIE}, Credential.WRONG_TOKEN),
+    ],
+)
+def test_a_script_sends_the_token_and_a_browser_its_cookie(headers: dict[str, Any], expected: Credential) -> None:
+    assert credential_of(make(**headers), RULES) is expected
+
+
+def test_a_token_in_the_query_counts_only_for_the_page() -> None:
+    token = {"token": RULES.token}
+    assert credential_of(make(path="/", query=token), RULES) is Credential.TOKEN
+    assert credential_of(make(path="/", query={"token": "x"}), RULES) is Credential.WRONG_TOKEN
+    assert credential_of(make(path="/v1/status", query=token), RULES) is Credential.NONE
+
+
+def test_the_cookie_is_named_after_the_port_and_does_not_contain_the_token() -> None:
+    assert cookie_name(make(host="localhost:9001")) == "gpuyard-9001"
+    assert cookie_name(make(host="[::1]:9001")) == "gpuyard-9001"
+    assert cookie_name(make(host="localhost")) == "gpuyard-80"
+    assert cookie_value("a") != cookie_value("b")
+    assert RULES.token not in cookie_value(RULES.token)
+
+
+@pytest.mark.parametrize("credential", [Credential.NONE, Credential.WRONG_TOKEN])
+def test_a_request_without_a_valid_credential_is_refused(credential: Credential) -> None:
+    for request in (
+        make(),
+        make("POST", "/v1/jobs/cancel", **JSON),
+        make(path="/static/page.js"),
+    ):
+        with pytest.raises(HttpError) as refusal:
+            check_rights(request, credential, RULES)
+        assert refusal.value.status == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/stop", "/v1/web", "/v1/web/stop", "/v1/websites"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_routes_that_the_page_never_needs_are_refused(method: str, path: str) -> None:
+    headers: dict[str, Any] = {"cookie": COOKIE, **FROM_PAGE, **JSON}
+    assert status(make(method, path, **headers)) == 403
+    assert status(make(method, "/v1/tags/stop", **headers)) == 200
+
+
+@pytest.mark.parametrize("target", ["/web", "/%77eb", "/web?x=1", "/status /web", "/stop"])
+def test_a_refused_target_cannot_be_watched(target: str) -> None:
+    assert status(make(path="/v1/events", query={"watch": target}, cookie=COOKIE)) == 403
+    assert status(make(path="/v1/events", query={"watch": "/status /jobs?state=web"}, cookie=COOKIE)) == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"cookie": COOKIE, **JSON, **FROM_PAGE}, 200),
+        ({"cookie": COOKIE, **JSON, "sec-fetch-site": "same-origin"}, 200),
+        ({"cookie": COOKIE, "content-type": "Application/JSON; charset=utf-8", **FROM_PAGE}, 200),
+        ({"cookie": COOKIE, **JSON}, 403),
+        ({"cookie": COOKIE, **FROM_PAGE}, 415),
+        ({"cookie": COOKIE, "content-type": "text/plain", **FROM_PAGE}, 415),
+        ({"cookie": COOKIE, "content-type": "application/x-www-form-urlencoded", **FROM_PAGE}, 415),
+        ({"cookie": COOKIE, "content-type": "multipart/form-data; boundary=x", **FROM_PAGE}, 415),
+        ({"cookie": COOKIE, "content-type": "text/plain; application/json", **FROM_PAGE}, 415),
+        ({"cookie": COOKIE, "content-type": "application/jsonx", **FROM_PAGE}, 415),
+        ({"authorization": f"Bearer {RULES.token}", **JSON}, 200),
+        ({"authorization": f"Bearer {RULES.token}"}, 415),
+    ],
+)
+def test_a_change_has_to_be_json_and_with_a_cookie_to_have_an_origin(headers: dict[str, Any], expected: int) -> None:
+    assert status(make("POST", "/v1/jobs/cancel", **headers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (make(path="/v1/jobs/1", cookie=COOKIE), 200),
+        (make(path="/v1/jobs/1", query={"environment": "1"}, cookie=COOKIE), 403),
+        (make(path="/v1/events", query={"watch": "/jobs/1?environment=1"}, cookie=COOKIE), 403),
+        (make(path="/v1/events", query={"watch": "/status /jobs/1?a=b&%65nvironment=1"}, cookie=COOKIE), 403),
+        (make(path="/v1/events", query={"watch": "/jobs/1"}, cookie=COOKIE), 200),
+        (make("POST", "/v1/jobs/cancel", cookie=COOKIE, **JSON, **FROM_PAGE), 403),
+        (make("POST", "/v1/submissions", authorization=f"Bearer {RULES.token}", **JSON), 403),
+        (make("HEAD", "/v1/status", cookie=COOKIE), 200),
+    ],
+)
+def test_a_read_only_page_changes_nothing_and_shows_no_environment(request_: Request, expected: int) -> None:
+    assert status(request_, READ_ONLY) == expected
+
+
+headers = st.dictionaries(
+    st.sampled_from(["origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "content-type", "x"]),
+    st.one_of(
+        st.text(max_size=20),
+        st.sampled_from([f"http://{HOST}", "null", "same-origin", "same-site", "navigate", "document", *JSON.values()]),
+    ),
+)
+requests: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "method": st.sampled_from(["GET", "HEAD", "POST", "PUT", "OPTIONS"]),
+        "path": st.sampled_from(["/", "/v1/status", "/v1/jobs/cancel", "/v1/events", "/v1/web", "/static/page.js"]),
+        "query": st.dictionaries(st.sampled_from(["watch", "environment", "token"]), st.text(max_size=20)),
+        "headers": headers,
+    }
+)
+
+
+@given(requests, st.text(max_size=60), st.text(max_size=60))
+def test_no_request_without_the_token_is_accepted(parts: dict[str, Any], bearer: str, cookie: str) -> None:
+    sent = {"host": HOST, **parts["headers"], "authorization": f"Bearer {bearer}", "cookie": f"gpuyard-8765={cookie}"}
+    for left_out in ({"authorization"}, {"cookie"}, {"authorization", "cookie"}, set[str]()):
+        headers = {name: value for name, value in sent.items() if name not in left_out}
+        assert status(Request(**{**parts, "headers": headers})) >= 400
+
+
+@given(requests, st.sampled_from(["same-site", "cross-site"]))
+def test_another_site_can_neither_change_nor_read_with_the_users_cookie(parts: dict[str, Any], site: str) -> None:
+    headers = {**parts["headers"], "host": HOST, "cookie": COOKIE, "sec-fetch-site": site}
+    request = Request(**{**parts, "headers": headers})
+    assert status(request) >= 400 or credential_of(request, RULES) is Credential.TOKEN
+
+
+@given(requests)
+def test_a_change_with_a_cookie_has_to_come_from_the_page(parts: dict[str, Any]) -> None:
+    headers = {**parts["headers"], "host": HOST, "cookie": COOKIE}
+    request = Request(**{**parts, "method": "POST", "headers": headers})
+    if status(request) == 200:
+        assert headers.get("origin") == f"http://{HOST}" or headers.get("sec-fetch-site") == "same-origin"
+        assert headers["content-type"].lower().startswith("application/json")
