@@ -114,7 +114,7 @@ def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
         await screen.type("c")
         await screen.shows(f"cancel job {second} two?")
         await screen.type("n")
-        await screen.shows("nothing has changed")
+        await screen.shows("no job changed")
         assert yard.state(second) == "queued"
         await screen.type("c", "y")
         await screen.shows(f"cancelled {second}", "- cancelled")
@@ -122,13 +122,13 @@ def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
         await screen.type("t")
         await screen.shows(f"queued again {second}")
         assert yard.state(second) == "queued"
-        await screen.shows("paused: nothing new starts")
+        await screen.shows("paused: no new jobs start")
         await screen.type("p")
         await screen.shows("let jobs start again?")
         await screen.type("y")
         await screen.shows("jobs start again", "3 succeeded")
         await screen.type("p", "y")
-        await screen.shows("paused; 0 still running", "paused: nothing new starts")
+        await screen.shows("paused: 0 still running", "paused: no new jobs start")
 
     watch(story)
     assert [yard.state(job_id) for job_id in (first, second, third)] == ["succeeded"] * 3
@@ -162,9 +162,7 @@ def test_pages_tell_all_about_a_job_and_why_it_waits(yard: Yard) -> None:
         gate.write_text("\n")
         await screen.shows(f"job {waiting} has succeeded")
         await screen.type("escape", "enter")
-        await screen.shows(
-            "result: exit 0", "what happened", "submitted  by", "attempt 1 succeeded", "environment: PATH"
-        )
+        await screen.shows("result: exit 0", "history", "submitted  by", "attempt 1 succeeded", "environment: PATH")
         await screen.type("q", "l")
         await screen.shows("started", "Esc: back")
         await screen.type("escape", "question_mark")
@@ -213,10 +211,10 @@ def test_only_what_is_looked_for_is_shown(yard: Yard) -> None:
         await screen.type("escape")
         await screen.shows("orange")
         await screen.type("f", "f")
-        await screen.shows("of what has finished: none")
+        await screen.shows("finished jobs: none")
         await screen.no_longer_shows("✗ failed")
         await screen.type("slash", *"nowhere")
-        await screen.shows("no job has 'nowhere'")
+        await screen.shows("no job matches 'nowhere'")
 
     watch(story)
 
@@ -308,12 +306,12 @@ def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(yard: Yard) -> None:
         await screen.shows("The queue is empty")
         os.kill(daemon, signal.SIGSTOP)
         try:
-            await screen.shows("no news for ")
+            await screen.shows("no answer for ")
             await screen.type("p", "y")
         finally:
             os.kill(daemon, signal.SIGCONT)
-        await screen.shows("paused; 0 still running")
-        await screen.no_longer_shows("no news for ")
+        await screen.shows("paused: 0 still running")
+        await screen.no_longer_shows("no answer for ")
 
     watch(story)
 
@@ -322,7 +320,7 @@ def test_an_empty_queue_says_how_to_fill_it(yard: Yard) -> None:
     async def story(screen: Screen) -> None:
         await screen.shows("The queue is empty", "gpuyard submit -- python train.py")
         await screen.type("c")
-        await screen.shows("no job is chosen")
+        await screen.shows("no job is selected")
         await screen.type("q")
 
     watch(story, (80, 24))

@@ -10,7 +10,7 @@ from rich.text import Text
 from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.tui import header_view, job_pages
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, has_colour, letters_for
-from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, told
+from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, describe_result
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.memory_bar import MemoryParts, draw, figures, memory_of, split
 from gpuyard.ui.tui.panel_heights import share_out
@@ -262,7 +262,7 @@ def test_an_empty_queue_says_how_to_fill_it() -> None:
     board.hear_jobs(an_answer(), 0)
     assert "gpuyard submit" in plain(board.queue())
     board.search = "x"
-    assert "no job has 'x'" in plain(board.queue())
+    assert "no job matches 'x'" in plain(board.queue())
 
 
 def test_the_head_says_what_keeps_jobs_from_starting() -> None:
@@ -281,10 +281,10 @@ def test_the_last_keys_are_always_told() -> None:
 
 def test_an_act_is_told_by_what_changed_or_why_not() -> None:
     hold = ACTS["hold"]
-    assert told(hold, {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
-    refused = told(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
+    assert describe_result(hold, {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
+    refused = describe_result(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
     assert refused == ActionNotice("17 is not held: it runs", is_bad=True)
-    assert told(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
+    assert describe_result(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
 
 
 def test_what_the_daemon_has_to_say_is_told_when_nothing_else_is() -> None:

@@ -1,5 +1,5 @@
 """`gpuyard top`: devices, the queue and a job's log, live in a terminal.
 
-What is seen is made by pure functions from the daemon's answers (`device_view`, `queue_view`, `head_view`, `pages`).
-What is asked goes through `link`; `feeds` puts what is heard onto the `board`, and `app` shows it and takes the keys.
+Pure functions turn the daemon's answers into lines (`device_view`, `queue_view`, `header_view`, `job_pages`).
+`daemon_stream` sends requests, `subscriptions` stores answers in `screen_state`, and `app` draws it and handles keys.
 """

@@ -1,4 +1,4 @@
-"""`gpuyard top` itself: keys choose, ask and act; panels show what the board has."""
+"""The application of `gpuyard top`: handles keys, and draws the panels from the screen state."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,17 +21,17 @@ from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
 from gpuyard.ui.tui.dialogs import Question, TextDialog
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, JobAction, failed, priority_act, told
+from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, JobAction, describe_result, failed, priority_act
 from gpuyard.ui.tui.line_panel import LinePanel
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.subscriptions import Subscriptions, Work
 
-_TOLD_FOR_S = 15.0
+_NOTICE_S = 15.0
 _TO_AN_END = 10**9
-# Of what is searched for: what is pasted by mistake may be more than a request can have.
-_LONGEST = 1000
+# Longest search text: a paste by mistake may be longer than a request can be.
+_LONGEST_SEARCH = 1000
 
 
 class Top(App[None]):
@@ -93,7 +93,9 @@ class Top(App[None]):
         yield from panels
         with Horizontal(id="filter"):
             yield Static("only jobs with ")
-            yield Input(placeholder="part of a name, a tag or a command, or an id", max_length=_LONGEST, compact=True)
+            yield Input(
+                placeholder="part of a name, a tag or a command, or an id", max_length=_LONGEST_SEARCH, compact=True
+            )
         yield keys
 
     def on_mount(self) -> None:
@@ -102,13 +104,13 @@ class Top(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.board.resize(event.size.width, event.size.height)
         self._draw()
-        self._feeds.follow_what_is_seen()
+        self._feeds.follow_visible()
 
     def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[None]:
-        """As a function, not as what it returns: one that is cancelled at once is then never begun."""
+        """Start a worker from a function, not a coroutine: one that is cancelled at once then never starts."""
         return self.run_worker(work, group=group, exclusive=in_place)
 
-    # What is seen
+    # Drawing
 
     def _draw(self, *names: str) -> None:
         heights = self.board.heights()
@@ -124,34 +126,34 @@ class Top(App[None]):
     def _tell(self, notice: ActionNotice) -> None:
         self.board.notice = notice
         self._stop_forgetting()
-        self._stop_forgetting = self.set_timer(_TOLD_FOR_S, self._forget).stop
+        self._stop_forgetting = self.set_timer(_NOTICE_S, self._forget).stop
         self._draw("notice")
 
     def _forget(self) -> None:
         self.board.notice = ActionNotice()
         self._draw("notice")
 
-    # Choosing
+    # Selecting
 
     def action_move(self, by: int) -> None:
         self.board.window = move(self.board.window, by, self.board.page)
         self._draw("queue", "log")
-        self._feeds.follow_what_is_seen()
+        self._feeds.follow_visible()
 
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.board.window.height - 1))
 
-    def on_line_panel_pointed(self, told: LinePanel.Pointed) -> None:
-        """The first two lines of the queue are its headings."""
-        at = self.board.window.top + told.line - 2
-        if told.panel == "queue" and told.line >= 2 and at < self.board.page.total:
+    def on_line_panel_pointed(self, event: LinePanel.Pointed) -> None:
+        """Select the job of the line; the first two lines of the queue are headings."""
+        at = self.board.window.top + event.line - 2
+        if event.panel == "queue" and event.line >= 2 and at < self.board.page.total:
             self.action_move(at - self.board.window.at)
 
-    def on_line_panel_wheeled(self, told: LinePanel.Wheeled) -> None:
-        if told.panel == "devices":
-            self.action_devices(told.by)
-        elif told.panel == "queue":
-            self.action_move(told.by)
+    def on_line_panel_wheeled(self, event: LinePanel.Wheeled) -> None:
+        if event.panel == "devices":
+            self.action_devices(event.by)
+        elif event.panel == "queue":
+            self.action_move(event.by)
 
     def action_devices(self, by: int) -> None:
         self.board.scroll_devices(by)
@@ -165,7 +167,7 @@ class Top(App[None]):
         board.search = event.value.strip()
         board.window = choose(replace(board.window, top=0), 0, board.page)
         self._draw("queue")
-        self._feeds.follow_what_is_seen()
+        self._feeds.follow_visible()
 
     def on_input_submitted(self) -> None:
         self._show_filter(is_shown=False)
@@ -175,7 +177,7 @@ class Top(App[None]):
         self._show_filter(is_shown=False)
 
     def _show_filter(self, *, is_shown: bool) -> None:
-        """In the place of the line that says what has happened."""
+        """Show the search field in place of the notice line."""
         self.query_one("#filter").display = is_shown
         self.set_focus(self.query_one(Input) if is_shown else None)
         self._panels["notice"].display = not is_shown
@@ -183,15 +185,15 @@ class Top(App[None]):
     def action_finished(self) -> None:
         place = FINISHED_SHOWN.index(self.board.finished) + 1
         self.board.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
-        self._tell(ActionNotice(f"of what has finished: {self.board.finished}"))
-        self._feeds.follow_what_is_seen()
+        self._tell(ActionNotice(f"finished jobs: {self.board.finished}"))
+        self._feeds.follow_visible()
 
     # Reading
 
     def _chosen(self) -> Row | None:
         row = self.board.chosen
         if row is None:
-            self._tell(ActionNotice("no job is chosen", is_bad=True))
+            self._tell(ActionNotice("no job is selected", is_bad=True))
         return row
 
     async def action_help(self) -> None:
@@ -222,14 +224,14 @@ class Top(App[None]):
         self._run(partial(self._read, target, title, make), "page")
 
     async def _read(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
-        """A page that is kept up to date while it is read."""
+        """Open a page, and update it until it is closed."""
         reader = TextDialog(lambda: Text(clean(title), "bold"), self.board.letters)
         await self.push_screen(reader, self._close_page)
         async with aclosing(self._feeds.link.watch(target)) as heard:
             async for _, answer in heard:
                 try:
                     lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
-                except GpuyardError as error:  # the daemon has ended meanwhile; the next one's answer follows
+                except GpuyardError as error:  # the daemon has stopped; the next one answers again
                     lines = [Text(clean(str(error)), "red")]
                 reader.put(pages.WrappedText(lines, self.size.width))
 
@@ -237,8 +239,8 @@ class Top(App[None]):
         self.workers.cancel_group(self, "page")
 
     async def _about(self, job: Answer) -> list[Text]:
-        story = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/history")
-        return pages.about(job, story, self.size.width, self.board.letters)
+        history = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/history")
+        return pages.about(job, history, self.size.width, self.board.letters)
 
     async def _why(self, answer: Answer) -> list[Text]:
         return pages.why(answer)
@@ -261,7 +263,9 @@ class Top(App[None]):
 
     def action_pause(self) -> None:
         is_paused = bool(self.board.status.get("paused"))
-        question = "let jobs start again?" if is_paused else "pause the queue? What runs goes on, nothing new starts."
+        question = (
+            "let jobs start again?" if is_paused else "pause the queue? Running jobs continue, no new ones start."
+        )
         self._ask(question, partial(self._pause, "/unpause" if is_paused else "/pause"))
 
     def _ask(self, question: str, act: Work) -> None:
@@ -269,7 +273,7 @@ class Top(App[None]):
             if is_yes:
                 self._run(act, "acts")
             else:
-                self._tell(ActionNotice("nothing has changed"))
+                self._tell(ActionNotice("no job changed"))
 
         self.push_screen(Question(clean(question), self.board.letters), answered)
 
@@ -277,7 +281,7 @@ class Top(App[None]):
         self._tell(ActionNotice(f"{act.verb} {job_id}{self.board.letters.ellipsis}"))
         try:
             answer = await self._feeds.link.ask("POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more})
-            self._tell(told(act, answer))
+            self._tell(describe_result(act, answer))
         except GpuyardError as error:
             self._tell(failed(error))
 
@@ -294,7 +298,7 @@ class Top(App[None]):
         try:
             answer = await self._feeds.link.ask("POST", path)
             self._tell(
-                ActionNotice(f"paused; {answer['running']} still running" if answer["paused"] else "jobs start again")
+                ActionNotice(f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again")
             )
         except GpuyardError as error:
             self._tell(failed(error))

@@ -1,4 +1,4 @@
-"""Devices as people see them: a line each, and a second with the figures where there is room. All pure."""
+"""Devices as lines: one each, and a second with figures if the window is high enough. All pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,16 +19,16 @@ _USE, _POWER = 4, 9
 
 
 class DevicePast(Struct):
-    """A device's figures of late."""
+    """Recent values of a device."""
 
     use: SparklineSeries
     power: SparklineSeries
 
 
 class DeviceLayout(Struct, frozen=True, kw_only=True):
-    """How wide what is, the same for all devices so that bars can be compared; 0 where there is no room for it.
+    """Column widths, the same for all devices so that bars can be compared; 0 for a column that does not fit.
 
-    `each` is how many lines a device has, and `now` is by the daemon's clock.
+    `each` is the number of lines per device; `now` is the daemon's time.
     """
 
     width: int
@@ -63,7 +63,7 @@ def fit(devices: Sequence[Device], width: int, each: int, letters: Glyphs, now: 
 def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayout) -> list[Text]:
     line = Text.assemble((label.rjust(frame.label), "bold"), " ")
     if not device.get("healthy", True):
-        fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'it does not answer'}")
+        fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'no answer'}")
         line.append(cut(fault, frame.width - line.cell_len, frame.letters.ellipsis), "red")
         return [line, Text()][: frame.each]
     name = Text(cut(_name(device), frame.name, frame.letters.ellipsis))
@@ -89,7 +89,7 @@ def _padded(text: Text, width: int) -> Text:
 
 
 def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
-    """Its memory in figures; its power, under its use."""
+    """Return the second line: memory in figures, temperature and power."""
     heat, memory = device.get("temperature_c"), memory_of(device)
     right = Text("" if heat is None else f"{figure_text(heat, frame.letters.degree)} ")
     right.append_text(_power(device, past, frame))
@@ -111,7 +111,7 @@ def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
 
 
 def label_of(device: Device, devices: Sequence[Device]) -> str:
-    """`0`; `0:1` for a part of card 0; `amd:0` where several vendors are in one machine."""
+    """Return `0`; `0:1` for a part of card 0; `amd:0` if the machine has GPUs of several vendors."""
     parent = next((other for other in devices if other["id"] == device.get("parent")), None)
     numbers = [other.get("index") for other in (parent, device) if other is not None]
     label = ":".join("?" if number is None else str(number) for number in numbers)
@@ -127,7 +127,7 @@ def _name(device: Device) -> str:
 
 
 def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[Text]:
-    """The lines of devices, in as many columns; they go down the first one first."""
+    """Arrange the lines of devices in one or two columns, the first column first."""
     if columns == 1:
         return list(lines)
     devices = [lines[at : at + each] for at in range(0, len(lines), each)]

@@ -1,4 +1,4 @@
-"""What is laid over the board: a page to read, a question."""
+"""Screens on top of the main one: a page of text, a question."""
 
 from collections.abc import Callable
 from typing import ClassVar, Protocol
@@ -15,7 +15,7 @@ from gpuyard.ui.tui.line_panel import LinePanel
 
 
 class Scroll(Protocol):
-    """What can be read from any line on."""
+    """Text that can be read from any line on."""
 
     def __len__(self) -> int: ...
 
@@ -23,7 +23,7 @@ class Scroll(Protocol):
 
 
 class TextDialog(ModalScreen[None]):
-    """A page in the whole window. One that is followed shows its end until somebody scrolls up."""
+    """A page that fills the window. A followed one shows its end until the user scrolls up."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll(-1)"),
@@ -80,8 +80,8 @@ class TextDialog(ModalScreen[None]):
         self._left = max(0, self._left + by)
         self.draw()
 
-    def on_line_panel_wheeled(self, told: LinePanel.Wheeled) -> None:
-        self.action_scroll(3 * told.by)
+    def on_line_panel_wheeled(self, event: LinePanel.Wheeled) -> None:
+        self.action_scroll(3 * event.by)
 
     @property
     def _room(self) -> int:
@@ -89,7 +89,7 @@ class TextDialog(ModalScreen[None]):
 
 
 class Question(ModalScreen[bool]):
-    """Yes or no; whatever else is typed is no answer."""
+    """A yes-or-no question; other keys are ignored."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)"),

@@ -1,13 +1,13 @@
-"""The letters that a terminal can show: with blocks and dots, or ASCII alone.
+"""The characters that a terminal can show: Unicode blocks, or ASCII only.
 
-Nothing is told by colour alone: each part of a bar has a letter of its own, each state its word.
+Nothing depends on colour alone: each part of a bar has its own character, each state its word.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
-# Its font has some of the blocks only, and which is not to be known.
+# Their fonts have only some of the block characters, and which ones is unknown.
 _PLAIN_TERMINALS = ("linux", "vt", "ansi", "cons25")
 _PLAIN_LOCALES = ("C", "POSIX")
 
@@ -29,7 +29,7 @@ class Glyphs(Struct, frozen=True, kw_only=True):
     is_unicode: bool = True
 
     def spell(self, text: str) -> str:
-        """With what the terminal lacks as question marks."""
+        """Replace characters that the terminal lacks with question marks."""
         return text if self.is_unicode or text.isascii() else text.encode("ascii", "replace").decode()
 
 
@@ -41,7 +41,7 @@ ASCII = Glyphs(
 
 
 def letters_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
-    """For a terminal, by its name, its locale and how it is written to."""
+    """Choose by the name of the terminal, the locale and the encoding of the output."""
     is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
     return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE
 
@@ -51,10 +51,10 @@ def has_colour(environment: Mapping[str, str]) -> bool:
 
 
 def _is_unicode_locale(environment: Mapping[str, str]) -> bool:
-    """Where nobody has said, as in a container, the terminal behind it is hardly ever one without."""
+    """Return True without a locale, as in containers: the terminal behind it nearly always supports Unicode."""
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
         value = environment.get(name, "")
-        # Python itself puts C.UTF-8 there where the locale is C, for its own files.
+        # Python itself sets C.UTF-8 if the locale is C, for its own files.
         is_pythons = name == "LC_CTYPE" and value == "C.UTF-8" and environment.get("LANG") in _PLAIN_LOCALES
         if value and not is_pythons:
             return "utf" in value.lower()

@@ -1,4 +1,4 @@
-"""The lines around the panels: the host and how the queue stands, headings, what has happened, the keys. All pure."""
+"""The lines around the panels: host and queue status, headings, notices, keys. All pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,19 +22,19 @@ _RULES = 5
 
 
 def head_line(host: Mapping[str, Any], status: Mapping[str, Any], trouble: str | None, width: int) -> Text:
-    """The host at the left; at the right what keeps jobs from starting, or us from knowing."""
-    right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _standing(status)
+    """Return the host on the left; on the right a pause of the queue, or a connection problem."""
+    right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _queue_status(status)
     left = Text.assemble(("gpuyard", "bold"), "  ", _host_text(host))
     left.truncate(max(0, width - right.cell_len - 1))
     left.pad_right(max(0, width - left.cell_len - right.cell_len))
     return left.append_text(right)
 
 
-def _standing(status: Mapping[str, Any]) -> Text:
+def _queue_status(status: Mapping[str, Any]) -> Text:
     if status.get("draining"):
-        return Text(" draining: what runs comes to its end ", "bold reverse")
+        return Text(" draining: running jobs finish ", "bold reverse")
     if status.get("paused"):
-        return Text(" paused: nothing new starts ", "bold reverse")
+        return Text(" paused: no new jobs start ", "bold reverse")
     return Text()
 
 
@@ -51,7 +51,7 @@ def _host_text(host: Mapping[str, Any]) -> str:
 
 
 def rule(title: Text, right: Text, width: int, letters: Glyphs) -> Text:
-    """A heading: `── title ───── right ──`; where there is no room for both, the title is cut."""
+    """Return a heading such as `── title ───── right ──`; the title is cut if both do not fit."""
     dash = letters.rule
     end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
     title = title.copy()
@@ -63,14 +63,14 @@ def rule(title: Text, right: Text, width: int, letters: Glyphs) -> Text:
 
 
 def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, letters: Glyphs) -> Text:
-    """What has just happened; else what the daemon has to say."""
+    """Return the result of the last action, or the first notice of the daemon."""
     if notice.text:
         return Text(cut(notice.text, width, letters.ellipsis), "bold red" if notice.is_bad else "bold")
     return Text(cut(clean(f"! {notices[0]}"), width, letters.ellipsis), "yellow") if notices else Text()
 
 
 def keys_line(width: int) -> Text:
-    """As many as there is room for; help and quit are always there."""
+    """Return as many keys as fit; help and quit are always shown."""
     last = _keys_text(_LAST_KEYS)
     shown = list(KEYS)
     while shown and _keys_text(shown).cell_len + _GAP + last.cell_len > width:

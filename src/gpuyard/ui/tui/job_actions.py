@@ -1,4 +1,4 @@
-"""What can be done to a job with a key, and how it is told when it is done. All pure."""
+"""The actions on a job that have a key, and the notices of their results. All pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from gpuyard.ui.cli.text_table import clean
 
 
 class JobAction(Struct, frozen=True, kw_only=True):
-    """`gpuyard verb`; `done` is what then has been done, `not_done` what is said where it could not be."""
+    """A verb of `gpuyard`; `done` precedes the ids that changed, `not_done` follows the id of a job that did not."""
 
     verb: str
     done: str
@@ -32,17 +32,17 @@ ACTS = {
 
 
 class ActionNotice(Struct, frozen=True):
-    """A line on what has happened."""
+    """The text of the notice line."""
 
     text: str = ""
     is_bad: bool = False
 
 
-def told(act: JobAction, answer: Mapping[str, Any]) -> ActionNotice:
+def describe_result(act: JobAction, answer: Mapping[str, Any]) -> ActionNotice:
     if answer["count"]:
         return ActionNotice(f"{act.done} {answer['changed']}")
     if not answer["unchanged"]:
-        return ActionNotice("there is nothing to change", is_bad=True)
+        return ActionNotice("no job to change", is_bad=True)
     first = answer["unchanged"][0]
     return ActionNotice(clean(f"{first['id']} {act.not_done}: {first['reason']}"), is_bad=True)
 

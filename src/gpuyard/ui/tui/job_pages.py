@@ -1,4 +1,4 @@
-"""What fills the whole window: all about a job, why it waits, the help. All pure."""
+"""Pages that fill the window: details of a job, why it waits, help. All pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,20 +16,20 @@ from gpuyard.ui.tui.memory_bar import legend
 
 _LAST = "environment:"
 _KEYS = (
-    ("up down, j k", "choose a job; PgUp PgDn by the window, Home End to either end"),
-    ("Enter", "all about it: its need, its attempts, what happened to it"),
-    ("w", "why it does not run, in the scheduler's words, and when it may"),
+    ("up down, j k", "select a job; PgUp PgDn by page, Home End to either end"),
+    ("Enter", "all details: needs, attempts, history"),
+    ("w", "why it has not started, and when it may"),
     ("l", "its log in the whole window; left and right for long lines"),
     ("c", "cancel it; you are asked first"),
     ("h, r", "hold it, release it"),
     ("+, -", "raise, lower its priority"),
     ("s, u", "suspend it (its GPU memory moves to RAM), resume it"),
-    ("t", "queue it once more"),
+    ("t", "queue it again"),
     ("/", "only jobs with this in name, tag, command or id; Esc shows all"),
-    ("f", "of what has finished: the last ones, all, or none"),
-    ("p", "pause the queue, or go on; you are asked first"),
+    ("f", "finished jobs: the last ones, all, or none"),
+    ("p", "pause or unpause the queue; you are asked first"),
     ("[, ]", "scroll the GPUs"),
-    ("q", "leave; the queue goes on without you"),
+    ("q", "quit; the queue keeps running"),
 )
 
 
@@ -47,7 +47,7 @@ class WrappedText:
 
 
 def _wrap(line: Text, width: int) -> list[Text]:
-    """At spaces where there are any; what goes on is set in a little further than the line."""
+    """Wrap at spaces if possible; continuation lines are indented by two more columns."""
     lead = len(line.plain) - len(line.plain.lstrip())
     indent = lead + 2
     if line.cell_len <= width or width < 2 * indent:
@@ -58,7 +58,7 @@ def _wrap(line: Text, width: int) -> list[Text]:
 
 
 def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int, int]]:
-    """From where to where each reaches; no more is looked at for one than may be in it: a command can be very long."""
+    """Yield start and end of each piece, looking ahead only as far as needed: a command can be very long."""
     begin, room = 0, width
     while begin < len(text):
         fits = chop_cells(text[begin : begin + 2 * width], room)[0]
@@ -70,17 +70,17 @@ def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int
         begin, room = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
 
 
-def about(job: Mapping[str, Any], story: Mapping[str, Any], width: int, letters: Glyphs) -> list[Text]:
-    """The longest and least asked for, its environment, comes last."""
-    told = dict(job)
-    facts = fact_lines(told)
+def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int, letters: Glyphs) -> list[Text]:
+    """Return the details of a job; its environment, long and rarely needed, comes last."""
+    details = dict(job)
+    facts = fact_lines(details)
     lines = [_fact(line) for line in facts if not line.startswith(_LAST)]
-    heading, *attempts = attempt_lines(told, width, letters.ellipsis)
+    heading, *attempts = attempt_lines(details, width, letters.ellipsis)
     if attempts:
         lines += [Text(), Text(heading, "dim"), *map(Text, attempts)]
-    lines += map(Text, memory_lines(told, width, is_unicode=letters.is_unicode))
-    lines += map(Text, advice_lines(told))
-    lines += [Text(), Text("what happened", "dim"), *map(Text, _story_lines(story))]
+    lines += map(Text, memory_lines(details, width, is_unicode=letters.is_unicode))
+    lines += map(Text, advice_lines(details))
+    lines += [Text(), Text("history", "dim"), *map(Text, _history_lines(history))]
     return [*lines, Text(), *(_fact(line) for line in facts if line.startswith(_LAST))]
 
 
@@ -89,8 +89,8 @@ def _fact(line: str) -> Text:
     return Text.assemble((name + colon, "dim"), value)
 
 
-def _story_lines(story: Mapping[str, Any]) -> Iterator[str]:
-    for event in story["events"]:
+def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
+    for event in history["events"]:
         yield clean(f"{format_time(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()
 
 
@@ -103,5 +103,5 @@ def help_lines(letters: Glyphs) -> list[Text]:
     width = max(len(keys) for keys, _ in _KEYS)
     lines = [Text.assemble((keys.ljust(width), "bold"), f"  {what}") for keys, what in _KEYS]
     parts = Text("memory: ").append_text(legend(letters))
-    explained = "own are this queue's jobs, others other leases, foreign processes without one"
-    return [*lines, Text(), parts, Text(explained), Text("each block of a history is 5 seconds", "dim")]
+    explained = "own: jobs of this queue; others: other leases; foreign: processes without a lease"
+    return [*lines, Text(), parts, Text(explained), Text("each block of a chart is 5 seconds", "dim")]

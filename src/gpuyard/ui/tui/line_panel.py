@@ -1,4 +1,4 @@
-"""A panel: lines of text, of which only those are drawn again that have changed."""
+"""A panel of text lines that redraws only lines that changed."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class LinePanel(Widget):
     ALLOW_SELECT = False
 
     class Pointed(Message):
-        """Somebody clicked on a line of it."""
+        """The user clicked on a line."""
 
         def __init__(self, panel: str | None, line: int) -> None:
             super().__init__()

@@ -1,7 +1,7 @@
-"""What a program wrote, as lines that a panel can show.
+"""The output of a program as lines for a panel.
 
-Colours are kept; whatever else a terminal would obey is not. A line that was written over, as progress bars do, shows
-what was written last.
+Keeps colours and drops all other escape sequences. A line that was overwritten, as by progress bars, shows its last
+content.
 """
 
 import re
@@ -14,19 +14,19 @@ from gpuyard.ui.cli.text_table import clean
 
 _MOST_LINES = 5000
 _LONGEST_LINE = 4096
-# Titles, links and the like: whatever they say is not for this terminal.
+# Titles, links and other commands to the terminal.
 _ORDERS = re.compile("\x1b[\\]P^_][^\x07\x1b]*(?:\x1b\\\\|\x07)?")
 
 
 class LogText:
-    """The last lines of it; the last one may not be whole yet."""
+    """The last 5,000 lines; the last one may be incomplete."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque([""], maxlen=_MOST_LINES)
         self.dropped = 0
 
     def __len__(self) -> int:
-        """Without the line that has not begun yet."""
+        """Return the number of lines, without an empty last one."""
         return len(self._lines) - (not self._lines[-1])
 
     def feed(self, text: str) -> None:
@@ -36,7 +36,7 @@ class LogText:
         self._lines.extend(line[-_LONGEST_LINE:] for line in others)
 
     def lines(self, start: int, count: int) -> list[Text]:
-        """Those seen from there on, as they are to be shown."""
+        """Return up to `count` lines from `start` on, decoded."""
         return [_decode(self._lines[at]) for at in range(max(0, start), min(len(self), start + count))]
 
 

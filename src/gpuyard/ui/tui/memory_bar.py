@@ -1,6 +1,6 @@
-"""A device's memory as a bar: ours in use, ours reserved, other leases', strangers', and what is free.
+"""The memory of a device as a bar: used and reserved by this queue, other leases, foreign processes, free.
 
-All pure. Whatever is not zero has at least one letter, and the letters add up to the bar.
+All pure. Each part that is not zero has at least one character, and the characters fill the bar exactly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "forei
 
 
 class MemoryParts(Struct, frozen=True, kw_only=True):
-    """In MB; `kept` is reserved for our jobs, and not in use yet."""
+    """In MB; `kept` is reserved for jobs of this queue, and not in use yet."""
 
     own: float = 0.0
     kept: float = 0.0
@@ -30,19 +30,19 @@ class MemoryParts(Struct, frozen=True, kw_only=True):
 
 
 def memory_of(device: Mapping[str, Any]) -> MemoryParts | None:
-    """Of a device as the daemon tells of it; None where nothing is known of its memory."""
-    told = device.get("memory") or {}
-    if told.get("capacity_mb"):
-        charged = told.get("own_mb") or 0.0
-        own = min(charged, told.get("own_used_mb") or 0.0)
-        rest = {name: told.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
+    """Return the parts of a device of the daemon's answer; None if its memory is unknown."""
+    memory = device.get("memory") or {}
+    if memory.get("capacity_mb"):
+        charged = memory.get("own_mb") or 0.0
+        own = min(charged, memory.get("own_used_mb") or 0.0)
+        rest = {name: memory.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
         return MemoryParts(own=own, kept=charged - own, **rest)
     used, total = device.get("memory_used_mb"), device.get("memory_total_mb")
     return None if used is None or not total else MemoryParts(foreign=used, free=max(0.0, total - used))
 
 
 def split(parts: Sequence[float], width: int) -> list[int]:
-    """How many of `width` letters each part gets; each that is not zero gets one, as far as there are so many."""
+    """Share `width` characters among the parts; each part above zero gets one, as long as there are enough."""
     shown = sorted((at for at, part in enumerate(parts) if part > 0), key=lambda at: -parts[at])[: max(0, width)]
     widths, whole = [0] * len(parts), sum(parts[at] for at in shown)
     shares = {at: parts[at] / whole * width for at in shown}
@@ -72,7 +72,7 @@ def legend(letters: Glyphs) -> Text:
 
 
 def figures(memory: MemoryParts, room: int, letters: Glyphs) -> Text:
-    """Each part that is not zero in GB: by its word, or by its letter where there is no room for words."""
+    """Return each part above zero in GB, with its name, or with its character if names do not fit."""
     told = [(name, format_gigabytes(size)) for name, size in memory.parts() if size > 0]
     by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in told)
     by_letter = Text(" ").join(Text.assemble((getattr(letters, name), STYLES[name]), size) for name, size in told)

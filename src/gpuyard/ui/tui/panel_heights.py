@@ -1,15 +1,15 @@
-"""How the height of a terminal is shared out. All pure."""
+"""The heights of the panels. All pure."""
 
 from msgspec import Struct
 
-# The head, the line for what happens, the keys.
+# The header, the notice line, the keys.
 _ALWAYS = 3
 _LEAST_QUEUE = 4
 _WIDE = 160
 
 
 class Heights(Struct, frozen=True, kw_only=True):
-    """Lines for each panel, its heading included; 0 where there is none. `each` is how many a device has."""
+    """Lines of each panel with its heading; 0 hides it. `each` is the number of lines per device."""
 
     devices: int
     each: int
@@ -18,12 +18,12 @@ class Heights(Struct, frozen=True, kw_only=True):
 
 
 def device_columns(width: int, devices: int) -> int:
-    """Beside each other, where there is room and they are many."""
+    """Return 2 on wide terminals with more than two devices, else 1."""
     return 2 if width >= _WIDE and devices > 2 else 1
 
 
 def share_out(height: int, device_rows: int) -> Heights:
-    """The queue is what people came for; in a low window the log goes first, then the devices."""
+    """Share the height. The queue matters most: a low window drops the log first, then the devices."""
     left = max(0, height - _ALWAYS)
     most = max(2, left * 3 // 7)
     each = 2 if 2 * device_rows + 1 <= most else 1

@@ -1,4 +1,4 @@
-"""The queue as people see it: a line per job, and a heading that counts them. All pure."""
+"""The queue as lines: a heading with counts, and a line per job. All pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,15 +19,15 @@ _CHOSEN = "reverse"
 
 
 class Widths(Struct, frozen=True):
-    """Of each column, by its heading, in their order."""
+    """Column widths by heading, in display order."""
 
     of: dict[str, int]
 
 
 def fit(page: Page, width: int, letters: Glyphs) -> Widths:
-    """Fixed widths for what is short, so that nothing dances as seconds go by; the rest is for names and reasons.
+    """Return fixed widths for short columns, so that nothing moves as times change; names and reasons share the rest.
 
-    Where there is room for users and tags, they are shown if they tell rows apart.
+    Wide terminals show users if there are several, and tags if there are any.
     """
     ids = max((len(str(row["id"])) for row in page.rows), default=0)
     gpus = max((cell_width(clean(devices_text(dict(row)))) for row in page.rows), default=0)
@@ -66,7 +66,7 @@ def job_line(row: Row, widths: Widths, letters: Glyphs, *, is_chosen: bool) -> T
 
 
 def queue_lines(page: Page, window: RowWindow, width: int, letters: Glyphs) -> list[Text]:
-    """The heading of the columns and the rows that are seen; a row that is still to come is blank."""
+    """Return the column headings and the visible rows; a row that is not loaded yet is blank."""
     widths = fit(page, width, letters)
     lines = [heading_line(widths)]
     for at in range(window.top, min(window.top + window.height, page.total)):
@@ -82,7 +82,7 @@ def counts_text(counts: Mapping[str, int], letters: Glyphs) -> Text:
 
 
 def span_text(page: Page, window: RowWindow) -> str:
-    """Which rows are seen of how many, where not all are."""
+    """Return `1-20 of 300` if not all rows are visible."""
     last = min(window.top + window.height, page.total)
     return f"{window.top + 1}-{last} of {page.total:,}" if page.total > window.height else ""
 

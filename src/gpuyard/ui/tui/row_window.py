@@ -1,6 +1,6 @@
-"""Which rows of a queue of any length are seen, and which of them is chosen. All pure.
+"""The visible rows of a queue of any length, and the selected one. All pure.
 
-Rows are asked for by the page, and a page is about three windows: what is scrolled to next is there already.
+Rows are requested in pages of about three windows, so that the next rows are loaded before they are scrolled to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """Rows of the queue from `after` on; `total` is how many there are in all, as far as known."""
+    """Rows of the queue from `after` on; `total` is the number of all rows, as far as known."""
 
     after: int = 0
     rows: tuple[Row, ...] = ()
@@ -28,9 +28,9 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class RowWindow(Struct, frozen=True, kw_only=True):
-    """`top` is the first row that is seen, `at` the chosen one, `height` how many there is room for.
+    """`top` is the first visible row, `at` the selected one, `height` the number of visible rows.
 
-    A job that somebody chose stays chosen wherever it moves; before that, it is whatever comes first.
+    A job that the user selected stays selected when it moves; before that, the first row is selected.
     """
 
     top: int = 0
@@ -48,7 +48,7 @@ def page_of(answer: Mapping[str, Any], after: int) -> Page:
 
 
 def wanted(window: RowWindow, now: tuple[int, int]) -> tuple[int, int]:
-    """Where the page should begin and how long it should be; as it is now, where that will do."""
+    """Return start and length of the page to request; the current ones if they still cover the window."""
     after, limit = now
     if after <= window.top and window.top + window.height <= after + limit <= after + 6 * window.height:
         return now
@@ -66,7 +66,7 @@ def choose(window: RowWindow, at: int, page: Page) -> RowWindow:
 
 
 def settle(window: RowWindow, page: Page) -> RowWindow:
-    """The window over a page that has changed."""
+    """Return the window after its page has changed."""
     found = page.find(window.job_id) if window.is_followed and window.job_id is not None else None
     at = window.at if found is None else found
     at = max(0, min(at, page.total - 1))

@@ -1,4 +1,4 @@
-"""All that is known and chosen, and each panel's lines made from it. Knows nothing of the terminal but its size."""
+"""The answers and selections behind the screen, and the lines of each panel. Knows only the size of the terminal."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -39,7 +39,7 @@ class ScreenState:
         self.width, self.height = 80, 24
         self._pasts: dict[str, DevicePast] = {}
 
-    # What is heard
+    # Answers
 
     def hear_devices(self, answer: Answer) -> None:
         self.machine = answer
@@ -59,18 +59,18 @@ class ScreenState:
         self.window = settle(self.window, self.page)
 
     def hear_priority(self, job_id: int, priority: int) -> None:
-        """Before the daemon tells of it, so that two keys in a row are two steps."""
+        """Apply a new priority before the daemon's next answer, so that two key presses are two steps."""
         rows = tuple({**row, "priority": priority} if row["id"] == job_id else row for row in self.page.rows)
         self.page = replace(self.page, rows=rows)
 
-    # What is asked
+    # Requests
 
     @property
     def chosen(self) -> Row | None:
         return self.page.row(self.window.at)
 
     def jobs_wanted(self) -> tuple[str, int]:
-        """What to watch for the rows that are seen, and where they begin."""
+        """Return the target to watch for the visible rows, and the index of its first row."""
         self.asked = wanted(self.window, self.asked)
         after, limit = self.asked
         query = {"limit": str(limit), "after": str(after)}
@@ -82,7 +82,7 @@ class ScreenState:
             query["state"] = ",".join(UNFINISHED)
         return "/jobs?" + "&".join(f"{name}={quote(value, safe=',')}" for name, value in query.items()), after
 
-    # What is seen
+    # Lines
 
     def heights(self) -> Heights:
         rows = -(-len(self._devices) // device_columns(self.width, len(self._devices)))
@@ -93,7 +93,7 @@ class ScreenState:
         self.window = settle(replace(self.window, height=max(1, self.heights().queue - 2)), self.page)
 
     def head(self) -> list[Text]:
-        trouble = self.trouble or (f"no news for {self.silent_s} s" if self.silent_s else None)
+        trouble = self.trouble or (f"no answer for {self.silent_s} s" if self.silent_s else None)
         return [header_view.head_line(self.machine.get("host") or {}, self.status, trouble, self.width)]
 
     def scroll_devices(self, by: int) -> None:
@@ -141,13 +141,13 @@ class ScreenState:
         if self.trouble or not self.status:
             return []
         if self.search:
-            return [f"  no job has '{clean(self.search)}'; Esc shows all again"]
-        return ["  The queue is empty. Put a program into it: gpuyard submit -- python train.py"]
+            return [f"  no job matches '{clean(self.search)}'; Esc shows all"]
+        return ["  The queue is empty. Submit a job: gpuyard submit -- python train.py"]
 
     def log_lines(self) -> list[Text]:
         room = self.heights().log - 1
         title = self.log_title()
-        right = Text("l: all of it" if title.cell_len + 24 < self.width else "")
+        right = Text("l: full log" if title.cell_len + 24 < self.width else "")
         lines = [header_view.rule(title, right, self.width, self.letters)]
         if self.log_note and not len(self.log):
             return [*lines, Text(cut(clean(self.log_note), self.width, self.letters.ellipsis), "dim")]
@@ -166,7 +166,7 @@ class ScreenState:
     def keys(self) -> list[Text]:
         return [header_view.keys_line(self.width)]
 
-    # Small
+    # Helpers
 
     @property
     def _devices(self) -> list[Answer]:
@@ -176,6 +176,6 @@ class ScreenState:
         return self._pasts.setdefault(device_id, DevicePast(use=SparklineSeries(), power=SparklineSeries()))
 
     def _now(self) -> float:
-        """By the daemon's clock, as its history is."""
+        """Return the daemon's time, which its history uses."""
         taken_at = self.machine.get("taken_at")
         return datetime.fromisoformat(taken_at).timestamp() if taken_at else 0.0

@@ -1,6 +1,6 @@
-"""The last minutes of a figure as a row of blocks.
+"""The last minutes of a value as a row of blocks.
 
-A block stands for a stretch of time that does not shift as time goes on, so that it is drawn once and then moves.
+Each block covers a fixed interval, so that a block keeps its height while it moves left.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ _KEPT = 240
 
 
 class SparklineSeries:
-    """What a figure was, by stretches of `COLUMN_S`: the most in each."""
+    """The maximum of a value in each interval of `COLUMN_S` seconds."""
 
     def __init__(self) -> None:
         self._columns: deque[tuple[int, float]] = deque(maxlen=_KEPT)
@@ -29,7 +29,7 @@ class SparklineSeries:
             self._columns.append((column, value))
 
     def note_all(self, points: Iterable[tuple[float, float | None]]) -> None:
-        """Those before what is known already; the newest of what is noted stays the newest."""
+        """Insert older points before the known ones."""
         later = list(self._columns)
         self._columns.clear()
         for at, value in points:
@@ -38,14 +38,14 @@ class SparklineSeries:
             self.note(column * COLUMN_S, value)
 
     def last(self, count: int, now: float) -> list[float | None]:
-        """Of the last so many stretches; None where nothing is known."""
+        """Return the last `count` intervals; None for one without a value."""
         end = int(now // COLUMN_S)
         known = dict(self._columns)
         return [known.get(column) for column in range(end - count + 1, end + 1)]
 
 
 def sparkline(values: Iterable[float | None], most: float, letters: Glyphs) -> str:
-    """What is unknown is blank; `most` fills a letter."""
+    """Return a character per value; unknown is blank, `most` is the highest block."""
     steps = len(letters.levels) - 1
     return "".join(
         " " if value is None else letters.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]

@@ -1,6 +1,6 @@
-"""What the daemon tells, put onto the board as it comes: the machine, the rows that are seen, the chosen job's log.
+"""Streams from the daemon into the screen state: the machine, the visible rows, the log of the selected job.
 
-Each is a stream of its own, and only what is seen is asked for.
+Each is a stream of its own; only what is visible is requested.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from gpuyard.ui.tui.job_actions import ActionNotice, failed
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.screen_state import ScreenState
 
-# Runs it in the background, in place of what ran under that name.
+# Runs work in the background, and cancels earlier work of the same name.
 Work = Callable[[], Coroutine[None, None, None]]
 Run = Callable[[Work, str], object]
 _LOG_BYTES = "65536"
-# So long a job is chosen before its log is asked for, and so long between two drawings of one that is written fast.
+# Delay before the log of a newly selected job is requested, and between two redraws of a fast log.
 _PAUSE_S = 0.1
-# While anybody watches, the machine is looked at each second: no news for longer means a daemon that is held up.
+# While a client watches, the daemon samples each second: a longer silence means that it is blocked.
 _LATE_S = 4.0
 
 
 class Subscriptions:
-    """`draw` draws these panels again, or all where they have moved; `tell` says what has happened."""
+    """`draw` redraws the named panels, or all of them; `tell` shows a notice."""
 
     def __init__(
         self, board: ScreenState, draw: Callable[..., None], tell: Callable[[ActionNotice], None], run: Run
     ) -> None:
         self._board, self._draw, self._tell, self._run = board, draw, tell, run
-        self.link = DaemonStream(self._hear_standing)
+        self.link = DaemonStream(self._hear_connection)
         self._rows = ""
         self._log: tuple[int, bool] | None = None
         self._is_log_due = False
@@ -42,8 +42,8 @@ class Subscriptions:
         self._run(self._watch_machine, "machine")
         self._run(self._watch_silence, "silence")
 
-    def follow_what_is_seen(self) -> None:
-        """To be called whenever other rows are seen, or another one is chosen."""
+    def follow_visible(self) -> None:
+        """Update the streams. Call it whenever other rows are visible or another one is selected."""
         target, after = self._board.jobs_wanted()
         if target != self._rows:
             self._rows = target
@@ -55,7 +55,7 @@ class Subscriptions:
             self._log, self._over_after = log, None
             self._run(partial(self._watch_log, log), "log")
 
-    def _hear_standing(self, trouble: str | None) -> None:
+    def _hear_connection(self, trouble: str | None) -> None:
         trouble = trouble and f"reconnecting: {trouble}"
         if trouble != self._board.trouble:
             self._board.trouble = trouble
@@ -92,7 +92,7 @@ class Subscriptions:
             return
         self._board.resize(self._board.width, self._board.height)
         self._draw()
-        self.follow_what_is_seen()
+        self.follow_visible()
 
     async def _ask_history(self) -> None:
         try:
@@ -109,11 +109,11 @@ class Subscriptions:
                     continue
                 self._board.hear_jobs(answer, after)
                 self._draw("queue", "log")
-                self.follow_what_is_seen()
+                self.follow_visible()
 
     async def _watch_log(self, log: tuple[int, bool] | None) -> None:
         if log is None or not log[1]:
-            self._begin_log("" if log is None else "it has not begun yet; w says why")
+            self._begin_log("" if log is None else "not started yet; w says why")
             return
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)
@@ -127,16 +127,16 @@ class Subscriptions:
     async def _hear_log(self, heard: AsyncIterator[Answer | None]) -> None:
         async for event in heard:
             if event is None:
-                self._begin_log("it has written nothing yet")
+                self._begin_log("no output yet")
             elif "text" in event:
                 self._board.log.feed(event["text"])
                 self._draw_log_soon()
             elif "attempt" in event and len(self._board.log):
                 self._board.log.feed(f"\n--- attempt {event['attempt']} ---\n")
             elif "cut" in event:
-                self._board.log.feed("\n--- some of it is left out: it is written faster than it is read ---\n")
+                self._board.log.feed("\n--- output left out: it is written faster than it can be shown ---\n")
             elif "error" in event or "over" in event:
-                self._end_log(event.get("error") or "it has written nothing")
+                self._end_log(event.get("error") or "no output")
                 return
 
     def _end_log(self, note: str) -> None:
@@ -150,7 +150,7 @@ class Subscriptions:
         self._draw("log")
 
     def _draw_log_soon(self) -> None:
-        """With whatever else comes meanwhile."""
+        """Draw the log after 0.1 s, together with what arrives until then."""
         if not self._is_log_due:
             self._is_log_due = True
             asyncio.get_running_loop().call_later(_PAUSE_S, self._draw_log)
