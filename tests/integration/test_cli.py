@@ -209,7 +209,7 @@ def test_replay_of_anything_else_is_one_clear_line_and_status_2(tmp_path: Path) 
     for tool in ("nvidia-smi-xml", "nvidia-smi-csv", "nvidia-smi-apps", "rocm-smi", "amd-smi", "radeontop",
                  "intel_gpu_top", "xpu-smi", "powermetrics", "ioreg"):  # fmt: skip
         result = run("doctor", "replay", tool, str(tmp_path / "notes.txt"), "--json")
-        assert (result.returncode, result.stdout) == (2, "")
+        assert (result.returncode, json.loads(result.stdout)["error"]["code"]) == (2, "usage")
         assert len(result.stderr.strip().splitlines()) == 1
         assert "notes.txt" in result.stderr
 

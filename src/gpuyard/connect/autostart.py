@@ -1,12 +1,13 @@
-"""Starts a daemon that outlives whoever starts it, and waits until it answers.
+"""Starts a daemon that outlives its caller, and waits until it accepts connections.
 
     the caller ── the starter ── the daemon
 
-The starter ends at once, so the daemon is nobody's child, has no terminal and no descriptor of the caller's. It starts
-with signals as they are by default, whatever the caller ignored or blocked. That takes a process of its own: the caller
-may have threads, and must not fork.
+The starter is a process that ends at once, so the daemon is no child of the caller, and has none of its descriptors and
+no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks signals. The caller
+itself must not fork, because it may have threads.
 
-Any number may start a daemon at once. One gets the lock, the others end, and all callers find the one that has it.
+Several callers may start a daemon at the same time. One daemon gets the lock, the others end, and all callers connect
+to the one with the lock.
 """
 
 import os
@@ -20,7 +21,7 @@ from gpuyard.errors import EnvironmentFault
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
 _STARTER = (sys.executable, "-P", "-m", "gpuyard.connect.autostart")
-# A daemon may lose the lock to one that is just about to end: then it takes a second.
+# A daemon may lose the lock to another that is just ending: then a second start is needed.
 _MOST_STARTS = 2
 _POLL_S = 0.005
 _LAST_LINES = 10
@@ -29,9 +30,9 @@ _LAST_LINES = 10
 def start_daemon(
     command: Sequence[str] | None = None, *, timeout_s: float = 60.0, wait_for_other_s: float = 0.0
 ) -> bool:
-    """Returns when a daemon, this one or another's, accepts connections: whether one was started here.
+    """Return when a daemon accepts connections; True if this call started it.
 
-    None is before `wait_for_other_s` have passed, so that somebody else, such as a service manager, can do it.
+    Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
     """
     from gpuyard.connect.daemon_lock import running_pid
 
@@ -62,7 +63,7 @@ def _accepts() -> bool:
 
 
 def _start(command: Sequence[str]) -> int:
-    """The daemon's pid."""
+    """Start the daemon, and return its pid."""
     import subprocess
 
     try:
@@ -82,9 +83,7 @@ def _start(command: Sequence[str]) -> int:
             os.close(log)
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise EnvironmentFault(
-            f"the daemon cannot be started: {error}", hint=f"{paths.log_path()} may say more"
-        ) from error
+        raise EnvironmentFault(f"the daemon cannot be started: {error}", hint=f"see {paths.log_path()}") from error
 
 
 def _open_log() -> int:
@@ -94,7 +93,7 @@ def _open_log() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, with paths that mean the same in another working directory."""
+    """Return the caller's environment, with absolute paths: the daemon has another working directory."""
     environment = dict(os.environ)
     if environment.get("GPUYARD_HOME"):
         environment["GPUYARD_HOME"] = paths.state_folder()
@@ -105,7 +104,7 @@ def _environment() -> dict[str, str]:
 
 
 def _has_ended(pid: int) -> bool:
-    """Also where nobody has taken notice of its end: not every container's first process does."""
+    """Whether the process has ended. A zombie counts as ended: in some containers no process reaps it."""
     import psutil
 
     try:
@@ -122,7 +121,7 @@ def _log_size() -> int:
 
 
 def _failure(message: str, log_start: int) -> EnvironmentFault:
-    """With the last of what was logged since; what others left there before says nothing about this start."""
+    """Return an error with the last lines that were logged since this start."""
     path = paths.log_path()
     try:
         with open(path, "rb") as log:
@@ -130,12 +129,12 @@ def _failure(message: str, log_start: int) -> EnvironmentFault:
             lines = log.read().decode("utf-8", "replace").splitlines()
     except OSError:
         lines = []
-    said = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
-    return EnvironmentFault(f"{message}:{said}" if said else message, hint=f"{path} is its log")
+    last = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+    return EnvironmentFault(f"{message}:{last}" if last else message, hint=f"see its log, {path}")
 
 
 def _launch(command: Sequence[str]) -> int:
-    """The starter's part: by now in a session of its own, with only the standard streams open."""
+    """Spawn the daemon from the starter, which has its own session and only the standard streams open."""
     may_be_reset = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     return os.posix_spawn(
         command[0],

@@ -1,7 +1,7 @@
-"""A digest of the configuration files that a command names, so that another configuration counts as another program.
+"""A digest of the configuration files that a command names, so that each configuration gets its own estimates.
 
-Only small regular files count, and what cannot be read does not: the job itself will say so. Whoever names none pays
-for no import.
+Only regular files up to 1 MB count. Files that cannot be read are ignored: the job itself will report them. A command
+that names no such file imports nothing.
 """
 
 import os
@@ -11,13 +11,13 @@ _ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 _MOST_BYTES = 1 << 20
 
 
-def digest_of(words: list[str], cwd: str) -> str:
-    """Of the names and the contents; empty where the command names none."""
-    named = [name for word in words if (name := _name_in(word)).lower().endswith(_ENDINGS)]
+def digest_of(command: list[str], cwd: str) -> str:
+    """Return a digest of names and contents; empty if the command names no configuration file."""
+    named = [name for argument in command if (name := _name_in(argument)).lower().endswith(_ENDINGS)]
     files = [(name, content) for name in named if (content := _read(os.path.join(cwd, name))) is not None]
     if not files:
         return ""
-    from _blake2 import blake2b  # as `hashlib` has it, without the milliseconds that OpenSSL takes to load
+    from _blake2 import blake2b  # as in `hashlib`, without the milliseconds that OpenSSL takes to load
 
     digest = blake2b(digest_size=16)
     for name, content in files:
@@ -27,14 +27,14 @@ def digest_of(words: list[str], cwd: str) -> str:
     return digest.hexdigest()
 
 
-def _name_in(word: str) -> str:
-    """`--config=x.yaml` names x.yaml."""
-    return word.partition("=")[2] or word
+def _name_in(argument: str) -> str:
+    """Return x.yaml for `--config=x.yaml`."""
+    return argument.partition("=")[2] or argument
 
 
 def _read(path: str) -> bytes | None:
     try:
-        # Not to be held up by a pipe that is called so.
+        # A named pipe with such a name would block.
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
             return None

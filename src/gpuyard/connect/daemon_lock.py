@@ -1,11 +1,11 @@
-"""One daemon per user: whoever holds the lock on `daemon.lock` is the daemon.
+"""One daemon per user: the process that holds the lock on `daemon.lock` is the daemon.
 
 Rules:
-- The lock is the truth; the record inside, pid and start time, only names its holder.
+- Only the lock counts; the record in the file, pid and start time, names its holder.
 - The file stays when the daemon ends: removing it would let two daemons lock two files of one name.
-- The descriptor does not outlive an exec, so no job keeps the lock of a daemon that was killed.
-- To see whether it is held one has to take it, shared, for a moment. A daemon that meets such a look tries again;
-  one that meets a living holder gives up at once.
+- The descriptor is closed on exec, so no job keeps the lock of a killed daemon.
+- Checking the lock means taking it, shared, for a moment. A daemon that meets such a check tries again; one that meets
+  a living holder gives up at once.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from gpuyard.system.file_locks import try_lock, unlock
 from gpuyard.system.process_identity import start_time
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_LONGEST_LOOK_S, _PAUSE_S = 2.0, 0.001
+_LONGEST_CHECK_S, _PAUSE_S = 2.0, 0.001
 _LONGEST_RECORD = 100
-_ENDED_WITHIN_S, _LOOK_AGAIN_S = 30.0, 0.02
+_ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
 
 
 @contextlib.contextmanager
 def hold_daemon_lock(path: str | Path) -> Iterator[None]:
-    """EnvironmentFault where another daemon holds it."""
+    """Hold the lock. Raise EnvironmentFault if another daemon holds it."""
     descriptor = _open(Path(path))
     try:
         _lock(descriptor, Path(path))
@@ -41,7 +41,7 @@ def hold_daemon_lock(path: str | Path) -> Iterator[None]:
 
 
 def running_pid(path: str | Path) -> int | None:
-    """The pid of the daemon that holds the lock, as it wrote it down."""
+    """Return the recorded pid of the daemon that holds the lock, or None if no daemon runs."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except FileNotFoundError:
@@ -56,15 +56,15 @@ def running_pid(path: str | Path) -> int | None:
 
 
 def await_end(path: str | Path, pid: int) -> None:
-    """Of the daemon with this pid, which was told to stop; the next one may hold the lock by then."""
+    """Wait until the daemon with this pid has ended. Meanwhile the next one may take the lock."""
     deadline = time.monotonic() + _ENDED_WITHIN_S
     while running_pid(path) == pid:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"the daemon (pid {pid}) has not ended after {_ENDED_WITHIN_S:.0f} s",
-                hint=f"its log says more; `kill -9 {pid}` harms no job",
+                hint=f"see its log; `kill -9 {pid}` harms no job",
             )
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
 def _open(path: Path) -> int:
@@ -79,7 +79,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    deadline = time.monotonic() + _LONGEST_LOOK_S
+    deadline = time.monotonic() + _LONGEST_CHECK_S
     while not try_lock(descriptor):
         pid, started = _recorded(descriptor)
         if _is_alive(pid, started) or time.monotonic() > deadline:
@@ -96,10 +96,10 @@ def _write(descriptor: int, record: str) -> None:
 
 
 def _recorded(descriptor: int) -> tuple[int | None, str]:
-    """Nothing where the holder has not written yet."""
-    words = os.pread(descriptor, _LONGEST_RECORD, 0).decode("ascii", "replace").split()
-    if len(words) == 2 and words[0].isdecimal():
-        return int(words[0]), words[1]
+    """Return pid and start time; None and empty if the holder has not written them yet."""
+    parts = os.pread(descriptor, _LONGEST_RECORD, 0).decode("ascii", "replace").split()
+    if len(parts) == 2 and parts[0].isdecimal():
+        return int(parts[0]), parts[1]
     return None, ""
 
 

@@ -1,4 +1,4 @@
-"""Where the daemon's files are, told with `os` alone: whoever reaches the daemon has no time to import more.
+"""The paths of the daemon's files. It imports only `os` and `sys`, because every command imports it.
 
 `gpuyard.config.state_dir` names the same folder.
 """
@@ -37,7 +37,7 @@ def log_path() -> str:
 
 
 def reach(path: str, act: "Callable[[str], object]") -> None:
-    """Does what `act` does, bind or connect, with a name for `path` that fits into a socket's address."""
+    """Call `act`, bind or connect, with a name for `path` that fits into a socket address."""
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         act(path)
         return

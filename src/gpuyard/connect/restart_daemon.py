@@ -1,11 +1,10 @@
-"""Restarts the daemon: the one that runs ends, and the next takes over its jobs, which go on meanwhile.
+"""Restarts the daemon: the running one ends, and the next takes over its jobs, which keep running.
 
 Rules:
-- Any number of commands may restart it at once. Each names the pid that it means to stop, so the new daemon of one is
-  not stopped by another.
-- A daemon that a service manager runs (`gpuyard daemon run`) ends with a status at which the manager starts the next.
-  Only where none comes within `_MANAGER_S` is one started in the background.
-- The page that was open is opened again, at the same address.
+- Several commands may restart it at once. Each names the pid that it stops, so none stops the new daemon of another.
+- A daemon under a service manager (`gpuyard daemon run`) ends with a status at which the manager starts the next one.
+  If none accepts connections within 15 s, one is started in the background.
+- A web page that was open is opened again at the same address.
 """
 
 from typing import Any
@@ -24,7 +23,7 @@ _ANSWER_S = 30.0
 
 
 def status_of(path: str) -> Status | None:
-    """Return the status of the daemon at this socket. None where none runs."""
+    """Return the status of the daemon at this socket, or None if none runs."""
     try:
         with _connection(path) as daemon:
             status: Status = daemon.request("GET", "/status", timeout_s=_ANSWER_S)
@@ -34,7 +33,7 @@ def status_of(path: str) -> Status | None:
 
 
 def replace_daemon(before: Status, reason: str) -> list[str]:
-    """Stop the daemon that has this status and start the next. Return what the user should know besides.
+    """Stop the daemon with this status and start the next. Return notes for the user.
 
     `reason` is written to the log of the daemon that ends.
     """
@@ -51,35 +50,35 @@ def replace_daemon(before: Status, reason: str) -> list[str]:
 
 
 def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
-    """Return where its page was, if it was open."""
+    """Stop the daemon. Return the state of its web page if it was open."""
     page = None
     try:
         with _connection(path) as daemon:
-            told = daemon.request("GET", "/web", timeout_s=_ANSWER_S)
-            page = told if told["url"] else None
+            state = daemon.request("GET", "/web", timeout_s=_ANSWER_S)
+            page = state if state["url"] else None
             body = {"pid": pid, "restart": True, "reason": reason}
             daemon.request("POST", "/stop", body=body, timeout_s=_ANSWER_S)
     except (NoDaemon, UserError):
         pass  # another command has stopped it, and may have started the next
     except EnvironmentFault:
-        pass  # it ended before it answered, or hangs: whoever waits for its end finds out
+        pass  # it ended before it answered, or hangs: `await_end` will tell
     return page
 
 
 def _open_page(path: str, page: dict[str, Any]) -> list[str]:
-    asked = {key: page[key] for key in ("address", "port", "read_only")}
+    body = {key: page[key] for key in ("address", "port", "read_only")}
     try:
         with _connection(path) as daemon:
-            daemon.request("POST", "/web", body=asked, timeout_s=_ANSWER_S, is_repeatable=True)
+            daemon.request("POST", "/web", body=body, timeout_s=_ANSWER_S, is_repeatable=True)
     except GpuyardError as error:
         return [f"the page is closed now: {error}; `gpuyard web` opens it"]
     return []
 
 
 def _connection(path: str) -> DaemonConnection:
-    """One that says nothing of versions: whoever restarts a daemon knows them."""
+    """Return a connection without notes about versions: the caller restarts the daemon anyway."""
     return DaemonConnection(path, may_start=False, tell=_ignore)
 
 
 def _ignore(line: str) -> None:
-    """What a connection tells."""
+    """Drop a note."""

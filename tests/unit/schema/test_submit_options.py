@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import pytest
@@ -51,6 +52,12 @@ def test_defaults_are_those_of_a_job(name: str, default: object) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("vendor", Vendor), ("on-preempt", OnPreempt), ("on-reboot", OnReboot)])
 def test_choices_are_the_members_of_their_enumeration(name: str, kind: Any) -> None:
     assert SUBMIT_OPTIONS[name].choices == tuple(kind)
+
+
+def test_the_form_of_the_web_page_is_generated_from_the_table() -> None:
+    done = subprocess.run([sys.executable, "scripts/submit-options"], capture_output=True, text=True, check=True)
+    written = Path("src/gpuyard/ui/web/submit_options.js").read_text(encoding="utf-8")
+    assert written == done.stdout, "run scripts/submit-options --write"
 
 
 def test_the_table_is_imported_without_anything_slow() -> None:

@@ -1,4 +1,4 @@
-"""Which jobs are meant: `17`, `17-20`, `name=big`, `tag=night`, `all`, in any mixture."""
+"""Selections of jobs as users write them: `17`, `17-20`, `name=big`, `tag=night`, `all`, in any combination."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 class JobSelection(Struct, frozen=True, kw_only=True):
-    """`ranges` hold their first and their last id. Where there are `states`, jobs in others are not meant."""
+    """`ranges` are pairs of a first and a last id. If `states` is not empty, only jobs in these states are selected."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ def parse_selection(text: str) -> JobSelection:
 
 
 def format_ids(ids: Iterable[int]) -> str:
-    """In order, neighbours as a range: `3 17-20`."""
+    """Return ids in order, with neighbours as a range: `3 17-20`."""
     spans: list[list[int]] = []
     for job_id in sorted(ids):
         if spans and job_id == spans[-1][1] + 1:
@@ -53,7 +53,7 @@ def format_ids(ids: Iterable[int]) -> str:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, with no id in two of them; neighbours are one."""
+    """Return the ranges in order, with overlapping and adjacent ones merged."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:

@@ -85,7 +85,7 @@ _TABLE = (
     SubmitOption("priority", "whole", "N", "Higher starts earlier.", note="0", least=-1_000_000, most=1_000_000,
                  label="Priority"),
     SubmitOption("preempt", "flag", None, "Preempt jobs of lower priority; the default priority is 100 then.",
-                 label="Urgent: preempt jobs of lower priority", is_local=True, is_for_gpu=True),
+                 label="Urgent: preempt other jobs", is_local=True, is_for_gpu=True),
     SubmitOption("on-preempt", "choice", "WHAT", "When it is preempted itself: suspend, requeue or never.",
                  default="suspend", choices=("suspend", "requeue", "never")),
     SubmitOption("after", "ids", "IDS", "Start after these jobs have succeeded, such as 17 or 17-20.", label="After"),

@@ -1,6 +1,6 @@
-"""The click group: every verb by its name, each imported only when it is used.
+"""The click group of all verbs, each imported only when it is used.
 
-Queue verbs are tables of options; here they become click commands, for `--help`, completion and mistakes.
+It makes click commands of the tables of queue verbs, for `--help`, completion and error messages.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
 
 class VerbGroup(click.Group):
-    """Knows the verbs without importing them."""
+    """Lists the verbs without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(VERBS)
@@ -57,7 +57,7 @@ def cli() -> None:
 
 
 def run_group() -> int:
-    """The command line as click understands it; the exit status."""
+    """Run the command line with click, and return the exit status."""
     try:
         status = cli(standalone_mode=False, prog_name="gpuyard")
     except click.ClickException as error:
@@ -69,7 +69,7 @@ def run_group() -> int:
 
 
 def click_command(name: str, verb: Verb, run: Callable[[Typed], int]) -> click.Command:
-    """The same verb for click: it understands what `fast` understands, and says what is wrong with the rest."""
+    """Make a click command of a verb's table, which accepts the same command lines as `fast_parser`."""
 
     def callback(**values: Any) -> int:
         words = values.pop("words", ())

@@ -1,7 +1,7 @@
-"""Understands a queue verb's command line against its table, without click.
+"""Parses the command line of a queue verb from its table, without click.
 
-It knows only what is right. Whatever else was typed (an option that is not in the table, a missing value, `--help`) is
-left to click, which has the words for it; what both understand, they understand alike.
+It accepts only correct command lines. It leaves all others (unknown options, missing values, `--help`) to click, which
+has the error messages. A command line that both accept has the same meaning for both.
 """
 
 from gpuyard.ui.cli.verb_options import Option, Typed, Verb
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def parse(verb: Verb, arguments: list[str]) -> Typed | None:
-    """What was typed, or None where click should have a look."""
+    """Return the parsed command line, or None if click has to parse it."""
     options: dict[str, str | bool | list[str]] = {}
     words: list[str] = []
     is_program = verb.words is not None and verb.words.is_program
@@ -30,7 +30,7 @@ def parse(verb: Verb, arguments: list[str]) -> Typed | None:
 
 
 def _is_word(word: str, *, is_program: bool) -> bool:
-    """`-5` is a number where a number may be; no program is called so."""
+    """Whether it is an argument, and not an option. `-5` is a number, except where a program is expected."""
     return word == "-" or not word.startswith("-") or (word[1:].isdecimal() and not is_program)
 
 

@@ -1,9 +1,8 @@
-"""A queue verb in plain data: its options, its words, and what its help says.
+"""Queue verbs as plain data: options, arguments and help.
 
-The table is read twice: by `fast`, which understands a command line without importing click, and by `group`, which
-makes a click command of it for `--help`, completion and mistakes. Neither this module nor a verb may import what costs
-milliseconds (click, msgspec, rich, typing): `gpuyard submit` is called in loops.
-"""
+`fast_parser` parses command lines from it without importing click; `click_group` makes click commands of it for
+`--help`, completion and error messages. Neither this module nor a verb may import what takes milliseconds (click,
+msgspec, rich, typing): scripts call `gpuyard submit` in loops."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Option:
-    """`--name METAVAR`, or a flag where there is no metavar; `short` is its one-letter form."""
+    """`--name METAVAR`, or a flag without a metavar; `short` is its one-letter form."""
 
     __slots__ = ("is_repeatable", "metavar", "name", "short", "text")
 
@@ -30,7 +29,7 @@ class Option:
 
 
 class Arguments:
-    """What is not an option: one word, one of `choices`, many of them, or a program that takes all the rest."""
+    """The positional arguments: one, one of `choices`, many, or a program with all arguments that follow."""
 
     __slots__ = ("choices", "is_many", "is_program", "metavar")
 
@@ -44,7 +43,7 @@ class Arguments:
 
 
 class Verb:
-    """`text` is the help as it stands, its first line a summary."""
+    """`text` is the help; its first line is the summary."""
 
     __slots__ = ("options", "text", "words")
 
@@ -55,7 +54,7 @@ class Verb:
 
 
 class Typed:
-    """A command line understood: options as they were typed, by name, and the words."""
+    """A parsed command line: options by name, with their values as typed, and the positional arguments."""
 
     __slots__ = ("options", "words")
 

@@ -1,27 +1,10 @@
-/** The fields of a submission, as the form and "submit again" have them, and what they come to as options. */
+/** The fields of a submission, for the submit form and "submit again", and the options made from them. */
 
 import {el, set} from "./dom.js";
+import {SUBMIT_OPTIONS} from "./submit_options.js";
 
-/** By option: its label, what it looks like, what to say about it, and more attributes. */
-const FIELDS = {
-  name: ["Name", "one word", "What the queue calls it."],
-  gpus: ["GPUs", "1", "0 for none.", {inputmode: "numeric"}],
-  vram: ["Memory on each GPU", "learned", "Such as 8G. Left out, it is learned from runs before."],
-  priority: ["Priority", "0", "Higher starts earlier.", {inputmode: "numeric"}],
-  "time-limit": ["Time limit", "none", "Such as 4h or 30m."],
-  retries: ["Retries", "0", "After a failure. Out of memory is not counted.", {inputmode: "numeric"}],
-  tag: ["Tag", "", "Marks jobs that belong together."],
-  after: ["After", "", "Jobs that have to succeed first, such as 17 or 17-20."],
-  array: ["Array", "0-99%8", "A job for each {index}; at most 8 at once."],
-  sweep: ["Sweep", "lr=1e-3,1e-4", "A job for each {lr}. One name on each line makes all pairs.", {rows: 2}],
-  env: ["Variables", "NAME=VALUE", "One on each line.", {rows: 2}],
-};
-const MANY = new Set(["sweep", "env"]);
-const FLAGS = {
-  exclusive: "Alone on its GPU",
-  hold: "Hold it until it is released",
-  preempt: "Urgent: have others make room"
-};
+/** Whether an option takes several values, one per line. */
+const isMany = (name) => SUBMIT_OPTIONS[name].kind === "texts";
 
 export function makeField(id, label, hint, input) {
   input.id = id;
@@ -35,13 +18,15 @@ export class Fields {
   constructor(prefix, names, flags) {
     this.inputs = {};
     this.nodes = names.map((name) => {
-      const [label, placeholder, hint, more = {}] = FIELDS[name];
-      const plain = {name, placeholder, autocomplete: "off", spellcheck: "false", ...more};
-      this.inputs[name] = el(more.rows ? "textarea" : "input", more.rows ? plain : {type: "text", ...plain});
-      return makeField(`${prefix}-${name}`, label, hint, this.inputs[name]);
+      const {label, placeholder, help, kind} = SUBMIT_OPTIONS[name];
+      const plain = {name, placeholder, autocomplete: "off", spellcheck: "false"};
+      if (kind === "whole") plain.inputmode = "numeric";
+      const many = isMany(name);
+      this.inputs[name] = el(many ? "textarea" : "input", many ? {rows: 2, ...plain} : {type: "text", ...plain});
+      return makeField(`${prefix}-${name}`, label, many ? `${help} One per line.` : help, this.inputs[name]);
     });
     this.flags = Object.fromEntries(flags.map((name) => [name, el("input", {type: "checkbox", name})]));
-    this.flagNodes = flags.map((name) => el("label", {class: "check"}, this.flags[name], FLAGS[name]));
+    this.flagNodes = flags.map((name) => el("label", {class: "check"}, this.flags[name], SUBMIT_OPTIONS[name].label));
   }
 
   /** Those that are filled in, as the daemon takes them. */
@@ -49,7 +34,7 @@ export class Fields {
     const options = {};
     for (const [name, input] of Object.entries(this.inputs)) {
       const text = input.value.trim();
-      if (text) options[name] = MANY.has(name) ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
+      if (text) options[name] = isMany(name) ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
     }
     for (const [name, input] of Object.entries(this.flags))
       if (input.checked) options[name] = true;
