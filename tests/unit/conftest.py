@@ -1,14 +1,14 @@
-"""What unit tests share: a queue in memory."""
+"""Shared by unit tests: a queue in memory."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    made = Shelf()
+def queue_db() -> Iterator[QueueDb]:
+    made = QueueDb()
     yield made
     made.db.close()

@@ -90,7 +90,7 @@ def test_an_extra_is_added_by_the_program_that_installed_it_and_from_where_it_ca
     )
 
 
-def test_a_tool_that_is_installed_anew_keeps_the_extras_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_is_installed_again_keeps_its_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requires = (
         "click>=8.1",
         "pytest>=8; extra == 'there'",

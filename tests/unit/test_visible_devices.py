@@ -87,7 +87,7 @@ def test_an_id_that_is_not_nvidias_own_goes_by_number(device_id: str, by_uuid: b
 # ROCm
 
 
-def test_a_rocm_program_sees_its_devices_whatever_hip_was_told_before() -> None:
+def test_a_rocm_program_sees_its_devices_despite_an_inherited_hip_variable() -> None:
     chosen = [device(Vendor.AMD, "GPU-11", 1), device(Vendor.AMD, "amd-3", 3)]
     assert visible_variables(chosen, machine(*chosen)) == {
         "ROCR_VISIBLE_DEVICES": "GPU-11,3",

@@ -9,7 +9,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
 LEASE = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(Share(device_id="G0"),), since=100.0)
@@ -25,13 +25,13 @@ class Suspender(NoSuspender):
         self.resumed.append(attempt.job_id)
 
 
-def running(shelf: Shelf) -> tuple[JobTransitions, int]:
+def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     """A job that runs, as somebody finds it who has just come."""
-    (job_id,) = shelf.add()
-    shelf.store.start_attempt(
+    (job_id,) = queue_db.add()
+    queue_db.store.start_attempt(
         Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
     )
-    transitions = JobTransitions(shelf.store)
+    transitions = JobTransitions(queue_db.store)
     transitions.reload()
     return transitions, job_id
 
@@ -45,27 +45,27 @@ def running(shelf: Shelf) -> tuple[JobTransitions, int]:
     ],
 )
 def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_room(
-    shelf: Shelf, stopping: OutcomeKind, state: JobState
+    queue_db: QueueDb, stopping: OutcomeKind, state: JobState
 ) -> None:
-    transitions, job_id = running(shelf)
+    transitions, job_id = running(queue_db)
     transitions.stop(job_id, stopping, 120.0)
     transitions.end(job_id, SUCCEEDED, 121.0)
-    assert shelf.job(job_id).state is state
+    assert queue_db.job(job_id).state is state
 
 
-def resuming(shelf: Shelf) -> tuple[JobTransitions, int]:
+def resuming(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     """A job that a daemon was bringing back as it died."""
-    transitions, job_id = running(shelf)
+    transitions, job_id = running(queue_db)
     transitions.suspend(job_id, SuspendedBy.FOR_ROOM, 120.0, "preempted")
     transitions.move_suspension(job_id, JobEvent.MOVED_OUT, 121.0)
     transitions.move_suspension(job_id, JobEvent.RESUME, 130.0)
-    after = JobTransitions(shelf.store)
+    after = JobTransitions(queue_db.store)
     after.reload()
     return after, job_id
 
 
-def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(shelf: Shelf) -> None:
-    transitions, job_id = resuming(shelf)
+def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(queue_db: QueueDb) -> None:
+    transitions, job_id = resuming(queue_db)
     suspender = Suspender()
     suspend_control = SuspendControl(transitions, suspender)
     suspend_control.request()
@@ -76,8 +76,8 @@ def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold
     assert suspender.resumed == [job_id]
 
 
-def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(shelf: Shelf) -> None:
-    transitions, job_id = resuming(shelf)
+def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(queue_db: QueueDb) -> None:
+    transitions, job_id = resuming(queue_db)
     suspend_control = SuspendControl(transitions, Suspender())
     suspend_control.release_leases([], 131.0)
-    assert shelf.job(job_id).state is JobState.SUSPENDED
+    assert queue_db.job(job_id).state is JobState.SUSPENDED

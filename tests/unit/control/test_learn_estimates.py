@@ -2,21 +2,21 @@
 
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 
-def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(shelf: Shelf) -> None:
-    job = shelf.job(*shelf.add())
+def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(queue_db: QueueDb) -> None:
+    job = queue_db.job(*queue_db.add())
     attempt = Attempt(
         job_id=job.id, number=1, pid=9, boot_id="b", started_at=100.0, devices=("G0",),
         usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
     )  # fmt: skip
-    estimates = LearnedEstimates(shelf.store)
+    estimates = LearnedEstimates(queue_db.store)
     estimates.learn(job, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
     assert estimates.estimate(job).likely_s == 30.0
-    assert LearnedEstimates(shelf.store).estimate(job).likely_s is None
+    assert LearnedEstimates(queue_db.store).estimate(job).likely_s is None
     estimates.save()
-    after = LearnedEstimates(shelf.store)
+    after = LearnedEstimates(queue_db.store)
     assert after.profiles(job) == estimates.profiles(job)
     assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)
     assert (after.predicted_mb(job) or 0.0) > 4096.0

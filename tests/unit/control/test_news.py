@@ -6,20 +6,21 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")
 
 
 @pytest.fixture
-def transitions(shelf: Shelf) -> JobTransitions:
-    return JobTransitions(shelf.store)
+def transitions(queue_db: QueueDb) -> JobTransitions:
+    return JobTransitions(queue_db.store)
 
 
-def begin(transitions: JobTransitions, shelf: Shelf, job_id: int) -> None:
-    number = shelf.job(job_id).attempts + 1
+def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
+    number = queue_db.job(job_id).attempts + 1
     transitions.start(
-        shelf.job(job_id), Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",))
+        queue_db.job(job_id),
+        Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",)),
     )
 
 
@@ -27,9 +28,9 @@ def told(news: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKi
     return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in news]
 
 
-def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, shelf: Shelf) -> None:
-    (job_id,) = shelf.add()
-    begin(transitions, shelf, job_id)
+def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, queue_db: QueueDb) -> None:
+    (job_id,) = queue_db.add()
+    begin(transitions, queue_db, job_id)
     transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
     assert told(transitions.take_events()) == [
         (PublishedEventKind.STARTED, job_id, JobState.RUNNING, None),
@@ -39,27 +40,29 @@ def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, sh
     assert transitions.take_events() == []
 
 
-def test_a_job_that_is_tried_again_has_not_finished(transitions: JobTransitions, shelf: Shelf) -> None:
-    (job_id,) = shelf.add(retries=1)
-    begin(transitions, shelf, job_id)
+def test_a_job_that_is_tried_again_has_not_finished(transitions: JobTransitions, queue_db: QueueDb) -> None:
+    (job_id,) = queue_db.add(retries=1)
+    begin(transitions, queue_db, job_id)
     transitions.end(job_id, FAILED, 120.0)
     assert [each.kind for each in transitions.take_events()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
 
 
-def test_a_job_that_never_ran_finishes_too(transitions: JobTransitions, shelf: Shelf) -> None:
-    (job_id,) = shelf.add()
-    transitions.apply(shelf.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
+def test_a_job_that_never_ran_finishes_too(transitions: JobTransitions, queue_db: QueueDb) -> None:
+    (job_id,) = queue_db.add()
+    transitions.apply(queue_db.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
     assert told(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_what_was_taken_back_is_no_news_and_what_came_before_stays(transitions: JobTransitions, shelf: Shelf) -> None:
-    first, second = shelf.add(2)
-    with transitions.in_step(), shelf.store.transaction():
-        transitions.apply(shelf.job(first), JobEvent.CANCEL, 120.0, "cancelled")
+def test_what_was_taken_back_is_no_news_and_what_came_before_stays(
+    transitions: JobTransitions, queue_db: QueueDb
+) -> None:
+    first, second = queue_db.add(2)
+    with transitions.in_step(), queue_db.store.transaction():
+        transitions.apply(queue_db.job(first), JobEvent.CANCEL, 120.0, "cancelled")
 
     def fail() -> None:
-        with transitions.in_step(), shelf.store.transaction():
-            transitions.apply(shelf.job(second), JobEvent.CANCEL, 121.0, "cancelled")
+        with transitions.in_step(), queue_db.store.transaction():
+            transitions.apply(queue_db.job(second), JobEvent.CANCEL, 121.0, "cancelled")
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):

@@ -19,7 +19,7 @@ from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 PACE = BatchPace(max_cpu_percent=80.0, min_free_memory_mb=2 * GB, smoothing_s=0.0, steady_s=0.0)
 NOW = 1000.0
@@ -31,21 +31,21 @@ class Bench:
     """A queue with one batch in it, and the pacer of a daemon, which may be followed by another."""
 
     def __init__(self, pace: BatchPace) -> None:
-        self.shelf = Shelf()
+        self.queue_db = QueueDb()
         elements = [ArrayElement(values={"index": str(index)}) for index in range(4)]
-        self.runs = self.shelf.add_each(elements, is_array=True, pace=pace, group_limit=3)
+        self.runs = self.queue_db.add_each(elements, is_array=True, pace=pace, group_limit=3)
         self.group = self.runs[0]
         self.restart()
 
     def restart(self) -> None:
-        self.transitions = JobTransitions(self.shelf.store)
+        self.transitions = JobTransitions(self.queue_db.store)
         self.transitions.reload()
         self.batch_gates = BatchGates(self.transitions)
 
     def see(self, now: float = NOW, *, devices: tuple[Device, ...] = (), ram: Any = None, **host: Any) -> Sample:
         seen = Host(**{"cpu_percent": 10.0, "memory_available_mb": 16 * GB, **host})
         look = Sample(snapshot=Snapshot(taken_at=now, host=seen, devices=devices), ram_mb=ram or {})
-        self.batch_gates.update((queue.lane for queue in self.shelf.store.ready_queues()), look, now)
+        self.batch_gates.update((queue.lane for queue in self.queue_db.store.ready_queues()), look, now)
         return look
 
     @property
@@ -54,16 +54,16 @@ class Bench:
 
     def hold(self, *reasons: Reason, now: float = NOW) -> None:
         """Its next run is held back for these reasons."""
-        (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
+        (lane,) = [queue.lane for queue in self.queue_db.store.ready_queues()]
         plan = Plan(waiting=(WaitingJob(job_id=99, lane=lane, need=lane.need, reasons=reasons),))
         self.batch_gates.record(plan, Sample(snapshot=Snapshot(taken_at=now, host=Host())), now)
 
     def launch(
         self, job_id: int, look: Sample, now: float = NOW, *shares: Share, charged_mb: float | None = None
     ) -> None:
-        (lane,) = [queue.lane for queue in self.shelf.store.ready_queues()]
+        (lane,) = [queue.lane for queue in self.queue_db.store.ready_queues()]
         self.transitions.start(
-            self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now)
+            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now)
         )
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
         self.batch_gates.record(Plan(starts=(start,)), look, now)
@@ -72,7 +72,7 @@ class Bench:
         """A run that has come and gone teaches it."""
         job_id = self.runs[-1]
         self.transitions.start(
-            self.shelf.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW)
+            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW)
         )
         self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
@@ -88,7 +88,7 @@ def bench_with() -> Iterator[Callable[[BatchPace], Bench]]:
 
     yield make
     for bench in made:
-        bench.shelf.db.close()
+        bench.queue_db.db.close()
 
 
 @pytest.fixture
@@ -104,23 +104,23 @@ def test_a_batch_is_followed_while_it_has_runs_to_start(bench: Bench) -> None:
     bench.see()
     assert (was_waiting, bench.batch_gates.is_waiting) == (False, True)
     for job_id in bench.runs:
-        bench.shelf.finish(job_id, NOW)
+        bench.queue_db.finish(job_id, NOW)
     bench.see(NOW + 1)
     assert not bench.batch_gates.is_waiting
     assert bench.batch_gates.held_by(bench.group) is None
 
 
 def test_jobs_without_a_pace_are_not_followed() -> None:
-    shelf = Shelf()
-    shelf.add(3, is_array=True)
-    pacer = BatchGates(JobTransitions(shelf.store))
+    queue_db = QueueDb()
+    queue_db.add(3, is_array=True)
+    pacer = BatchGates(JobTransitions(queue_db.store))
     pacer.update(
-        (queue.lane for queue in shelf.store.ready_queues()),
+        (queue.lane for queue in queue_db.store.ready_queues()),
         Sample(snapshot=Snapshot(taken_at=1.0, host=Host())),
         1.0,
     )
     assert not pacer.is_waiting
-    shelf.db.close()
+    queue_db.db.close()
 
 
 def test_one_look_counts_once_however_many_steps_go_by_it(bench_with: Callable[[BatchPace], Bench]) -> None:
@@ -128,7 +128,7 @@ def test_one_look_counts_once_however_many_steps_go_by_it(bench_with: Callable[[
     bench.see(NOW)
     look = bench.see(NOW + 1, cpu_percent=90.0)
     after_one = bench.standing.cpu.judged
-    bench.batch_gates.update((queue.lane for queue in bench.shelf.store.ready_queues()), look, NOW + 3)
+    bench.batch_gates.update((queue.lane for queue in bench.queue_db.store.ready_queues()), look, NOW + 3)
     assert bench.standing.cpu.judged == after_one
 
 
@@ -143,7 +143,7 @@ def test_the_last_launch_outlives_the_daemon(bench: Bench) -> None:
 def test_the_last_launch_is_known_though_its_run_has_been_put_back(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see(), NOW)
     bench.transitions.end(bench.runs[0], Outcome(kind=OutcomeKind.OUT_OF_MEMORY), NOW + 1)
-    bench.shelf.store.change_state(bench.runs[0], JobState.QUEUED)
+    bench.queue_db.store.change_state(bench.runs[0], JobState.QUEUED)
     bench.restart()
     bench.see(NOW + 2)
     assert bench.standing.launched_at == NOW
@@ -166,7 +166,7 @@ def test_what_was_noted_of_a_batch_is_there_when_its_last_run_has_started(bench:
     bench.hold(BUSY)
     bench.hold(BUSY, now=NOW + 2)
     for job_id in bench.runs:
-        bench.shelf.finish(job_id, NOW + 2)
+        bench.queue_db.finish(job_id, NOW + 2)
     bench.see(NOW + 2)
     bench.restart()
     assert bench.batch_gates.saved_state(bench.group).waits_s == {"cpu": 2.0}
@@ -178,7 +178,7 @@ def test_a_batch_of_which_nothing_is_known_has_waited_for_nothing(bench: Bench) 
 
 def test_after_a_step_that_failed_all_is_made_anew_from_the_store(bench: Bench) -> None:
     bench.launch(bench.runs[0], bench.see(), NOW)
-    bench.shelf.db.execute("UPDATE jobs SET started_at = NULL")  # as if it had never been committed
+    bench.queue_db.db.execute("UPDATE jobs SET started_at = NULL")  # as if it had never been committed
     bench.batch_gates.forget()
     assert not bench.batch_gates.is_waiting
     bench.see(NOW + 1)
@@ -322,27 +322,27 @@ def test_a_run_that_takes_the_place_of_another_is_no_load_to_come(bench_with: Ca
 
 
 def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> None:
-    shelf = Shelf()
+    queue_db = QueueDb()
     elements = [ArrayElement(values={"seed": str(seed)}) for seed in range(2)]
-    first, second = shelf.add_each(
+    first, second = queue_db.add_each(
         elements, is_array=True, pace=PACE, group_limit=3, command=("sh", "-c", "make {seed}")
     )
-    other = shelf.add(1, command=("sh", "-c", "else"))[0]
-    transitions = JobTransitions(shelf.store)
-    transitions.start(shelf.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
+    other = queue_db.add(1, command=("sh", "-c", "else"))[0]
+    transitions = JobTransitions(queue_db.store)
+    transitions.start(queue_db.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
     transitions.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
     transitions.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
-    learned = transitions.estimates.predicted_mb(shelf.job(second))
+    learned = transitions.estimates.predicted_mb(queue_db.job(second))
     assert learned is not None
     assert 3 * GB < learned < 4 * GB
-    assert transitions.estimates.predicted_mb(shelf.job(other)) is None
-    shelf.db.close()
+    assert transitions.estimates.predicted_mb(queue_db.job(other)) is None
+    queue_db.db.close()
 
 
 def test_ram_of_another_batch_s_runs_is_counted_too(bench: Bench) -> None:
-    other = bench.shelf.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
+    other = bench.queue_db.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
     bench.transitions.start(
-        bench.shelf.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW)
+        bench.queue_db.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW)
     )
     bench.see(memory_available_mb=10 * GB)
     assert bench.standing.memory.judged == 5 * GB
@@ -383,7 +383,7 @@ def test_each_look_has_a_row_for_each_device_with_what_holds_the_next_run_back(
     bench = bench_with(LOGGED)
     bench.see(devices=(card(0, 5 * GB, utilization_percent=40.0), card(1)))
     look = Sample(snapshot=Snapshot(taken_at=NOW, host=Host(), devices=(card(0), card(1))))
-    (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
+    (lane,) = [queue.lane for queue in bench.queue_db.store.ready_queues()]
     held = Plan(waiting=(WaitingJob(job_id=1, lane=lane, need=lane.need, reasons=(BUSY,)),))
     for _ in range(2):  # a look that is gone by twice is told once
         bench.batch_gates.record(held, look, NOW)
@@ -417,7 +417,7 @@ def test_on_a_machine_without_devices_there_is_a_row_for_the_host(bench_with: Ca
 def test_a_start_that_did_not_come_to_be_is_no_launch(bench_with: Callable[[BatchPace], Bench]) -> None:
     bench = bench_with(LOGGED)
     look = bench.see()
-    (lane,) = [queue.lane for queue in bench.shelf.store.ready_queues()]
+    (lane,) = [queue.lane for queue in bench.queue_db.store.ready_queues()]
     start = Start(job_id=bench.runs[0], lane=lane, claim=Claim(shares=()))
     bench.batch_gates.record(Plan(starts=(start,)), look, NOW)
     assert [row.event for row in rows_of(bench)] == ["sample"]

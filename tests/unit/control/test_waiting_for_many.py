@@ -17,7 +17,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import ArrayElement, Submission
 from tests.fakes.clock import FakeClock
-from tests.unit.store import SPEC, Shelf
+from tests.unit.store import SPEC, QueueDb
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
 ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
@@ -28,14 +28,14 @@ _STATE_BY_PROSPECT = {
 }  # fmt: skip
 
 
-def waiting_for(shelf: Shelf, *kinds: tuple[int, DependencyKind]) -> int:
-    (job_id,) = shelf.add(state=JobState.BLOCKED)
-    shelf.store.add_dependencies([job_id], [Dependency(job_id=on, kind=kind) for on, kind in kinds])
+def waiting_for(queue_db: QueueDb, *kinds: tuple[int, DependencyKind]) -> int:
+    (job_id,) = queue_db.add(state=JobState.BLOCKED)
+    queue_db.store.add_dependencies([job_id], [Dependency(job_id=on, kind=kind) for on, kind in kinds])
     return job_id
 
 
-def end(shelf: Shelf, transitions: JobTransitions, job_id: int, state: JobState) -> None:
-    shelf.finish(job_id, 200.0, state)
+def end(queue_db: QueueDb, transitions: JobTransitions, job_id: int, state: JobState) -> None:
+    queue_db.finish(job_id, 200.0, state)
     transitions.settle_dependants(job_id, 200.0)
 
 
@@ -47,18 +47,18 @@ def end(shelf: Shelf, transitions: JobTransitions, job_id: int, state: JobState)
 def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_decides(
     kinds: list[tuple[int, DependencyKind]], order: list[int], ends: list[JobState]
 ) -> None:
-    shelf = Shelf()
-    with closing(shelf.db):
-        shelf.add(5)
-        transitions = JobTransitions(shelf.store)
-        job_id = waiting_for(shelf, *kinds)
+    queue_db = QueueDb()
+    with closing(queue_db.db):
+        queue_db.add(5)
+        transitions = JobTransitions(queue_db.store)
+        job_id = waiting_for(queue_db, *kinds)
         for other in order:
-            before = shelf.job(job_id).state
-            end(shelf, transitions, other, ends[other - 1])
+            before = queue_db.job(job_id).state
+            end(queue_db, transitions, other, ends[other - 1])
             if before is JobState.BLOCKED:
-                decided = outlook_of_all(shelf.store.dependencies(job_id))[0]
-                assert shelf.job(job_id).state is _STATE_BY_PROSPECT[decided]
-        assert shelf.job(job_id).state is not JobState.BLOCKED
+                decided = outlook_of_all(queue_db.store.dependencies(job_id))[0]
+                assert queue_db.job(job_id).state is _STATE_BY_PROSPECT[decided]
+        assert queue_db.job(job_id).state is not JobState.BLOCKED
 
 
 @pytest.mark.parametrize(
@@ -75,65 +75,65 @@ def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_de
 def test_an_end_is_worth_asking_about_unless_any_would_do_and_others_are_to_come(
     kinds: list[tuple[int, DependencyKind]], ended: int, decides: bool
 ) -> None:
-    shelf = Shelf()
-    with closing(shelf.db):
-        shelf.add(2)
-        job_id = waiting_for(shelf, *kinds)
-        shelf.finish(ended, 200.0)
-        assert shelf.store.still_waits_after(job_id, ended) is not decides
+    queue_db = QueueDb()
+    with closing(queue_db.db):
+        queue_db.add(2)
+        job_id = waiting_for(queue_db, *kinds)
+        queue_db.finish(ended, 200.0)
+        assert queue_db.store.still_waits_after(job_id, ended) is not decides
 
 
 def test_one_that_is_run_again_is_waited_for_again() -> None:
-    shelf = Shelf()
-    with closing(shelf.db):
-        shelf.add(2)
-        transitions = JobTransitions(shelf.store)
-        job_id = waiting_for(shelf, (1, ANY), (2, ANY))
-        end(shelf, transitions, 1, JobState.FAILED)
-        transitions.apply(shelf.job(1), JobEvent.REQUEUE, 210.0)
-        end(shelf, transitions, 2, JobState.SUCCEEDED)
-        assert shelf.job(job_id).state is JobState.BLOCKED
-        end(shelf, transitions, 1, JobState.SUCCEEDED)
-        assert shelf.job(job_id).state is JobState.QUEUED
+    queue_db = QueueDb()
+    with closing(queue_db.db):
+        queue_db.add(2)
+        transitions = JobTransitions(queue_db.store)
+        job_id = waiting_for(queue_db, (1, ANY), (2, ANY))
+        end(queue_db, transitions, 1, JobState.FAILED)
+        transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 210.0)
+        end(queue_db, transitions, 2, JobState.SUCCEEDED)
+        assert queue_db.job(job_id).state is JobState.BLOCKED
+        end(queue_db, transitions, 1, JobState.SUCCEEDED)
+        assert queue_db.job(job_id).state is JobState.QUEUED
 
 
 def test_one_that_was_rejected_counts_as_ended() -> None:
-    shelf = Shelf()
-    with closing(shelf.db):
-        shelf.add(1)
-        transitions = JobTransitions(shelf.store)
-        middle = waiting_for(shelf, (1, OK))
-        last = waiting_for(shelf, (1, ANY), (middle, ANY))
-        end(shelf, transitions, 1, JobState.FAILED)
-        assert shelf.job(middle).state in FINISHED
-        assert shelf.job(last).state is JobState.QUEUED
+    queue_db = QueueDb()
+    with closing(queue_db.db):
+        queue_db.add(1)
+        transitions = JobTransitions(queue_db.store)
+        middle = waiting_for(queue_db, (1, OK))
+        last = waiting_for(queue_db, (1, ANY), (middle, ANY))
+        end(queue_db, transitions, 1, JobState.FAILED)
+        assert queue_db.job(middle).state in FINISHED
+        assert queue_db.job(last).state is JobState.QUEUED
 
 
-def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(shelf: Shelf) -> None:
-    (other,) = shelf.add()
-    transitions = JobTransitions(shelf.store)
+def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(queue_db: QueueDb) -> None:
+    (other,) = queue_db.add()
+    transitions = JobTransitions(queue_db.store)
     controller = cast("Controller", SimpleNamespace(transitions=transitions))
-    requests = UserRequests(controller, shelf.store, shelf.catalogue, FakeClock())
+    requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
     count = 1_500  # too many to be stored in one piece
     on = ((OK, parse_selection(str(other))),)
     like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
     submission = requests.submit(like, "me")
     next(submission)
-    end(shelf, transitions, other, JobState.SUCCEEDED)
+    end(queue_db, transitions, other, JobState.SUCCEEDED)
     for _ in submission:
         pass
-    assert shelf.job(other + count).state is JobState.QUEUED
+    assert queue_db.job(other + count).state is JobState.QUEUED
 
 
 def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
     efforts = []
     for count in (10, 3000):
-        shelf = Shelf()
-        with closing(shelf.db):
-            ids = shelf.add(count)
-            waiting_for(shelf, *((job_id, ANY) for job_id in ids))
-            transitions = JobTransitions(shelf.store)
-            shelf.finish(1, 200.0)
-            efforts.append(shelf.effort_of(lambda: transitions.settle_dependants(1, 200.0)))  # noqa: B023
+        queue_db = QueueDb()
+        with closing(queue_db.db):
+            ids = queue_db.add(count)
+            waiting_for(queue_db, *((job_id, ANY) for job_id in ids))
+            transitions = JobTransitions(queue_db.store)
+            queue_db.finish(1, 200.0)
+            efforts.append(queue_db.effort_of(lambda: transitions.settle_dependants(1, 200.0)))  # noqa: B023
     few, many = efforts
     assert many < 2 * few

@@ -73,7 +73,7 @@ def test_a_wait_without_end_is_possible(tmp_path: Path) -> None:
     notice.give_back()
 
 
-def test_a_directory_that_was_made_anew_is_watched_anew(tmp_path: Path) -> None:
+def test_a_directory_that_was_made_again_is_watched_again(tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     folder.mkdir()
     FileWatch(folder).give_back()

@@ -42,11 +42,11 @@ def test_a_process_without_a_lease_is_named_with_its_user() -> None:
     assert stranger.process.name
 
 
-def test_a_process_with_a_lease_is_no_stranger() -> None:
+def test_a_process_with_a_lease_is_not_foreign() -> None:
     assert percent(ForeignLoadTracker(), seen(os.getpid()), lease()) == 0.0
 
 
-def test_an_idle_device_and_one_that_nobody_uses_have_no_foreign_load() -> None:
+def test_idle_and_unused_devices_have_no_foreign_load() -> None:
     assert percent(ForeignLoadTracker(), seen(os.getpid(), percent=5.0)) == 0.0
     assert percent(ForeignLoadTracker(), seen()) == 0.0
 
@@ -57,7 +57,7 @@ def test_a_device_is_free_as_soon_as_the_process_has_gone() -> None:
     assert percent(loads, seen(), now=0.1) == 0.0
 
 
-def test_a_process_of_another_container_counts_and_one_that_has_just_ended_does_not() -> None:
+def test_a_process_in_another_container_counts_and_a_process_that_just_ended_does_not() -> None:
     assert percent(ForeignLoadTracker(), seen(ELSEWHERE)) == 90.0
     loads = ForeignLoadTracker()
     assert percent(loads, seen()) == 0.0

@@ -38,24 +38,24 @@ def test_a_lock_of_the_owners_own_process_is_the_owners(tmp_path: Path) -> None:
 
 @as_root
 @pytest.mark.linux("/proc tells whose a process is")
-def test_a_lock_of_another_user_is_not_the_owners(tmp_path: Path, nobodys_pid: int) -> None:
+def test_a_lock_of_another_user_does_not_count_for_the_owner(tmp_path: Path, nobodys_pid: int) -> None:
     assert not is_held(table_of(tmp_path, nobodys_pid), uid=1000)
     assert is_held(table_of(tmp_path, nobodys_pid), uid=NOBODY)
 
 
 @as_root
-def test_another_users_lock_beside_the_owners_takes_nothing_away(tmp_path: Path, nobodys_pid: int) -> None:
+def test_the_owners_lock_counts_beside_another_users_lock(tmp_path: Path, nobodys_pid: int) -> None:
     assert is_held(table_of(tmp_path, nobodys_pid, os.getpid()), uid=os.getuid())
 
 
 @as_root
-def test_the_same_number_on_another_disk_is_another_file(tmp_path: Path, nobodys_pid: int) -> None:
+def test_the_same_inode_on_another_disk_is_another_file(tmp_path: Path, nobodys_pid: int) -> None:
     assert is_held(table_of(tmp_path, nobodys_pid, device="00:10"), uid=1000)
     assert is_held(table_of(tmp_path, nobodys_pid, inode=INODE + 1), uid=1000)
 
 
 @as_root
-def test_the_makers_pid_may_be_anybodys_by_now(tmp_path: Path, nobodys_pid: int) -> None:
+def test_the_makers_pid_may_belong_to_another_user_later(tmp_path: Path, nobodys_pid: int) -> None:
     """The maker has ended and its children keep the lock; the kernel goes on telling the maker's pid."""
     assert is_held(table_of(tmp_path, nobodys_pid), uid=1000, maker=nobodys_pid)
 

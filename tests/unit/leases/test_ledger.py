@@ -68,7 +68,7 @@ def test_a_lease_is_seen_with_its_shares_and_its_holder_until_it_is_released(led
     assert names(ledger.folder) == ["mutex"]
 
 
-def test_a_ledger_that_nobody_used_yet_is_empty_and_stays_untouched(ledger: Ledger, tmp_path: Path) -> None:
+def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path: Path) -> None:
     assert (ledger.leases(), ledger.tickets()) == ((), ())
     assert names(ledger.folder) == []
     assert Ledger(tmp_path / "nowhere").leases() == ()
@@ -123,7 +123,7 @@ def test_of_several_claims_all_are_granted_or_none(ledger: Ledger) -> None:
     assert names(ledger.folder) == ["mutex"]
 
 
-def test_who_only_reads_waits_for_whoever_changes_something(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_waits_for_a_writer(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """To see whether a file is held one has to try its lock, and for that moment it seems held to everybody else."""
     monkeypatch.setattr(ledger_module, "_READ_TIMEOUT_S", 0.0)
     with hold_mutex(ledger.folder, DEADLINE_S), pytest.raises(EnvironmentFault, match="was busy"):
@@ -165,7 +165,7 @@ def test_garbage_is_no_lease_and_no_ticket_and_is_not_removed_while_held(ledger:
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(0, len(A_RECORD)).map(lambda end: A_RECORD[:end])))
-def test_whatever_is_in_a_file_everybody_else_goes_on(content: bytes) -> None:
+def test_no_file_content_blocks_other_processes(content: bytes) -> None:
     folder = Path(os.environ["GPUYARD_HOME"])
     folder.mkdir(exist_ok=True)
     ledger = Ledger(folder)
@@ -175,7 +175,7 @@ def test_whatever_is_in_a_file_everybody_else_goes_on(content: bytes) -> None:
     assert len(leases) == (content == A_RECORD)
 
 
-def test_numbers_without_end_hurt_nobody(ledger: Ledger) -> None:
+def test_endless_numbers_in_a_record_are_harmless(ledger: Ledger) -> None:
     content = A_RECORD.replace(b'"pid": 1', b'"pid": 1' + b"0" * 400)
     with held(ledger.folder / "x.lease", content):
         assert len(live(ledger)[0]) == 1

@@ -141,7 +141,7 @@ def make_as_another(connection: Connection, folder: Path) -> None:
 
 
 @as_root
-def test_every_user_can_lock_it_whoever_made_it(tmp_path: Path) -> None:
+def test_every_user_can_lock_the_mutex_of_any_user(tmp_path: Path) -> None:
     folder = Path("/tmp") / f"gpuyard-mutex-{os.getpid()}"
     folder.mkdir()
     try:

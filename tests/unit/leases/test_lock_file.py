@@ -46,7 +46,7 @@ def stat_mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_others_can_read_a_file_whatever_its_makers_umask(tmp_path: Path) -> None:
+def test_other_users_can_read_a_file_despite_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         file = LockFile(tmp_path / "a.lease", b"")
@@ -139,14 +139,14 @@ def test_a_program_that_inherits_the_descriptor_keeps_the_file_when_its_parent_l
     assert held(tmp_path, may_clean=True) == []
 
 
-def test_leaving_ends_it_where_nobody_else_keeps_it(tmp_path: Path) -> None:
+def test_leaving_ends_a_file_that_no_other_process_keeps(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     file.leave()
     assert held(tmp_path) == []
     file.release()
 
 
-def test_whoever_took_a_shared_file_over_keeps_it_after_the_first_holder_was_killed(tmp_path: Path) -> None:
+def test_a_shared_file_that_was_taken_over_survives_its_first_holder(tmp_path: Path) -> None:
     path = tmp_path / "a.lease"
     with child(hold, path) as first:
         first.hear()
@@ -256,7 +256,7 @@ def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
     file.release()
 
 
-def test_a_record_nobody_would_read_to_its_end_is_not_written(tmp_path: Path) -> None:
+def test_a_record_that_is_too_long_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too large"):
         LockFile(tmp_path / "a.lease", b"x" * 70_000)
     assert list(tmp_path.iterdir()) == []

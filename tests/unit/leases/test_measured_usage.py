@@ -93,7 +93,7 @@ def test_a_process_belongs_to_the_lease_it_was_started_with_wherever_its_parent_
         assert found.id == "b"
 
 
-def test_a_stranger_belongs_to_no_lease() -> None:
+def test_a_foreign_process_belongs_to_no_lease() -> None:
     with stranger() as pid:
         assert measure(machine(device("G0", {pid: 500.0})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
         assert lease_finder([lease("a", "G0")])(pid) is None

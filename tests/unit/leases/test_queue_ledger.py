@@ -26,7 +26,7 @@ def waiting(book: QueueLedger) -> list[str]:
     return seen
 
 
-def test_a_waiter_that_was_halted_keeps_its_place_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_stopped_waiter_keeps_its_ticket_and_blocks_no_other(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     book = QueueLedger(ledger, ME)
     with subprocess.Popen(["sleep", "600"]) as sleeper:

@@ -76,5 +76,5 @@ def test_the_bound_says_what_makes_it(jobs: list[TraceJob], makespan_s: float, r
     assert bound.reason == reason
 
 
-def test_strangers_are_no_work_of_ours() -> None:
+def test_foreign_processes_do_not_count_as_work() -> None:
     assert lower_bound([trace_job(kind="foreign")], [24_576.0], Sharing()).makespan_s == 0.0

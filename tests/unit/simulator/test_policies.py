@@ -29,12 +29,12 @@ def test_a_policy_can_be_varied() -> None:
         ("gpuyard:load=1.2.3", "'load=1.2.3' needs a number of 0 or more"),
     ],
 )
-def test_what_no_policy_knows_is_a_mistake(text: str, said: str) -> None:
+def test_unknown_policies_and_options_are_rejected(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         find_policies(["fifo", text])
 
 
-def test_who_declares_nothing_has_a_gpu_alone_and_nobody_declares_more_than_there_is() -> None:
+def test_without_a_declaration_a_job_gets_whole_gpus_and_declarations_are_capped() -> None:
     policy = find_policy("declared")
     assert policy.need_of(trace_job(), 24_576.0).is_exclusive
     shared = policy.need_of(trace_job(declared_mb=30_000.0), 24_576.0)

@@ -36,7 +36,7 @@ def test_jobs_arrive_at_the_rate_that_was_asked_for(folder: Path) -> None:
     assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
 
 
-def test_a_program_without_a_measured_load_is_taken_for_one_that_is_like_it(folder: Path) -> None:
+def test_a_program_without_a_measured_load_gets_that_of_a_similar_program(folder: Path) -> None:
     bert, resnet, dlrm = read_programs(["carma"], folder)
     assert (bert.kind, bert.load_percent, bert.duration_s) == ("BERT/SQuAD/32", 99.0, 894.9)
     assert (resnet.kind, resnet.load_percent) == ("ResNet50/ImageNet/64", 95.0)

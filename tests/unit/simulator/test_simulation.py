@@ -95,7 +95,7 @@ def test_an_urgent_job_has_another_make_room_which_goes_on_later() -> None:
     assert runs[0].ended_s == pytest.approx(1000.0 + runs[0].paused_s, abs=0.1)
 
 
-def test_a_stranger_takes_memory_that_nobody_may_then_have() -> None:
+def test_memory_of_a_foreign_process_is_not_given_to_jobs() -> None:
     jobs = [
         trace_job(0.0, kind="foreign", peak_mb=20_000.0, duration_s=300.0),
         trace_job(10.0, declared_mb=8000.0, peak_mb=8000.0),
@@ -134,7 +134,7 @@ def test_a_quantum_sums_up_what_happens_within_it() -> None:
     assert summed_up.steps < fine.steps / 2
 
 
-def test_progress_is_told_to_the_last_job() -> None:
+def test_progress_is_reported_up_to_the_last_job() -> None:
     told: list[int] = []
     with simulation("fifo") as found:
         found.play([trace_job(), trace_job()], told.append)

@@ -79,7 +79,7 @@ def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
         (f'{HEADER}\n0,"a,60,1000,50', "line 2: unexpected end of data"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
+def test_an_error_names_its_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         list(parse_trace(io.StringIO(text), "trace.csv"))
 

@@ -1,4 +1,4 @@
-"""What tests of the store share: a queue in memory, and how the database goes about what it is asked."""
+"""Shared by tests of the store: a queue in memory, and the query plans and costs of SQLite."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,26 +18,26 @@ from gpuyard.store.row_codec import lane_of
 SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
 
 
-class Shelf:
-    """A queue in memory, and what a test asks of it."""
+class QueueDb:
+    """A queue in memory, with helpers for tests."""
 
     def __init__(self) -> None:
         self.db: Database = open_database(None)[0]
         self.store = JobStore(self.db)
-        self.catalogue = QueueQueries(self.db, self.store)
+        self.queries = QueueQueries(self.db, self.store)
 
-    def add(self, count: int = 1, *, batch: bool = False, complete: bool = True, **said: Any) -> list[int]:
-        """Jobs of one submission that are all alike; what is said of them is said of the spec or of the job."""
-        return self.add_each([ArrayElement()] * count, batch=batch, complete=complete, **said)
+    def add(self, count: int = 1, *, batch: bool = False, complete: bool = True, **fields: Any) -> list[int]:
+        """Add equal jobs in one submission and return their ids. `fields` are fields of the spec or of the job."""
+        return self.add_each([ArrayElement()] * count, batch=batch, complete=complete, **fields)
 
     def add_each(
-        self, elements: Sequence[ArrayElement], *, batch: bool = False, complete: bool = True, **said: Any
+        self, elements: Sequence[ArrayElement], *, batch: bool = False, complete: bool = True, **fields: Any
     ) -> list[int]:
-        of_spec = {name: value for name, value in said.items() if name in JobSpec.__struct_fields__}
+        spec_fields = {name: value for name, value in fields.items() if name in JobSpec.__struct_fields__}
         like = Job(
-            id=0, spec=replace(SPEC, **of_spec), state=JobState.QUEUED, priority=0, user="me", submitted_at=100.0
+            id=0, spec=replace(SPEC, **spec_fields), state=JobState.QUEUED, priority=0, user="me", submitted_at=100.0
         )
-        like = replace(like, **{name: value for name, value in said.items() if name not in of_spec})
+        like = replace(like, **{name: value for name, value in fields.items() if name not in spec_fields})
         number, first = self.store.start_submission("", len(elements))
         like = replace(like, id=first, group=first if like.spec.is_array else None)
         lane = self.store.ensure_lane(lane_of(like, number if batch else None))
@@ -63,7 +63,7 @@ class Shelf:
         self.store.change_state(job_id, state, ended_at=at)
 
     def statements(self, act: Callable[[], object]) -> list[str]:
-        """What it asks of the database, with the values filled in."""
+        """Return the SQL statements of `act`, with their values."""
         seen: list[str] = []
         self.db._connection.set_trace_callback(seen.append)
         act()
@@ -71,15 +71,15 @@ class Shelf:
         return seen
 
     def plan_of(self, act: Callable[[], object]) -> list[str]:
-        """How the database would go about it."""
+        """Return the query plans of all statements of `act`."""
         return [
             row[3]
-            for asked in self.statements(act)
-            for row in self.db.execute(f"EXPLAIN QUERY PLAN {asked}").fetchall()
+            for statement in self.statements(act)
+            for row in self.db.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
         ]
 
     def effort_of(self, act: Callable[[], object]) -> int:
-        """In instructions of the database's machine."""
+        """Return the number of SQLite's virtual machine instructions that `act` takes."""
         steps = [0]
 
         def count() -> int:

@@ -6,7 +6,7 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 PACE = BatchPace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sample_log="/data/samples.csv")
@@ -16,51 +16,51 @@ def attempt_of(job_id: int) -> Attempt:
     return Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
 
 
-def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(shelf: Shelf) -> None:
-    assert shelf.store.batch_state(1) is None
-    shelf.store.set_batch_state(1, "first")
-    shelf.store.set_batch_state(1, "second")
-    shelf.store.set_batch_state(7, "another")
-    assert (shelf.store.batch_state(1), shelf.store.batch_state(7)) == ("second", "another")
+def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(queue_db: QueueDb) -> None:
+    assert queue_db.store.batch_state(1) is None
+    queue_db.store.set_batch_state(1, "first")
+    queue_db.store.set_batch_state(1, "second")
+    queue_db.store.set_batch_state(7, "another")
+    assert (queue_db.store.batch_state(1), queue_db.store.batch_state(7)) == ("second", "another")
 
 
-def test_the_last_start_of_a_batch_is_that_of_its_own_runs_whatever_became_of_them(shelf: Shelf) -> None:
-    first, second, third = shelf.add(3, is_array=True, pace=PACE)
-    (stranger,) = shelf.add()
-    assert shelf.store.last_start_in_batch(first) is None
+def test_the_last_start_of_a_batch_counts_its_own_runs_in_any_state(queue_db: QueueDb) -> None:
+    first, second, third = queue_db.add(3, is_array=True, pace=PACE)
+    (stranger,) = queue_db.add()
+    assert queue_db.store.last_start_in_batch(first) is None
     for job_id, at in ((second, 300.0), (first, 200.0), (stranger, 900.0)):
-        shelf.store.start_attempt(replace(attempt_of(job_id), started_at=at))
-    assert shelf.store.last_start_in_batch(first) == 300.0
-    shelf.store.end_attempt(second, 1, FAILED, 310.0)
-    shelf.store.change_state(second, JobState.QUEUED)
-    assert shelf.store.last_start_in_batch(first) == 300.0
-    assert shelf.store.last_start_in_batch(third) is None
+        queue_db.store.start_attempt(replace(attempt_of(job_id), started_at=at))
+    assert queue_db.store.last_start_in_batch(first) == 300.0
+    queue_db.store.end_attempt(second, 1, FAILED, 310.0)
+    queue_db.store.change_state(second, JobState.QUEUED)
+    assert queue_db.store.last_start_in_batch(first) == 300.0
+    assert queue_db.store.last_start_in_batch(third) is None
 
 
-def test_a_start_that_never_began_may_hold_the_next_one_back_and_never_lets_it_go_early(shelf: Shelf) -> None:
-    first, second = shelf.add(2, is_array=True, pace=PACE)
-    shelf.store.start_attempt(replace(attempt_of(first), started_at=200.0))
-    shelf.store.start_attempt(replace(attempt_of(second), started_at=300.0))
-    shelf.store.drop_attempt(second, 1)
-    assert (shelf.store.last_start_in_batch(first) or 0.0) >= 200.0
+def test_a_dropped_attempt_may_delay_the_next_start_and_never_advances_it(queue_db: QueueDb) -> None:
+    first, second = queue_db.add(2, is_array=True, pace=PACE)
+    queue_db.store.start_attempt(replace(attempt_of(first), started_at=200.0))
+    queue_db.store.start_attempt(replace(attempt_of(second), started_at=300.0))
+    queue_db.store.drop_attempt(second, 1)
+    assert (queue_db.store.last_start_in_batch(first) or 0.0) >= 200.0
 
 
-def test_the_pace_of_a_batch_is_read_back_with_its_jobs_and_its_lane(shelf: Shelf) -> None:
-    first, _ = shelf.add(2, is_array=True, pace=PACE, group_limit=2)
-    assert shelf.job(first).spec.pace == PACE
-    again = JobStore(shelf.db)
+def test_the_pace_of_a_batch_is_read_back_with_its_jobs_and_its_lane(queue_db: QueueDb) -> None:
+    first, _ = queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
+    assert queue_db.job(first).spec.pace == PACE
+    again = JobStore(queue_db.db)
     (queue,) = again.ready_queues()
     assert (queue.lane.pace, queue.lane.group, queue.lane.group_limit) == (PACE, first, 2)
 
 
-def test_runs_of_two_batches_and_plain_jobs_stand_in_lanes_of_their_own(shelf: Shelf) -> None:
-    shelf.add(2, is_array=True, pace=PACE, group_limit=2)
-    shelf.add(2, is_array=True, pace=PACE, group_limit=2)
-    shelf.add(2)
-    assert shelf.ready() == [[1, 2], [3, 4], [5, 6]]
+def test_runs_of_two_batches_and_plain_jobs_stand_in_lanes_of_their_own(queue_db: QueueDb) -> None:
+    queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
+    queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
+    queue_db.add(2)
+    assert queue_db.ready() == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_equal_jobs_of_two_submissions_share_a_lane(shelf: Shelf) -> None:
-    (first,) = shelf.add()
-    (second,) = shelf.add()
-    assert shelf.ready() == [[first, second]]
+def test_equal_jobs_of_two_submissions_share_a_lane(queue_db: QueueDb) -> None:
+    (first,) = queue_db.add()
+    (second,) = queue_db.add()
+    assert queue_db.ready() == [[first, second]]

@@ -6,15 +6,15 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import Shelf
+from tests.unit.store import QueueDb
 
 CREW = TagSharing(most_per_device=4, stagger_s=1.0)
 TASK = Task(workspace="/w", config="a b", owner="w-1/2", marker="/w/out/a b_completed.txt", record="/w/r.json")
 
 
-def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:
-    (first,) = shelf.add(tag="w", tag_sharing=CREW, task=TASK)
-    again = JobStore(shelf.db)
+def test_a_crew_and_its_tasks_are_read_back(queue_db: QueueDb) -> None:
+    (first,) = queue_db.add(tag="w", tag_sharing=CREW, task=TASK)
+    again = JobStore(queue_db.db)
     (queue,) = again.ready_queues()
     assert queue.lane.tag_sharing == CREW
     job = again.job(first)
@@ -22,26 +22,26 @@ def test_a_crew_and_its_tasks_are_read_back(shelf: Shelf) -> None:
     assert (job.spec.tag_sharing, job.spec.task) == (CREW, TASK)
 
 
-def test_the_last_start_of_a_tag_is_that_of_its_own_jobs(shelf: Shelf) -> None:
-    first, second = shelf.add(2, tag="w", tag_sharing=CREW)
-    (stranger,) = shelf.add(tag="other")
-    assert shelf.store.last_start_with_tag("w") is None
+def test_the_last_start_of_a_tag_counts_its_own_jobs(queue_db: QueueDb) -> None:
+    first, second = queue_db.add(2, tag="w", tag_sharing=CREW)
+    (stranger,) = queue_db.add(tag="other")
+    assert queue_db.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (stranger, 900.0)):
         begun = Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
-        shelf.store.start_attempt(replace(begun, started_at=at))
-    assert shelf.store.last_start_with_tag("w") == 300.0
+        queue_db.store.start_attempt(replace(begun, started_at=at))
+    assert queue_db.store.last_start_with_tag("w") == 300.0
 
 
-def test_jobs_of_a_tag_are_listed_in_their_order_the_last_where_there_are_more(shelf: Shelf) -> None:
-    shelf.add(3, tag="w")
-    shelf.add(2, tag="other")
-    catalogue = shelf.catalogue
-    assert [job.id for job in catalogue.with_tag("w", 10)] == [1, 2, 3]
-    assert [job.id for job in catalogue.with_tag("w", 2)] == [2, 3]
-    assert catalogue.with_tag("nobody", 10) == []
+def test_jobs_with_a_tag_are_listed_by_id_and_the_limit_keeps_the_newest(queue_db: QueueDb) -> None:
+    queue_db.add(3, tag="w")
+    queue_db.add(2, tag="other")
+    queries = queue_db.queries
+    assert [job.id for job in queries.with_tag("w", 10)] == [1, 2, 3]
+    assert [job.id for job in queries.with_tag("w", 2)] == [2, 3]
+    assert queries.with_tag("nobody", 10) == []
 
 
-def test_no_tag_is_stopped_until_one_is(shelf: Shelf) -> None:
-    assert shelf.store.stopped_tags() == frozenset()
-    shelf.store.set_setting("stopped_tags", '["w"]')
-    assert JobStore(shelf.db).stopped_tags() == {"w"}
+def test_no_tag_is_stopped_until_one_is(queue_db: QueueDb) -> None:
+    assert queue_db.store.stopped_tags() == frozenset()
+    queue_db.store.set_setting("stopped_tags", '["w"]')
+    assert JobStore(queue_db.db).stopped_tags() == {"w"}

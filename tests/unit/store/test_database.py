@@ -102,8 +102,8 @@ def test_states_in_the_schema_are_those_of_the_core(opened: Opener) -> None:
 
 def test_every_job_is_read_back_from_disk(reopened: Database) -> None:
     store = JobStore(reopened)
-    catalogue = QueueQueries(reopened, store)
-    ids = list(catalogue.ids(1, catalogue.last_id()))
+    queries = QueueQueries(reopened, store)
+    ids = list(queries.ids(1, queries.last_id()))
     jobs = {job.id: job for job_id in ids if (job := store.job(job_id)) is not None}
     assert {job_id: str(job.state) for job_id, job in jobs.items()} == {
         1: "queued", 2: "held", 3: "blocked", 4: "delayed", 5: "running", 6: "stopping", 7: "succeeded", 8: "failed",
@@ -134,7 +134,7 @@ def test_a_job_at_a_cluster_is_read_back_with_its_place(reopened: Database) -> N
 
 def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
     store = JobStore(reopened)
-    catalogue = QueueQueries(reopened, store)
+    queries = QueueQueries(reopened, store)
     full = [job for job_id in (11, 12, 13) if (job := store.job(job_id)) is not None]
     assert [job.argv for job in full] == [("run", "1e-3"), ("run", "{lr}"), ("/bin/sh", "-c", "a | b")]
     assert {(job.group, job.group_limit, job.priority) for job in full} == {(11, 2, 3)}
@@ -154,8 +154,8 @@ def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
     assert store.dependencies(3) == [
         (1, DependencyKind.OK, JobState.QUEUED), (2, DependencyKind.ANY, JobState.HELD),
     ]  # fmt: skip
-    assert catalogue.events(8) == [(1020.0, "failed", "exit status 3")]
-    assert catalogue.ranges(JobSelection(tags=("night",))) == [(11, 13)]
+    assert queries.events(8) == [(1020.0, "failed", "exit status 3")]
+    assert queries.ranges(JobSelection(tags=("night",))) == [(11, 13)]
     assert store.estimates.recent_use() == {("me", "night"): WeightedUse(seconds=120.0, at=1030.0)}
     assert store.estimates.profile("0123") == Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0)
     assert store.setting("paused") == "1"

@@ -71,7 +71,7 @@ jobs = st.tuples(
     st.lists(jobs, max_size=25),
     st.dictionaries(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(["", "night"])), st.integers(0, 6)),
 )
-def test_what_waits_is_paged_in_the_order_in_which_it_would_start(
+def test_queued_jobs_are_paged_in_queue_order(
     tmp_path_factory: pytest.TempPathFactory,
     told: list[tuple[str, str, int, int, int]],
     used: dict[tuple[str, str], int],
@@ -131,7 +131,7 @@ def test_a_search_lists_jobs_in_the_order_of_the_whole_list(queue: Queue) -> Non
     ]
 
 
-def test_one_that_is_no_longer_queued_stands_where_the_others_of_its_state_are(queue: Queue) -> None:
+def test_a_job_that_is_no_longer_queued_is_listed_with_its_state(queue: Queue) -> None:
     ids = [queue.add(tag="x", priority=priority) for priority in (0, 1, 2, 3)]
     assert queue.found(tag="x") == ids[::-1]
     for job_id in ids[1:3]:
@@ -141,7 +141,7 @@ def test_one_that_is_no_longer_queued_stands_where_the_others_of_its_state_are(q
     assert queue.found(tag="x") == [ids[3], ids[0], ids[1], ids[2]]
 
 
-def test_of_those_that_finished_only_the_last_ten_are_listed_unless_all_are_asked_for(queue: Queue) -> None:
+def test_only_the_last_ten_finished_jobs_are_listed_by_default(queue: Queue) -> None:
     for _ in range(3):
         fill(queue)
     place = PageRange(offset=70, count=50)
@@ -171,7 +171,7 @@ def test_of_those_that_finished_only_the_last_ten_are_listed_unless_all_are_aske
         ("' OR 1=1 --", []),
     ],
 )
-def test_a_search_finds_parts_of_what_is_shown_and_nothing_else(queue: Queue, search: str, matches: list[str]) -> None:
+def test_a_search_matches_exactly_what_is_displayed(queue: Queue, search: str, matches: list[str]) -> None:
     lr = [ArrayElement(values={"lr": value}) for value in ("0.2", "0.1", "1e-4")]
     first = queue.add("python train.py --lr {lr} --out {x}", *lr)
     arrays = queue.add("run seed={index} {strange", *(ArrayElement(index=index) for index in (11, 12)))
@@ -191,7 +191,7 @@ def test_a_search_for_a_number_finds_the_job_with_that_id(queue: Queue) -> None:
     assert queue.found(search="12") == [12]
 
 
-def test_jobs_that_match_are_told_as_stretches_of_ids(queue: Queue) -> None:
+def test_matching_jobs_are_returned_as_ranges_of_ids(queue: Queue) -> None:
     for place in range(9):
         queue.add("a" if place in (2, 5, 6) else "b", user="ann" if place < 8 else "bob")
     assert queue.search.ranges(JobFilter(search="b")) == [(1, 2), (4, 5), (8, 9)]
@@ -200,7 +200,7 @@ def test_jobs_that_match_are_told_as_stretches_of_ids(queue: Queue) -> None:
     assert queue.found(ranges=((2, 4), (8, 9)), search="b") == [2, 4, 8, 9]
 
 
-def test_jobs_of_a_submission_that_is_on_its_way_are_not_there_yet(queue: Queue) -> None:
+def test_jobs_of_an_incomplete_submission_are_not_listed(queue: Queue) -> None:
     queue.add("true")
     number, first = queue.store.start_submission("", 2)
     job = replace(like(replace(SPEC, command=("true",))), id=first)

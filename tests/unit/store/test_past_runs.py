@@ -40,7 +40,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
         yield Queue(JobStore(database), database.path)
 
 
-def test_those_are_found_that_ran_at_any_moment_in_between(queue: Queue) -> None:
+def test_attempts_that_overlap_the_time_are_found(queue: Queue) -> None:
     first, second, third = queue.run(10, 20), queue.run(15, 40), queue.run(30, 35)
     queue.run(50, 60)
     assert [run.job for run in queue.between(20, 45)[0]] == [second, third]
@@ -48,21 +48,21 @@ def test_those_are_found_that_ran_at_any_moment_in_between(queue: Queue) -> None
     assert [run.job for run in queue.between(60, 100)[0]] == []
 
 
-def test_where_there_are_too_many_the_last_are_told_and_the_others_counted(queue: Queue) -> None:
+def test_beyond_the_limit_the_last_are_returned_and_the_rest_counted(queue: Queue) -> None:
     jobs = [queue.run(begins, begins + 1) for begins in range(6)]
     found, left_out = queue.between(0, 100, limit=4)
     assert ([run.job for run in found], left_out) == (jobs[:1:-1], 2)
     assert queue.between(0, 100, limit=6)[1] == 0
 
 
-def test_a_run_is_told_with_its_own_words_its_devices_and_how_it_ended(queue: Queue) -> None:
+def test_a_run_has_its_own_command_devices_and_outcome(queue: Queue) -> None:
     queue.run(1, 2, ArrayElement(values={"lr": "0.1"}), outcome=Outcome(kind=OutcomeKind.TIMED_OUT))
     ((run,), _) = queue.between(0, 9)
     assert (run.command, run.name, run.user, run.outcome) == ("train --lr 0.1", "big", "me", OutcomeKind.TIMED_OUT)
     assert (run.devices, run.reserved_mb, run.attempt, run.moves) == (("GPU-a", "GPU-b"), 512.0, 1, ())
 
 
-def test_one_that_was_suspended_tells_when_it_was_and_when_it_went_on(queue: Queue) -> None:
+def test_a_suspended_run_has_the_times_of_its_moves(queue: Queue) -> None:
     job_id = queue.run(1, 9)
     with queue.store.transaction():
         for at, kind in ((2.0, "suspending"), (3.0, "suspended"), (4.0, "priority"), (5.0, "resumed")):
