@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gpuyard.control.controller import Step
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.simulator.machine_parts import EPOCH
 from gpuyard.store.database import open_database
 from tests.simulation.clients import Clients, Operation, operations
 from tests.simulation.gaps import Crash, Gap, Gaps
@@ -16,7 +17,7 @@ from tests.simulation.invariants import Checker
 from tests.simulation.leases import Other, Others
 from tests.simulation.life import RULES, Life
 from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
-from tests.simulation.world import EPOCH, Event, Hog, World
+from tests.simulation.world import Hog, LogEntry, World
 
 LOOK_S = 3.0
 # So long it takes until a look that was asked for is there.
@@ -64,7 +65,7 @@ def wild(seed: int) -> Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    log: list[Event]
+    log: list[LogEntry]
     passed: list[Gap]
     crashed: list[Gap]
     deaths: int

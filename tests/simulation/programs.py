@@ -1,20 +1,20 @@
-"""A supervisor and the program that it runs, with what the program holds and how long it has run."""
+"""A supervisor and the program that it runs: the memory of the program, and how long it has run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.simulator.machine_parts import Event
 from tests.simulation.natures import Nature
 
 
 @dataclass(kw_only=True)
 class Program:
-    """`word` is what it left in the journal; `fate` says it of those that left none.
+    """`word` is the program's last entry in the journal; `fate` says what happened to a program without one.
 
-    `memory_mb` is what it holds on devices, `seen_mb` the most that a probe has seen of that, and `stash_mb` what was
-    moved to RAM while it is suspended. While it is
-    frozen it does not run: `ran_s` is its time until then, `goes_since` since when it runs. `span` changes whenever
-    that does, so that what was to happen before does not.
+    `memory_mb` is held on devices, `seen_mb` is the most of it that a probe has read, and `stash_mb` was moved to RAM
+    while the program is suspended. A frozen program does not run: `ran_s` is its time until then, `goes_since` the time
+    since which it runs. `events` are planned while it runs; freezing it cancels them.
     """
 
     job_id: int
@@ -38,7 +38,7 @@ class Program:
     seen_mb: dict[str, float] = field(default_factory=dict)
     goes_since: float | None = None
     ran_s: float = 0.0
-    span: int = 0
+    events: list[Event] = field(default_factory=list)
     climbed: int = 0
     is_told_to_end: bool = False
     is_ruined: bool = False
@@ -61,9 +61,14 @@ class Program:
         if self.goes_since is not None:
             self.ran_s += now - self.goes_since
             self.goes_since = None
-            self.span += 1
+            self._cancel_events()
 
     def drop_all(self) -> None:
         self.memory_mb.clear()
         self.stash_mb = None
-        self.span += 1
+        self._cancel_events()
+
+    def _cancel_events(self) -> None:
+        for event in self.events:
+            event.cancel()
+        self.events.clear()

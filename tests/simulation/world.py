@@ -1,10 +1,10 @@
-"""The simulated machine: a clock, devices, programs under supervisors, strangers, and what survives a daemon.
+"""The simulated machine of the crash tests: clock, devices, supervised programs, foreign memory, leases and a journal.
 
-Nothing here knows the controller. What programs do by themselves is their nature (natures.py); here they meet each
-other: a device has so much memory, and whoever takes what is not there runs out of it.
+It survives the daemon: programs, leases and the journal stay when a daemon dies. It does not know the controller.
+What a program does is its nature (natures.py); here programs share devices, and run out of memory if a device is full.
+Clock, events, devices, their readings and shortages are those of `gpuyard simulate`.
 """
 
-import heapq
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,32 +14,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Share, Ticket
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulator.machine_parts import EPOCH, Event, EventQueue, VirtualClock, find_shortage, read_device
 from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
 from tests.simulation.programs import Program
 
-EPOCH = 1_763_000_000.0
 RAM_MB = 64_000.0
-_A_STRANGER = 1
+_FOREIGN_PID = 1
 Action = Callable[[], None]
-Event = tuple[float, str, Any]
+LogEntry = tuple[float, str, Any]
 Granting = Callable[[Lease, Snapshot], None]
-
-
-class VirtualClock:
-    def __init__(self) -> None:
-        self.time = EPOCH
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +52,8 @@ class World:
         self.seed = seed
         self.clock = VirtualClock()
         self.boot = 1
-        self.device_ids = tuple(f"SIM-{number}" for number in range(devices))
+        self.devices = parse_devices(f"{devices}x{MEMORY_MB:g}MB") if devices else ()
+        self.device_ids = tuple(device.id for device in self.devices)
         self.programs: list[Program] = []
         self.journal: list[tuple[int, int, int, str]] = []
         self.granted: dict[str, Granted] = {}
@@ -76,11 +63,13 @@ class World:
         self.hogs: list[Hog] = []
         self.blind: frozenset[str] = frozenset()
         self.on_grant: list[Granting] = []
-        self.log: list[Event] = []
+        self.log: list[LogEntry] = []
         self.ledger_woke = False
         self.had_strangers = False
         self._nature_of = nature_of
-        self._agenda: list[tuple[float, int, Action]] = []
+        self._events = EventQueue(self.clock)
+        self.next_event = self._events.next_time
+        self.advance = self._events.advance
         self._numbers: dict[str, int] = {}
 
     # Time and chance
@@ -100,18 +89,8 @@ class World:
     def tell(self, kind: str, what: Any) -> None:
         self.log.append((round(self.now - EPOCH, 6), kind, what))
 
-    def after(self, seconds: float, action: Action) -> None:
-        heapq.heappush(self._agenda, (self.now + seconds, self.number("agenda"), action))
-
-    def next_event(self) -> float | None:
-        return self._agenda[0][0] if self._agenda else None
-
-    def advance(self, until: float) -> None:
-        while self._agenda and self._agenda[0][0] <= until:
-            at, _, action = heapq.heappop(self._agenda)
-            self.clock.time = max(self.now, at)
-            action()
-        self.clock.time = max(self.now, until)
+    def after(self, seconds: float, action: Action) -> Event:
+        return self._events.add(self.now + seconds, action)
 
     # Programs
 
@@ -152,11 +131,10 @@ class World:
         if not program.is_running or program.goes_since is not None:
             return
         program.goes_since = self.now
-        program.span += 1
-        span, nature = program.span, program.nature
+        nature = program.nature
 
         def plan(at_s: float, act: Action) -> None:
-            self.after(max(0.0, at_s - program.ran_s), lambda: act() if program.span == span else None)
+            program.events.append(self.after(max(0.0, at_s - program.ran_s), act))
 
         for climb in range(program.climbed, len(nature.climbs)):
             plan(nature.climbs[climb][0], lambda climb=climb: self._climb(program, climb))  # type: ignore[misc]
@@ -252,14 +230,8 @@ class World:
     def _run_out(self, program: Program, device_id: str, asked_mb: float) -> None:
         self.tell("out of memory", (program.name, device_id))
         if not program.nature.silent:
-            program.shortage = Shortage(
-                where=ShortageKind.DEVICE,
-                says="CUDA out of memory",
-                asked_mb=asked_mb,
-                free_mb=self.free_mb(device_id),
-                total_mb=MEMORY_MB,
-                held_mb=program.memory_mb.get(device_id, 0.0),
-            )
+            device, held_mb = self.devices[self.device_ids.index(device_id)], program.memory_mb.get(device_id, 0.0)
+            program.shortage = find_shortage(device, MEMORY_MB - self.free_mb(device_id), held_mb, asked_mb)
         self.exit(program, "134" if program.nature.silent else "1")
 
     def come_or_go(self, device_id: str, stranger_mb: float) -> None:
@@ -372,25 +344,16 @@ class World:
                 memory_total_mb=RAM_MB,
                 memory_available_mb=None if "ram" in self.blind else max(0.0, RAM_MB - stashed - taken),
             ),
-            devices=tuple(self._device(index, device_id) for index, device_id in enumerate(self.device_ids)),
+            devices=tuple(self._read(device) for device in self.devices),
         )
 
-    def _device(self, index: int, device_id: str) -> Device:
-        free_mb = self.free_mb(device_id)
-        running = [program for program in self.programs if program.memory_mb.get(device_id)]
+    def _read(self, device: Device) -> Device:
+        running = [program for program in self.programs if program.memory_mb.get(device.id)]
         for program in running:
-            program.seen_mb[device_id] = max(program.seen_mb.get(device_id, 0.0), program.memory_mb[device_id])
-        processes = [Process(pid=program.pid, memory_mb=program.memory_mb[device_id]) for program in running]
-        if self.strangers_mb[device_id]:
-            processes.append(Process(pid=_A_STRANGER, memory_mb=self.strangers_mb[device_id]))
-        return Device(
-            id=device_id,
-            vendor=Vendor.SIMULATED,
-            index=index,
-            memory_total_mb=MEMORY_MB,
-            memory_used_mb=MEMORY_MB - free_mb,
-            memory_free_mb=free_mb,
-            utilization_percent=None if "gpu" in self.blind else self._gpu_percent(device_id),
-            processes=tuple(processes),
-            fault=self.faults.get(device_id),
-        )
+            program.seen_mb[device.id] = max(program.seen_mb.get(device.id, 0.0), program.memory_mb[device.id])
+        memory = [(program.pid, program.memory_mb[device.id]) for program in running]
+        if self.strangers_mb[device.id]:
+            memory.append((_FOREIGN_PID, self.strangers_mb[device.id]))
+        load_percent = None if "gpu" in self.blind else self._gpu_percent(device.id)
+        reading = read_device(device, MEMORY_MB - self.free_mb(device.id), load_percent, memory)
+        return replace(reading, fault=self.faults.get(device.id))

@@ -1,17 +1,18 @@
 """Parts of simulated machines: clock, event queue, cards, and the programs on them.
 
-The tests that inject crashes (tests/simulation) build their machine on the clock and the event queue too.
+The tests that inject crashes (tests/simulation) build their machine from the clock, the event queue, and the readings
+and shortages of devices.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome
-from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
 from gpuyard.core.snapshot import Device, Process
 from gpuyard.simulator.sharing_slowdown import Member, utilization_percent
@@ -81,6 +82,39 @@ class EventQueue:
             self._clock.time = max(self._clock.time, at)
             event.action()
         self._clock.time = max(self._clock.time, until)
+
+
+def read_device(
+    device: Device, used_mb: float, load_percent: float | None, memory_by_pid: Iterable[tuple[int, float]]
+) -> Device:
+    """Return the device as a probe would read it."""
+    total_mb = device.memory_total_mb or 0.0
+    used_mb = min(total_mb, max(0.0, used_mb))
+    return replace(
+        device,
+        memory_used_mb=used_mb,
+        memory_free_mb=total_mb - used_mb,
+        utilization_percent=load_percent,
+        processes=tuple([Process(pid=pid, memory_mb=memory_mb) for pid, memory_mb in memory_by_pid]),
+    )
+
+
+def find_shortage(device: Device, used_mb: float, held_mb: float, more_mb: float) -> Shortage:
+    """Return the shortage of a program that holds `held_mb` and requests `more_mb`, as PyTorch would report it."""
+    total_mb = device.memory_total_mb or 0.0
+    free_mb = max(0.0, total_mb - used_mb)
+    text = (
+        f"CUDA out of memory. Tried to allocate {more_mb / 1024:.2f} GiB. GPU {device.index} has a total capacity "
+        f"of {total_mb / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
+    )
+    return Shortage(
+        where=ShortageKind.DEVICE,
+        says=text,
+        asked_mb=more_mb,
+        held_mb=held_mb,
+        free_mb=free_mb,
+        total_mb=total_mb,
+    )
 
 
 class MemoryLocation(Enum):
@@ -202,12 +236,6 @@ class SimulatedCard:
     def read(self) -> Device:
         """Return the device as a probe would read it; cached until it changes."""
         if self._seen is None:
-            used_mb = min(self.total_mb, max(0.0, self.used_mb))
-            self._seen = replace(
-                self.device,
-                memory_used_mb=used_mb,
-                memory_free_mb=self.total_mb - used_mb,
-                utilization_percent=self.load_percent,
-                processes=tuple([Process(pid=one.pid, memory_mb=one.held_mb) for one in self.programs if one.held_mb]),
-            )
+            memory = [(program.pid, program.held_mb) for program in self.programs if program.held_mb]
+            self._seen = read_device(self.device, self.used_mb, self.load_percent, memory)
         return self._seen

@@ -10,9 +10,15 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.simulator.machine_parts import EventQueue, MemoryLocation, SimulatedCard, SimulatedProgram, VirtualClock
+from gpuyard.simulator.machine_parts import (
+    EventQueue,
+    MemoryLocation,
+    SimulatedCard,
+    SimulatedProgram,
+    VirtualClock,
+    find_shortage,
+)
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.trace_file import TraceJob
 
@@ -110,7 +116,7 @@ class VirtualMachine:
         more_mb = wanted_mb - program.held_mb
         full = next((card for card in self._cards(program) if not card.fits(more_mb)), None)
         if full is not None:
-            program.shortage = _shortage(full, program, more_mb)
+            program.shortage = find_shortage(full.device, full.used_mb, program.held_mb, more_mb)
             self._end(program, _FAILED)
             return False
         program.phase += 1
@@ -208,20 +214,3 @@ class VirtualMachine:
 def _total_mb(program: SimulatedProgram) -> float:
     """Return the memory that it holds on all its devices when it is not suspended."""
     return program.phases[program.phase].memory_mb * len(program.devices)
-
-
-def _shortage(card: SimulatedCard, program: SimulatedProgram, more_mb: float) -> Shortage:
-    """Return the shortage as PyTorch would report it."""
-    free_mb = max(0.0, card.total_mb - card.used_mb)
-    text = (
-        f"CUDA out of memory. Tried to allocate {more_mb / 1024:.2f} GiB. GPU {card.device.index} has a total capacity "
-        f"of {card.total_mb / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
-    )
-    return Shortage(
-        where=ShortageKind.DEVICE,
-        says=text,
-        asked_mb=more_mb,
-        held_mb=program.held_mb,
-        free_mb=free_mb,
-        total_mb=card.total_mb,
-    )

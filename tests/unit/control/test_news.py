@@ -53,9 +53,7 @@ def test_a_job_that_never_ran_finishes_too(transitions: JobTransitions, queue_db
     assert told(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_what_was_taken_back_is_no_news_and_what_came_before_stays(
-    transitions: JobTransitions, queue_db: QueueDb
-) -> None:
+def test_rolled_back_news_is_dropped_and_earlier_news_stays(transitions: JobTransitions, queue_db: QueueDb) -> None:
     first, second = queue_db.add(2)
     with transitions.in_step(), queue_db.store.transaction():
         transitions.apply(queue_db.job(first), JobEvent.CANCEL, 120.0, "cancelled")
