@@ -34,7 +34,7 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
     leases: tuple[Lease, ...]
     measured: Mapping[tuple[str, str], float | None]
     waiting: tuple[WaitingTicket, ...]
-    strangers: tuple[ForeignUse, ...]
+    foreign_uses: tuple[ForeignUse, ...]
 
 
 def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
@@ -52,7 +52,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         leases=leases,
         measured=view.measured,
         waiting=tuple(_waiting(tickets, view)),
-        strangers=tuple(_strangers(snapshot, leases)),
+        foreign_uses=tuple(_foreign_uses(snapshot, leases)),
     )
 
 
@@ -62,7 +62,7 @@ def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket
         yield WaitingTicket(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
 
 
-def _strangers(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
+def _foreign_uses(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
     for device in snapshot.devices:
         find = lease_finder([lease for lease in leases if lease.on(device.id)])
         for process in device.processes or ():

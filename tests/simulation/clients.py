@@ -1,4 +1,4 @@
-"""People at their keyboards: what they ask for, what they were told, and what they do when nobody answers."""
+"""Users: the requests that they send, the answers that they got, and what they do without an answer."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ KINDS = {
     "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
     "kill": 4, "reboot": 3, "why": 5, "suspend": 8, "resume": 6,
 }  # fmt: skip
-# Where it is about memory: devices are full, and people get in each other's way.
+# For stories about memory: devices are full, and jobs compete.
 CROWDED = {"suspend": 30, "resume": 20, "hold": 2, "cancel": 6, "pause": 0, "submit": 70}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What is not said about it (a submission, or which jobs are meant) follows from the seed."""
+    """A request at a time. A missing submission or selection of jobs is drawn from the seed."""
 
     at: float
     kind: str
@@ -47,7 +47,7 @@ def operations(seed: int, count: int, within_s: float, *, is_crowded: bool = Fal
 
 @dataclass(kw_only=True)
 class Sent:
-    """A submission; `ids` are there once it was acknowledged."""
+    """A submission; `ids` are set when it was acknowledged."""
 
     asked: SubmissionRequest
     count: int
@@ -150,7 +150,7 @@ class Clients:
     # Being answered
 
     def proceed(self) -> None:
-        """Each request that is under way is taken one piece further."""
+        """Advance each request in progress by one piece."""
         for request in list(self.waiting):
             try:
                 next(request.pieces)

@@ -1,7 +1,8 @@
-"""The simulated engine: supervisors live in the world, wait at a gate, and leave a word in a journal.
+"""The engine of the crash tests: supervisors live in the world, wait to be started, and write to a journal.
 
-It does what engines/local/engine.py does, and what is rare there happens here at every chance: the journal is
-emptied whenever that is allowed, and a supervisor that finds its daemon gone may take its time to leave.
+It behaves as engines/local/engine.py, but does what is rare there at every chance: it clears the journal whenever that
+is allowed, and a supervisor that finds its daemon gone may take its time to end. (The engine of `gpuyard simulate` has
+no supervisors and no journal: nothing there outlives the daemon.)
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ Name = tuple[int, int, int]
 
 
 class SimulatedEngine(PlacesNothing):
-    """Implements `ports.Engine`. `descriptors` says which lease a descriptor is of."""
+    """Implements `ports.Engine`. `descriptors` are lease ids by descriptor; `trouble` is how often `prepare` fails."""
 
     def __init__(self, world: World, descriptors: dict[int, str], trouble: float = 0.0) -> None:
         self._world = world
@@ -88,19 +89,19 @@ class SimulatedEngine(PlacesNothing):
         ]
 
     def _shortage_of(self, name: Name) -> Shortage | None:
-        """From its log, which outlives everything."""
+        """Return the shortage from the program's log, which survives everything."""
         of_name = (one for one in reversed(self._world.programs) if (*one.name, one.pid) == name)
         return next((program.shortage for program in of_name), None)
 
     def is_readable(self) -> bool:
-        """What an event loop would see: it stays so until `ended` was asked."""
+        """Return whether an event loop would call `ended`; stays True until it is called."""
         return any(not program.is_supervised for program in self._watched.values())
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         return self._world.signal(attempt.job_id, attempt.number, signum)
 
     def die(self) -> None:
-        """What waits at the gate hears that nobody is there any more, sooner or later."""
+        """End the supervisors that wait to be started; they notice the daemon's death at once or a little later."""
         for program in self._prepared:
             random = self._world.random("gate")
             delay_s = random.choice((0.0, random.uniform(0.0, 0.5)))
@@ -108,7 +109,7 @@ class SimulatedEngine(PlacesNothing):
 
 
 def _is_of(program: Program, attempt: Attempt) -> bool:
-    """The pid alone proves nothing: another boot has the same ones."""
+    """Return whether the program is of this attempt. The pid is not enough: another boot has the same pids."""
     return (
         program.is_supervised
         and (program.job_id, program.attempt, program.pid) == (attempt.job_id, attempt.number, attempt.pid)

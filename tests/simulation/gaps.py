@@ -1,6 +1,6 @@
-"""Where a daemon can die: between any two calls of a port. Each call has a gap before it and one after it.
+"""Crash injection: a daemon can die between any two calls of a port. Each call has a gap before and after it.
 
-Whoever has crashed does nothing any more: the clean-up that an exception would run reaches no port.
+A crashed daemon does nothing more: clean-up code that an exception would run reaches no port.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ class Crash(BaseException):
 
 
 class Gaps:
-    """Counts the gaps of a whole story, over all lives of the daemon, and kills it in those that were chosen."""
+    """Counts the gaps of a story over all lives of the daemon, and kills the daemon in the chosen ones."""
 
     def __init__(self, crash_at: frozenset[int] = frozenset()) -> None:
         self.passed: list[Gap] = []
@@ -33,7 +33,7 @@ class Gaps:
 
 
 class Thread:
-    """One life of the daemon hangs by it."""
+    """The life of one daemon; it is cut at the crash."""
 
     def __init__(self, gaps: Gaps) -> None:
         self._gaps = gaps
@@ -46,7 +46,7 @@ class Thread:
 
 
 class Port:
-    """Stands before a port; what it gives out (leases in our hands) stands behind such a one too."""
+    """A proxy for a port, with a gap before and after each call."""
 
     def __init__(self, name: str, target: Any, thread: Thread) -> None:
         self._name = name
@@ -80,7 +80,7 @@ class LeasesPort(Port):
 
 
 class StorePort(Port):
-    """Its transactions can also fail for want of disk, which nobody dies of; there is room again for the next one."""
+    """A proxy for the store. Transactions can also fail because the disk is full; the next one then succeeds."""
 
     def __init__(self, target: Any, thread: Thread, is_full: Callable[[], bool]) -> None:
         super().__init__("store", target, thread)

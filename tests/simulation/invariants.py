@@ -1,4 +1,4 @@
-"""What must hold after every turn of a story and at its end, read from the database and from the world itself."""
+"""The invariants after every turn of a story and at its end, checked against the database and the world."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Checker:
         self._paces = PaceWatch(world, database)
 
     def watch(self, life: Life) -> None:
-        """A new one, from its first step on."""
+        """Check a new daemon from its first step on."""
         self._paces.watch(life.controller)
 
     @property
@@ -108,7 +108,7 @@ class Checker:
                 self._ends.setdefault(job_id, set()).add(state)
 
     def _check_begun(self, store: JobStore) -> None:
-        """Programs that have begun since the last look were allowed to."""
+        """Assert that programs that started since the last check were allowed to."""
         new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
         self._told = len(self._world.log)
         self._paces.check_begun()
@@ -137,7 +137,7 @@ class Checker:
         self._queued = {job.id: job for job in jobs if job is not None}
 
     def after_step(self, life: Life, started: int) -> list[int]:
-        """Behind a head, those who are known to take little time may pass those who are not: which have passed it."""
+        """Return the jobs that started ahead of the head of the queue; only short jobs may (backfilling)."""
         store = JobStore(self._database)
         memory_invariants.check_after_step(
             self._world, store, life.suspender, life.controller, asked_ledger=life.asked_ledger
@@ -156,7 +156,7 @@ class Checker:
         return [] if first is None else [job.id for job in begun if self._rank(job) > self._rank(first)]
 
     def _is_before(self, job: Job, other: Job) -> bool:
-        """Where nothing but their places in the queue tells them apart."""
+        """Assert queue order among jobs that differ only in their positions."""
         mine, others = lane_of(job), lane_of(other)
         is_alike = (mine.user, mine.tag, mine.need, mine.preempts, mine.pace) == (
             others.user, others.tag, others.need, others.preempts, others.pace,
@@ -232,7 +232,7 @@ class Checker:
         )
 
     def check_nothing_is_left(self) -> None:
-        """After all was forgotten."""
+        """Assert that the database is empty after all jobs were deleted."""
         for table in ("jobs", "attempts", "dependencies", "events", "specs", "batches"):
             left = self._execute(f"SELECT count(*) FROM {table}").fetchone()[0]
             assert not left, f"{left} {table} are left though all jobs were forgotten"
@@ -255,7 +255,7 @@ class Checker:
         return {job_id: str(state) for job_id, state in self._states().items() if state not in FINISHED}
 
     def names(self) -> dict[int, str]:
-        """Those of an array by their index: `big.3`."""
+        """Return the names of jobs; those of an array have an index, such as `big.3`."""
         rows = self._execute("SELECT id, name, array_index FROM jobs ORDER BY id").fetchall()
         return {job_id: name if index is None else f"{name}.{index}" for job_id, name, index in rows}
 
@@ -272,7 +272,7 @@ class Checker:
 
 
 def _essence(live: Sequence[tuple[Job, Attempt]]) -> dict[int, tuple[JobState, int, Attempt]]:
-    """What was used is written down only now and then."""
+    """Return the attempt without its usage, which is stored only now and then."""
     return {job.id: (job.state, job.failures, replace(attempt, usage=None)) for job, attempt in live}
 
 
@@ -281,7 +281,7 @@ def _key(program: Program) -> tuple[Any, ...]:
 
 
 def _check_outcome(attempt: Attempt, program: Program) -> None:
-    """What was recorded is what became of the program."""
+    """Assert that the recorded outcome is what happened to the program."""
     outcome = attempt.outcome
     assert outcome is not None, f"{program.name} has no outcome"
     if attempt.stopping is not None:

@@ -1,4 +1,7 @@
-"""The simulated ledger: the queue's own book, and the others who lease and wait beside it."""
+"""The ledger of the crash tests: the daemon's view of it, and other processes that lease and wait.
+
+Unlike the ledger of `gpuyard simulate` it has tickets, leases that several processes keep, and failures.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +36,7 @@ class SimulatedClaim:
 
 
 class SimulatedBook:
-    """Implements `ports.LeaseBook` for one life of a daemon, `keeper`; with it goes all that only it holds."""
+    """Implements `ports.LeaseLedger` for one life of a daemon, `keeper`: its death releases what only it holds."""
 
     def __init__(self, world: World, holder: Holder, keeper: str, trouble: float = 0.0) -> None:
         self.descriptors: dict[int, str] = {}
@@ -113,14 +116,14 @@ class SimulatedBook:
 
 
 def _takes_more(share: Share, before: Granted | None) -> bool:
-    """Whether it is more than the lease was for; one that gives back may do so on a device that is too full."""
+    """Return whether the share is larger than the lease's before. Shrinking is allowed on a device that is too full."""
     had = before.lease.on(share.device_id) if before is not None else None
     return had is None or not (had.is_exclusive or (had.memory_mb or 0.0) >= (share.memory_mb or 0.0))
 
 
 @dataclass(kw_only=True)
 class Other:
-    """A script or another user's daemon: it asks, waits in the line for a while, and leases for a while."""
+    """A script or another user's daemon, which waits with a ticket and then leases for a while."""
 
     name: str
     need: Need
@@ -130,7 +133,7 @@ class Other:
 
 
 class Others:
-    """They ask again whenever something may have changed, and keep the ledger's rules."""
+    """All other processes. They try again whenever something may have changed, and keep the ledger's rules."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -148,17 +151,17 @@ class Others:
         world.tickets[ticket.id] = (ticket, other.name)
         self._waiting[ticket.id] = other
         world.after(other.waits_s, lambda: self._give_up(ticket.id))
-        self.ask_again()
+        self.try_again()
 
-    def ask_again(self) -> None:
-        """In the order of the line; who was there before a reboot is gone."""
+    def try_again(self) -> None:
+        """Let all waiting processes try in queue order; those from before a reboot are gone."""
         world = self._world
-        line = in_queue_order([ticket for ticket, _ in world.tickets.values()])
-        for place, ticket in enumerate(line):
+        order = in_queue_order([ticket for ticket, _ in world.tickets.values()])
+        for position, ticket in enumerate(order):
             other = self._waiting.get(ticket.id)
             if other is None or ticket.id not in world.tickets:
                 continue
-            ahead = tuple(one for one in line[:place] if one.id in world.tickets)
+            ahead = tuple(one for one in order[:position] if one.id in world.tickets)
             seen, leases = world.snapshot(), world.leases()
             view = PlacementView(
                 now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead

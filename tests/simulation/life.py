@@ -1,4 +1,4 @@
-"""One life of the daemon: the real controller, requests and store over simulated ports, until it ends or is killed."""
+"""One life of the daemon: the real controller, requests and store over simulated ports, until it is killed."""
 
 import os
 
@@ -20,7 +20,7 @@ from tests.simulation.world import World
 
 LIMITS = SchedulingLimits(cpu_jobs=2, tags={"night": 1})
 RULES = Rules(limits=LIMITS, settle_s=4.0)
-# A look that is no older than this is still good, as in the daemon.
+# A sample is used again for this long, as in the daemon.
 FRESH_S = 0.25
 
 
@@ -56,11 +56,11 @@ class Life:
 
     @property
     def asked_ledger(self) -> bool:
-        """Whether the ledger answered when it was last asked."""
+        """Whether the last call of the ledger succeeded."""
         return not self._book.has_failed
 
     def step(self) -> Step:
-        """And again, where the look turned out to be behind what the step recorded."""
+        """Do a step, and another one if its sample turned out to be older than what it recorded."""
         step = self.controller.step(self.look())
         if self._latest is not None and self.controller.is_outdated(self._latest):
             self._latest = None
@@ -68,7 +68,7 @@ class Life:
         return step
 
     def look(self) -> Sample:
-        """One that is good enough."""
+        """Return the latest sample if it is fresh enough, else a new one."""
         taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
         is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_look else FRESH_S)
         if self._latest is None or not is_fresh:
@@ -77,7 +77,7 @@ class Life:
         return self._latest
 
     def wants_sample(self) -> bool:
-        """Whether a run of a batch waits for a look alone; the one that was taken is of no use to it."""
+        """Return whether a run of a batch waits only for a new sample."""
         self._wants_look = self.controller.batch_gates.wants_sample(self._world.now)
         return self._wants_look
 
@@ -90,18 +90,18 @@ class Life:
         return self._engine.is_readable() or self.suspender.is_readable()
 
     def measures(self) -> bool:
-        """Whether something runs on a device, which is looked at now and then."""
+        """Return whether a job runs on a device, so that samples are taken now and then."""
         live = self.controller.transitions.live.values()
         return any(each.attempt.devices and each.job.state is not JobState.SUSPENDED for each in live)
 
     def others_are_in_the_way(self) -> bool:
-        """As the daemon tells whether to watch the ledger."""
+        """Return whether the daemon would watch the ledger: leases of others block its jobs."""
         holds = self.controller.plan.waiting
         holders = [holder for hold in holds for reason in hold.reasons for holder in reason.holders]
         return any(holder.pid != self.me.pid for holder in holders)
 
     def die(self) -> None:
-        """As by kill -9: what the kernel lets go of is let go of, and nothing else is done."""
+        """End as by kill -9: only what the kernel releases is released."""
         self.thread.is_cut = True
         self._database.rollback()
         self._book.die()

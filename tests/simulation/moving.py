@@ -1,8 +1,8 @@
-"""The simulated suspender: helpers of the world's own move a program's memory out and back, whoever asked for it.
+"""The suspender of the crash tests: helper processes move a program's memory to RAM and back.
 
-A helper that was begun goes on when the daemon dies, and nobody hears of it; the state of the program is the truth. Two
-on the same program work one after the other. What is asked for again and is done already is done. To put back what
-does not fit ruins the program for ever, and sometimes a driver does that by itself.
+A helper that was started goes on when the daemon dies, and its result is lost; the program's state is the truth. Two
+helpers of one program work one after the other. A repeated request that is already done succeeds. Restoring memory that
+does not fit ruins the program for good, and sometimes a driver does that by itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ class SimulatedSuspender:
         return bool(self._news)
 
     def is_at_work_on(self, attempt: Attempt) -> bool:
-        """Or has something to tell of it."""
+        """Return whether a helper works on the attempt, or a result waits to be read."""
         program = self._find(attempt)
         told = any((news.job_id, news.attempt) == (attempt.job_id, attempt.number) for news in self._news)
         return told or (program is not None and bool(program.orders))
@@ -79,7 +79,7 @@ class SimulatedSuspender:
 
 
 class _Move:
-    """One helper at work: it takes its time, and whatever comes of it, the next one's turn comes."""
+    """One helper. When it ends, successfully or not, the next helper of the program starts."""
 
     def __init__(self, world: World, program: Program, trouble: float, tell: Tell) -> None:
         self._world = world
@@ -114,7 +114,7 @@ class _Move:
 
 class _Suspension(_Move):
     def _work(self) -> None:
-        """The program goes on until it is made to pause."""
+        """Freeze the program, which runs until then, and move its memory later."""
         if self._program.is_ruined:
             self._end(is_done=False, is_ruined=True, text="it has failed in the driver")
         elif self._program.stash_mb is not None:

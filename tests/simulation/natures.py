@@ -1,6 +1,6 @@
-"""What programs do: how long they run, how they end, whether they heed SIGTERM, and how much memory they take and when.
+"""What programs do: how long they run, how they end, whether they obey SIGTERM, and when they take how much memory.
 
-A nature follows from the seed, the command and the number of the attempt, so it is the same whatever happened before.
+A nature depends only on the seed, the command and the attempt number, not on what happened before.
 """
 
 from collections.abc import Callable
@@ -9,19 +9,21 @@ from random import Random
 from typing import TypeAlias
 
 MEMORY_MB = 24_576.0
-# Says how much was declared, so that a program can be about as large as its user thinks.
+# The declared memory, so that a program can be about as large as its user says.
 DECLARED = "--declared="
-# All that is free, as a framework takes it that preallocates.
+# All free memory, as a framework that preallocates takes it.
 EVERYTHING = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nature:
-    """`lost_after_s` is when its supervisor is killed, `is_orphan` whether the program goes on without it; something of
-    the job's keeps the lease for `lingers_s` after its end. `climbs` are the times, as the program runs, at which it
-    holds so much on each of its devices; one that `halves` needs half as much each time that it ran out, and one that
-    is `silent` crashes without a word when it does. It keeps the CPU and its devices so busy, and holds `ram_mb` from
-    `ram_after_s` on."""
+    """What one program does.
+
+    Its supervisor is killed after `lost_after_s`; `is_orphan` means that the program runs on without it. A process of
+    the job keeps the lease for `lingers_s` after the end. `climbs` are pairs of run time and memory on each device. A
+    program that `halves` needs half as much after each time that it ran out; a `silent` one crashes without a message.
+    It holds `ram_mb` from `ram_after_s` on.
+    """
 
     runs_s: float
     word: str = "0"
@@ -52,7 +54,7 @@ def plain_nature(words: tuple[str, ...], _: int) -> Nature:
 
 
 def wild_nature(seed: int, *, is_crowded: bool = False) -> NatureOf:
-    """Where it is `is_crowded`, most programs take a while."""
+    """Return random natures. With `is_crowded`, most programs run longer."""
 
     def nature(words: tuple[str, ...], attempt: int) -> Nature:
         random = Random(f"{seed} {words} {attempt}")
@@ -76,7 +78,7 @@ def wild_nature(seed: int, *, is_crowded: bool = False) -> NatureOf:
 
 
 def _wild_climbs(seed: int, words: tuple[str, ...], runs_s: float) -> tuple[tuple[float, float], ...]:
-    """The same for all attempts of a job, but for their pace."""
+    """Return the climbs of a command: the same for all its attempts, except for the times."""
     random = Random(f"{seed} {words} memory")
     declared = next((float(word.removeprefix(DECLARED)) for word in words if word.startswith(DECLARED)), None)
     if declared is not None:

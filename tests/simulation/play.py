@@ -1,5 +1,5 @@
-"""Plays a story: people ask, time passes, the daemon steps when it would have woken, dies where it is told to, and
-comes back; after each turn all invariants are checked."""
+"""Play a story: users send requests, time passes, the daemon steps when it would wake up, crashes at the chosen calls
+and restarts. All invariants are checked after each turn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
 from tests.simulation.world import Hog, LogEntry, World
 
 LOOK_S = 3.0
-# So long it takes until a look that was asked for is there.
+# How long a requested sample takes.
 LOOKING_S = 0.05
 TRY_AGAIN_S = 1.0
 MOST_TURNS = 4000
@@ -29,10 +29,11 @@ WITHIN_S = 40.0
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What happens in a story; `trouble` is how often a port fails, `moves_fail` how often a suspension or resumption
-    does, `others` how many come to the ledger, `strangers_mb` what is never ours on each device, and `first_run_part`
-    how much of a device a new program is given: all of it is a device alone. `hogs` come and go; what is `blind` no
-    probe gives."""
+    """A story. `trouble` is how often a port fails, and `moves_fail` how often a suspension or resumption fails.
+
+    `others` processes use the ledger, foreign processes hold `strangers_mb` on each device, and `hogs` add load for a
+    while. `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read `blind`.
+    """
 
     seed: int
     operations: tuple[Operation, ...] = ()
@@ -138,7 +139,7 @@ class Play:
     # A turn
 
     def _turn(self) -> bool:
-        """Whether the story is over."""
+        """Return whether the story is over."""
         try:
             if self._ask():
                 self.clients.proceed()
@@ -146,14 +147,14 @@ class Play:
             if self._is_awake():
                 self._do_step()
                 self.checker.check(self.life.controller.transitions)
-            self.others.ask_again()
+            self.others.try_again()
             return not self.clients.waiting and self._pass_time()
         except Crash:
             self._die()
             return False
 
     def _ask(self) -> bool:
-        """What is due, and what was not answered before; whether there was anything."""
+        """Send the requests that are due, and those without an answer again. Return whether there were any."""
         has_asked = False
         self.clients.send_again(self.life)
         while self._pending and EPOCH + self._pending[0].at <= self.world.now:
@@ -200,7 +201,7 @@ class Play:
         self._wake_at = min((at for at in times if at is not None), default=None)
 
     def _pass_time(self) -> bool:
-        """To whatever comes next; whether nothing will."""
+        """Advance to the next event. Return True if there is none and the story is over."""
         if self.life.is_called():
             return False
         times = [self._wake_at, self.world.next_event()]
@@ -211,14 +212,14 @@ class Play:
             self._calm_down()
             return False
         if self._is_calm and self.world.next_event() is None and self.life.controller.batch_gates.is_waiting:
-            self._let_all_go_on()  # a batch is looked after even while its runs are held up by people
+            self._let_all_go_on()  # a batch is stepped even while users hold its runs
         if known:
             self.world.advance(max(self.world.now, min(known)))
             return False
         return self._is_over()
 
     def _let_all_go_on(self) -> bool:
-        """Whether there was somebody to let go on."""
+        """Release and resume jobs that users held or suspended. Return whether there were any."""
         for kind, meant in (("release", self.checker.held()), ("resume", self.checker.suspended_by_hand())):
             if meant:
                 self.clients.change(kind, " ".join(map(str, meant)), 0, self.life)
@@ -233,7 +234,7 @@ class Play:
         return True
 
     def _calm_down(self) -> None:
-        """Everybody else leaves, and nothing keeps a job from its turn."""
+        """Remove other processes, faults and foreign load, so that nothing keeps a job from running."""
         try:
             self.life.requests.set_paused(paused=False)
         except StoreFault:
@@ -270,7 +271,7 @@ class Play:
         self.checker.check()
 
     def _new_life(self) -> Life:
-        """It may die again before it has taken over."""
+        """Start a daemon; it may crash during recovery and is then started again."""
         while True:
             script = self._script
             rules = replace(RULES, first_run_part=script.first_run_part)

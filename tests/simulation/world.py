@@ -30,7 +30,7 @@ Granting = Callable[[Lease, Snapshot], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Hog:
-    """Load from outside, on the host and on every device."""
+    """Foreign load on the host and on every device, for a while."""
 
     at: float
     lasts_s: float
@@ -41,7 +41,7 @@ class Hog:
 
 @dataclass(kw_only=True)
 class Granted:
-    """A lease lives while somebody keeps it."""
+    """A lease, which lasts while any process keeps it."""
 
     lease: Lease
     keepers: set[str] = field(default_factory=set)
@@ -83,7 +83,7 @@ class World:
         return self._numbers[kind]
 
     def random(self, kind: str) -> Random:
-        """A new one each time; those of one kind do not depend on how many of another were drawn."""
+        """Return a new generator each time. Those of one kind do not depend on how many of another were drawn."""
         return Random(f"{self.seed} {kind} {self.number('random ' + kind)}")
 
     def tell(self, kind: str, what: Any) -> None:
@@ -127,7 +127,7 @@ class World:
             self.after(nature.lost_after_s, lambda: self._lose(program))
 
     def thaw(self, program: Program) -> None:
-        """It runs, from where it was."""
+        """Let the program run on from where it was frozen."""
         if not program.is_running or program.goes_since is not None:
             return
         program.goes_since = self.now
@@ -150,7 +150,10 @@ class World:
             self._bury(program)
 
     def signal(self, job_id: int, attempt: int, signum: int) -> int:
-        """Reaches the programs of the attempt, not their supervisors. One that is halted hears only what kills it."""
+        """Send a signal to the programs of the attempt, not to their supervisors, and return how many it reached.
+
+        A frozen program reacts only to SIGKILL until SIGCONT.
+        """
         found = [program for program in self.programs if program.name == (job_id, attempt) and program.is_running]
         for program in found:
             self.tell("signal", (program.name, int(signum)))
@@ -214,7 +217,7 @@ class World:
         return MEMORY_MB - self.strangers_mb[device_id] - held
 
     def _climb(self, program: Program, climb: int) -> None:
-        """All devices or none; where it does not fit, the program has run out of memory."""
+        """Take memory on all devices of the program. If it does not fit on one, the program runs out of memory."""
         program.climbed = climb + 1
         target = program.target_mb(climb)
         more: dict[str, float] = {}
@@ -235,7 +238,7 @@ class World:
         self.exit(program, "134" if program.nature.silent else "1")
 
     def come_or_go(self, device_id: str, stranger_mb: float) -> None:
-        """A stranger takes what is there, and no more."""
+        """Set the memory of foreign processes on a device, at most what is free."""
         self.strangers_mb[device_id] = 0.0
         self.strangers_mb[device_id] = min(stranger_mb, self.free_mb(device_id))
         self.had_strangers = True
@@ -249,7 +252,7 @@ class World:
         return self.granted[lease.id]
 
     def tell_granted(self, lease: Lease, seen: Snapshot) -> None:
-        """To those who watch: who was granted it, and by what they had seen."""
+        """Call the listeners with the lease, and with the snapshot that led to it."""
         for told in self.on_grant:
             told(lease, seen)
 
@@ -271,11 +274,11 @@ class World:
             self.ledger_woke = True
 
     def leases(self) -> tuple[Lease, ...]:
-        """Those that are for something."""
+        """Return the leases with shares; a suspended job's lease has none."""
         return tuple(granted.lease for granted in self.granted.values() if granted.lease.shares)
 
     def measure(self, snapshot: Snapshot, leases: Sequence[Lease]) -> dict[tuple[str, str], float | None]:
-        """What each lease's programs held on each of its devices when they were looked at, as far as they still run."""
+        """Return the memory of each lease's programs on each device in the snapshot, as far as they still run."""
         found: dict[tuple[str, str], float | None] = {
             (lease.id, share.device_id): 0.0 for lease in leases for share in lease.shares
         }
@@ -288,7 +291,7 @@ class World:
         return found
 
     def check_fit(self, device_ids: Sequence[str], seen: Snapshot) -> None:
-        """By the rule itself, not by the code that is to keep it, as far as whoever was granted something could see."""
+        """Assert that no device is overcommitted, by what the snapshot showed. Independent of the code under test."""
         measured = self.measure(seen, self.leases())
         for device in seen.devices:
             if device.id in device_ids:
@@ -314,10 +317,10 @@ class World:
                 f"{device.id} is promised {charged} MB, strangers hold {strangers}"
             )
 
-    # What a probe sees; those in `blind` are figures that none gives
+    # Readings; those named in `blind` are unknown
 
     def ram_mb(self) -> dict[tuple[int, int], float]:
-        """What programs hold of RAM, by job and attempt."""
+        """Return the RAM of programs, by job and attempt."""
         return {
             program.name: program.nature.ram_mb
             for program in self.programs

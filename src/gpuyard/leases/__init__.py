@@ -1,1 +1,1 @@
-"""The ledger: every use of a device is a lease in one directory, and held means alive."""
+"""The ledger: leases and tickets as locked files in one directory; a locked file means a live holder."""

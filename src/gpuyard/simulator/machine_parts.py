@@ -27,7 +27,7 @@ _ROUNDING_MB = 0.001
 
 
 class VirtualClock:
-    """A clock that moves only when told to; implements `ports.Clock`."""
+    """A clock that stands still until it is advanced; implements `ports.Clock`."""
 
     def __init__(self) -> None:
         self.time = EPOCH

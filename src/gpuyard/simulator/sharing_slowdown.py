@@ -65,7 +65,7 @@ class Sharing:
 def utilization_percent(loads: Iterable[float]) -> float:
     """Return the load that a device shows under several jobs: it is idle when all of them are idle at once.
 
-    Of the formulas that were tried on the measured pairs, this one has the smallest error.
+    This formula has the smallest error of those that were tried on the measured pairs.
     """
     idle = 1.0
     for load in loads:

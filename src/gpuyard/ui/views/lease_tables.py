@@ -51,7 +51,7 @@ def lease_lines(
             format_duration(idle_s.get((use.device_id, use.process.pid))),
             processes.get(use.process.pid, ProcessInfo()).command or use.process.name or UNKNOWN,
         ]
-        for use in status.strangers
+        for use in status.foreign_uses
     ]
     return [*lines, (), *table_lines(_FOREIGN, rows, frame)] if rows else lines
 

@@ -33,7 +33,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     ledger = open_ledger()
     machine = snapshot(deadline_s)
     status = read_ledger_status(ledger, machine, load_config().queue.max_foreign_load_percent)
-    processes = describe_processes({use.process.pid for use in status.strangers})
+    processes = describe_processes({use.process.pid for use in status.foreign_uses})
     idle_s = idle_seconds(machine)
     if as_json:
         print_json(_as_dict(ledger, status, processes, idle_s))
@@ -130,6 +130,6 @@ def _as_dict(
                 **to_builtins(processes.get(use.process.pid, ProcessInfo())),
                 "idle_s": idle_s.get((use.device_id, use.process.pid)),
             }
-            for use in status.strangers
+            for use in status.foreign_uses
         ],
     }
