@@ -81,7 +81,7 @@ def _waiting_line(waiting: WaitingTicket, status: LedgerStatus) -> str:
     holder = waiting.ticket.holder
     label = f" ({holder.label})" if holder.label else ""
     reasons = "; ".join(
-        f"{_label(reason.device_id, status.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
+        f"GPU {_label(reason.device_id, status.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
         for reason in waiting.reasons
     )
     waited, need = format_duration(time.time() - waiting.ticket.since), _need_text(waiting.ticket.need)
