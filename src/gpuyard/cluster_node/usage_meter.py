@@ -1,12 +1,11 @@
-"""The meter: what one program uses, while it runs on a node that no daemon looks at.
+"""Measure what one program uses while it runs on a cluster node without a daemon.
 
-It is a program of its own, `python -m gpuyard.cluster_node.usage_meter PID FILE`. It looks at the devices and at all
-processes of the program, those of its session and its descendants, until the program is gone. FILE is what it was
-seen to use, a `core.job.job.Usage` as JSON, and always whole. It is written when a peak has grown by some percent,
-and else when the program has run for a tenth longer: so the curve in it is never far behind, and nobody writes each
-second for days.
+Runs as `python -m gpuyard.cluster_node.usage_meter PID FILE`. It samples the devices and all processes of the program
+(its session and its descendants) until the program has ended. FILE holds the usage so far, a `core.job.job.Usage` as
+JSON, and is always complete. It is written when a peak has grown by 2%, and otherwise when the run has become a tenth
+longer: the curve is never far behind, and a run of days does not write every second.
 
-It takes no more than a fiftieth of a core. No signal but SIGKILL ends it before the program has ended.
+The meter uses at most a fiftieth of a core. Only SIGKILL ends it before the program has ended.
 """
 
 import contextlib
@@ -38,27 +37,27 @@ class Meter:
         self._program = program
         self._path = path
         self._machine = machine
-        self._began = time.monotonic()
-        # The system knows the time of day of both only to the second, but what lies between them exactly.
+        self._started = time.monotonic()
+        # The start times are known to the second only, but their difference is exact.
         self._age_s = psutil.Process().create_time() - program.create_time()
         self._usage = Usage()
         self._written = Usage()
         self._written_at_s = 0.0
 
     def run(self) -> None:
-        gone = _Gone(self._program)
+        end = _ProgramEnd(self._program)
         while True:
             used_before = time.process_time()
-            self._look()
-            if gone.within(self._pause_s(time.process_time() - used_before)):
+            self._measure()
+            if end.happens_within(self._pause_s(time.process_time() - used_before)):
                 break
         self._write(self._ran_s())
 
     def _pause_s(self, used_s: float) -> float:
-        is_new = time.monotonic() < self._began + _FIRST_S
+        is_new = time.monotonic() < self._started + _FIRST_S
         return max(_FIRST_EVERY_S if is_new else _EVERY_S, used_s * _REST_FOR_WORK)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         processes = _processes_of(self._program)
         memory = memory_of({process.pid for process in processes}, self._machine.snapshot())
         ran_s = self._ran_s()
@@ -67,10 +66,10 @@ class Meter:
             self._write(ran_s)
 
     def _ran_s(self) -> float:
-        return self._age_s + time.monotonic() - self._began
+        return self._age_s + time.monotonic() - self._started
 
     def _write(self, ran_s: float) -> None:
-        """What cannot be written now is written with the next look."""
+        """A failed write is repeated with the next measurement."""
         draft = f"{self._path}.draft"
         with contextlib.suppress(OSError):
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -80,13 +79,13 @@ class Meter:
 
 
 def _has_grown(before: Usage, now: Usage) -> bool:
-    """By more than what programs waver by."""
-    figures = [(now.ram_mb, before.ram_mb), *((peak, before.peaks_mb.get(name)) for name, peak in now.peaks_mb.items())]
-    return any((new or 0.0) > (old or 0.0) * _GREW for new, old in figures)
+    """Return whether a peak has grown by more than 2%, which is above the usual noise."""
+    pairs = [(now.ram_mb, before.ram_mb), *((peak, before.peaks_mb.get(name)) for name, peak in now.peaks_mb.items())]
+    return any((new or 0.0) > (old or 0.0) * _GREW for new, old in pairs)
 
 
-class _Gone:
-    """Whether a program has ended; noticed at once where the system can tell."""
+class _ProgramEnd:
+    """Wait for the end of a program: with a pidfd where the system has one, else by polling."""
 
     def __init__(self, program: psutil.Process) -> None:
         self._program = program
@@ -96,7 +95,7 @@ class _Gone:
             self._poll = select.poll()
             self._poll.register(descriptor, select.POLLIN)
 
-    def within(self, seconds: float) -> bool:
+    def happens_within(self, seconds: float) -> bool:
         if self._poll is not None:
             return bool(self._poll.poll(seconds * 1000)) or not self._program.is_running()
         time.sleep(seconds)
@@ -107,7 +106,7 @@ class _Gone:
 
 
 def memory_of(pids: Collection[int], snapshot: Snapshot) -> dict[str, float | None]:
-    """What these processes hold on each device that they are on; `None` where it is hidden."""
+    """Return the memory of these processes on each device they use; None where the driver hides it."""
     return {
         device.id: _held_on(device, pids)
         for device in snapshot.usable_devices()
@@ -133,7 +132,7 @@ def _processes_of(program: psutil.Process) -> list[psutil.Process]:
 
 
 def _ram_mb(processes: Collection[psutil.Process]) -> float | None:
-    """What is shared between processes counts for each of them."""
+    """Return the sum of their RAM. Memory shared between processes counts for each of them."""
     held = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
