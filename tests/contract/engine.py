@@ -95,7 +95,7 @@ def attempt_of(place: Place, prepared: Prepared) -> Attempt:
     return Attempt(
         job_id=prepared.job_id,
         number=prepared.attempt,
-        pid=prepared.pid,
+        keeper_pid=prepared.keeper_pid,
         boot_id=place.boot_id(),
         started_at=0.0,
         log=prepared.log,

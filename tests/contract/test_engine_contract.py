@@ -70,7 +70,7 @@ class LocalPlace(Programs):
         return msgspec.json.decode(ran.stdout, type=list[Prepared])
 
     def kill_supervisor(self, prepared: Prepared) -> None:
-        os.kill(prepared.pid, signal.SIGKILL)
+        os.kill(prepared.keeper_pid, signal.SIGKILL)
 
     def boot_id(self) -> str | None:
         return boot_id()
@@ -117,7 +117,7 @@ class SimulatedPlace:
         return prepared
 
     def kill_supervisor(self, prepared: Prepared) -> None:
-        found = next(program for program in self._world.programs if program.pid == prepared.pid)
+        found = next(program for program in self._world.programs if program.pid == prepared.keeper_pid)
         self._world.kill_supervisor(found, "lost")
 
     def boot_id(self) -> str | None:

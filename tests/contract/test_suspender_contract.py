@@ -67,7 +67,14 @@ class LocalPlace:
         prepared = self._engine.prepare(launch, None)
         self._engine.start_prepared()
         self._attempts.append(
-            Attempt(job_id=1, number=1, pid=prepared.pid, boot_id=boot_id(), started_at=time.time(), devices=("SIM-0",))
+            Attempt(
+                job_id=1,
+                number=1,
+                keeper_pid=prepared.keeper_pid,
+                boot_id=boot_id(),
+                started_at=time.time(),
+                devices=("SIM-0",),
+            )
         )
         _wait(lambda: self.used_mb() == HELD_MB)
         return self._attempts[-1]
@@ -120,7 +127,12 @@ class SimulatedPlace:
         self._world.begin(program)
         self._world.advance(self._world.now + 1.0)
         return Attempt(
-            job_id=1, number=1, pid=program.pid, boot_id="boot-1", started_at=self._world.now, devices=program.devices
+            job_id=1,
+            number=1,
+            keeper_pid=program.pid,
+            boot_id="boot-1",
+            started_at=self._world.now,
+            devices=program.devices,
         )
 
     def suspender(self) -> SimulatedSuspender:

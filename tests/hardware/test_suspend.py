@@ -125,7 +125,7 @@ sys.stdin.read()
 def able(suspender: LocalSuspender) -> None:
     pytest.importorskip("torch")
     snapshot = local_machine().snapshot()
-    attempt = Attempt(job_id=1, number=1, pid=1, boot_id=None, started_at=0.0, devices=(card().id,))
+    attempt = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, devices=(card().id,))
     refusal = suspender.refusal(attempt, snapshot)
     if refusal is not None:
         pytest.skip(refusal)

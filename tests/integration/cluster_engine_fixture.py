@@ -121,4 +121,4 @@ class Post:
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, pid=0, boot_id=None, started_at=0.0, engine="yonder")
+    return Attempt(job_id=job_id, number=1, keeper_pid=0, boot_id=None, started_at=0.0, engine="yonder")

@@ -54,7 +54,7 @@ def attempt_of(prepared: Prepared) -> Attempt:
     return Attempt(
         job_id=prepared.job_id,
         number=prepared.attempt,
-        pid=prepared.pid,
+        keeper_pid=prepared.keeper_pid,
         boot_id=None,
         started_at=0.0,
         log=prepared.log,

@@ -86,7 +86,7 @@ def _quoted(word: str) -> str:
 def test_when_the_keeper_was_killed_it_still_reaches_one_that(engine: LocalEngine, tmp_path: Path, how: str) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", how))
     pid = pid_in(tmp_path, "one")
-    os.kill(attempt.pid, signal.SIGKILL)
+    os.kill(attempt.keeper_pid, signal.SIGKILL)
     outcomes(engine)
     assert engine.signal(attempt, signal.SIGKILL) >= 1
     wait_until_gone(pid, "it")
@@ -158,7 +158,7 @@ from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)
 engine.start_prepared()
-job = Attempt(job_id=1, number=1, pid=1, boot_id=None, started_at=0.0)
+job = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0)
 print(engine.signal(job, signal.SIGKILL))
 while not (ended := engine.ended()):
     select.select([engine.fileno()], [], [])

@@ -49,7 +49,7 @@ def told_of(engine: LocalEngine, count: int) -> list[Ended]:
 def test_killing_the_daemon_before_it_begins_leaves_nothing_run_and_no_keeper(folder: Path, tmp_path: Path) -> None:
     launches = [launch_of(n, "touch", str(tmp_path / f"ran{n}")) for n in (1, 2)]
     with daemon(folder, "wait", *launches) as first:
-        keeper = first.attempts[0].pid
+        keeper = first.attempts[0].keeper_pid
         assert not is_gone(keeper)
         first.kill()
     wait_until_gone(keeper, "the keeper")
@@ -96,7 +96,7 @@ def test_another_daemon_tells_of_what_a_killed_one_began(folder: Path, tmp_path:
     let_go(pipe)
     told = told_of(engine, 2)
     assert sorted((one.job_id, one.outcome.status) for one in told) == [(2, 8), (3, 137)]
-    wait_until_gone(first.attempts[0].pid, "the keeper")
+    wait_until_gone(first.attempts[0].keeper_pid, "the keeper")
     assert engine.ended() == []
     engine.close()
 
@@ -104,7 +104,7 @@ def test_another_daemon_tells_of_what_a_killed_one_began(folder: Path, tmp_path:
 def test_what_an_adopter_finds_over_wakes_whoever_watches_it(folder: Path) -> None:
     with daemon(folder, "begin", launch_of(1, "true")) as first:
         first.kill()
-    wait_until_gone(first.attempts[0].pid, "the keeper")
+    wait_until_gone(first.attempts[0].keeper_pid, "the keeper")
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
@@ -122,7 +122,7 @@ def test_three_generations_of_daemons_each_tell_of_what_earlier_ones_began(
             wait_for(lambda n=number: (tmp_path / f"up{n}").exists() and (tmp_path / f"done{n}").exists(), "both")  # type: ignore[misc]
             attempts = [*attempts, *each.attempts]
             each.kill()
-    keepers = {attempt.pid for attempt in attempts}
+    keepers = {attempt.keeper_pid for attempt in attempts}
     assert len(keepers) == 3
     assert not any(map(is_gone, keepers))
     engine = LocalEngine(folder)
@@ -162,10 +162,10 @@ def test_a_killed_keeper_means_that_its_attempts_are_lost_and_the_next_job_has_a
     attempts = [started(engine, n, *waiting(tmp_path, f"up{n}", pipe, 0)) for n in (1, 2)]
     wait_for(lambda: (tmp_path / "up1").exists() and (tmp_path / "up2").exists(), "the programs")
     programs = [engine.pid_of(attempt) for attempt in attempts]
-    os.kill(attempts[0].pid, signal.SIGKILL)
+    os.kill(attempts[0].keeper_pid, signal.SIGKILL)
     assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.LOST}
     third = engine.prepare(launch_of(3, "sh", "-c", "exit 3"), None)
-    assert third.pid != attempts[0].pid
+    assert third.keeper_pid != attempts[0].keeper_pid
     engine.start_prepared()
     assert outcomes(engine)[3].status == 3
     for attempt, program in zip(attempts, programs, strict=True):
@@ -181,8 +181,8 @@ def test_what_a_killed_keeper_was_never_sent_is_unbegun_and_what_it_began_is_los
     first = started(engine, 1, *waiting(tmp_path, "up", pipe, 0))
     wait_for((tmp_path / "up").exists, "the program")
     engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
-    os.kill(first.pid, signal.SIGKILL)
-    wait_until_gone(first.pid, "the keeper")
+    os.kill(first.keeper_pid, signal.SIGKILL)
+    wait_until_gone(first.keeper_pid, "the keeper")
     engine.start_prepared()
     told = outcomes(engine, 2)
     assert {job_id: one.kind for job_id, one in told.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.NEVER_STARTED}
@@ -194,11 +194,11 @@ def test_what_was_prepared_for_a_keeper_that_is_known_to_be_gone_is_unbegun(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
     first = engine.prepare(launch_of(1, "touch", str(tmp_path / "ran")), None)
-    os.kill(first.pid, signal.SIGKILL)
-    wait_until_gone(first.pid, "the keeper")
+    os.kill(first.keeper_pid, signal.SIGKILL)
+    wait_until_gone(first.keeper_pid, "the keeper")
     assert engine.ended() == []
     second = engine.prepare(launch_of(2, "touch", str(tmp_path / "ran")), None)
-    assert second.pid != first.pid
+    assert second.keeper_pid != first.keeper_pid
     engine.start_prepared()
     assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.NEVER_STARTED}
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
@@ -212,7 +212,7 @@ def test_an_adopter_hears_of_a_keeper_that_is_killed(folder: Path, tmp_path: Pat
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
     assert engine.ended() == []
-    os.kill(first.attempts[0].pid, signal.SIGKILL)
+    os.kill(first.attempts[0].keeper_pid, signal.SIGKILL)
     assert outcomes(engine)[1].kind is OutcomeKind.LOST
     engine.close()
     let_go(pipe)
@@ -225,7 +225,7 @@ def test_a_keeper_stays_while_a_job_runs_and_leaves_no_socket_behind(folder: Pat
     with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 0)), launch_of(2, "true")) as first:
         wait_for((tmp_path / "up").exists, "the program")
         first.kill()
-    keeper = first.attempts[0].pid
+    keeper = first.attempts[0].keeper_pid
     journal = folder / "journal"
     wait_for(lambda: f"2.1 {keeper} 0 " in journal.read_text(), "the end of the second")
     assert not is_gone(keeper)
@@ -239,9 +239,9 @@ def test_a_keeper_stays_while_a_job_runs_and_leaves_no_socket_behind(folder: Pat
 
 def test_a_keeper_ends_with_an_engine_that_is_closed_and_not_while_it_is_open(folder: Path) -> None:
     engine = LocalEngine(folder)
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
-    assert started(engine, 2, "true").pid == keeper
+    assert started(engine, 2, "true").keeper_pid == keeper
     outcomes(engine)
     engine.close()
     wait_until_gone(keeper, "the keeper")
@@ -252,10 +252,10 @@ def test_no_signal_but_kill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, p
     attempt = started(engine, 1, *waiting(tmp_path, "up", pipe, 5))
     wait_for((tmp_path / "up").exists, "the program")
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        os.kill(attempt.pid, signum)
+        os.kill(attempt.keeper_pid, signum)
     let_go(pipe)
     assert outcomes(engine)[1].status == 5
-    assert started(engine, 2, "true").pid == attempt.pid
+    assert started(engine, 2, "true").keeper_pid == attempt.keeper_pid
     assert outcomes(engine)[2].status == 0
 
 
@@ -272,6 +272,6 @@ def test_a_folder_whose_path_is_long_is_no_hindrance(tmp_path: Path, pipe: Path)
 
 
 def test_a_job_that_is_over_leaves_no_dead_process_behind(engine: LocalEngine) -> None:
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     assert Path(f"/proc/{keeper}/task/{keeper}/children").read_text() == ""

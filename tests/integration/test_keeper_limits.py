@@ -57,7 +57,7 @@ def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
     engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # so that we ask once more while it is cautious
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     with full_disk(keeper):
         for number in (2, 3):
@@ -87,7 +87,7 @@ def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
     engine: LocalEngine, folder: Path, tmp_path: Path, pipe: Path
 ) -> None:
     """The keeper could not write that it was unbegun; by the time it can, the same attempt has come again."""
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     with full_disk(keeper):
         assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.NEVER_STARTED
@@ -109,7 +109,7 @@ def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
     script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
     with daemon(folder, "begin", launch_of(1, "sh", "-c", script)) as first:
         wait_for((tmp_path / "up").exists, "the program")
-        keeper = first.attempts[0].pid
+        keeper = first.attempts[0].keeper_pid
         first.kill()
     with full_disk(keeper, (folder / "journal").stat().st_size + fits):
         before = LocalEngine(folder)
@@ -141,7 +141,7 @@ def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(fo
         first.kill()
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
-    keeper = first.attempts[0].pid
+    keeper = first.attempts[0].keeper_pid
     wait_for(lambda: len(children_of(keeper)) == MANY, "all of them")
     assert engine.ended() == []
     *others, last = children_of(keeper)
@@ -159,7 +159,7 @@ def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     os.kill(keeper, signal.SIGSTOP)
     count = 300
@@ -207,7 +207,7 @@ def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
     descriptors = [lease_in(tmp_path, lease.name) for lease in leases]
     for number, descriptor in enumerate([*descriptors, None]):
         script = f"touch {tmp_path}/up{number}; read x < {pipe}"
-        keeper = engine.prepare(launch_of(number, "sh", "-c", script), descriptor).pid
+        keeper = engine.prepare(launch_of(number, "sh", "-c", script), descriptor).keeper_pid
     engine.start_prepared()
     for descriptor in descriptors:
         os.close(descriptor)
@@ -224,7 +224,7 @@ def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
 
 
 def test_a_lease_of_what_cannot_start_or_does_not_begin_is_free_at_once(engine: LocalEngine, tmp_path: Path) -> None:
-    keeper = started(engine, 1, "true").pid
+    keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     for number, is_full in ((2, False), (3, True)):
         descriptor = lease_in(tmp_path, f"lease{number}")
@@ -262,7 +262,7 @@ def test_a_great_many_begin_at_once_each_with_its_lease_and_a_long_environment(
 def test_where_the_keeper_can_open_no_more_files_no_job_runs_without_its_lease(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
-    keeper = started(engine, 0, "true").pid
+    keeper = started(engine, 0, "true").keeper_pid
     outcomes(engine)
     count = 150
     descriptors = {number: lease_in(tmp_path, f"lease{number}") for number in range(1, count + 1)}

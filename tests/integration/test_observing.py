@@ -48,7 +48,7 @@ def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
                 Attempt(
                     job_id=number,
                     number=1,
-                    pid=1,
+                    keeper_pid=1,
                     boot_id=None,
                     started_at=0.0,
                     lease_id=lease_id,

@@ -26,7 +26,7 @@ def suspender(tmp_path: Path) -> Iterator[LocalSuspender]:
 
 def attempt_on(*devices: Device) -> Attempt:
     ids = tuple(device.id for device in devices)
-    return Attempt(job_id=1, number=1, pid=1, boot_id=None, started_at=0.0, devices=ids)
+    return Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, devices=ids)
 
 
 def refusal(suspender: LocalSuspender, *devices: Device, seen: tuple[Device, ...] | None = None) -> str | None:

@@ -45,7 +45,7 @@ class SimulatedEngine(PlacesNothing):
         return Prepared(
             job_id=launch.job_id,
             attempt=launch.attempt,
-            pid=program.pid,
+            keeper_pid=program.pid,
             log=f"{launch.job_id}.{launch.attempt}.log",
         )
 
@@ -62,7 +62,7 @@ class SimulatedEngine(PlacesNothing):
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
-            name = (attempt.job_id, attempt.number, attempt.pid)
+            name = (attempt.job_id, attempt.number, attempt.keeper_pid)
             found = next((program for program in self._world.programs if _is_of(program, attempt)), None)
             if found is not None:
                 self._watched[name] = found
@@ -112,6 +112,6 @@ def _is_of(program: Program, attempt: Attempt) -> bool:
     """Return whether the program is of this attempt. The pid is not enough: another boot has the same pids."""
     return (
         program.is_supervised
-        and (program.job_id, program.attempt, program.pid) == (attempt.job_id, attempt.number, attempt.pid)
+        and (program.job_id, program.attempt, program.pid) == (attempt.job_id, attempt.number, attempt.keeper_pid)
         and attempt.boot_id == f"boot-{program.boot}"
     )

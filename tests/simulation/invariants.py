@@ -85,7 +85,7 @@ class Checker:
         assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
         self._check_limits([job for job, _ in live])
-        recorded = {(attempt.job_id, attempt.number, attempt.pid) for _, attempt in live}
+        recorded = {(attempt.job_id, attempt.number, attempt.keeper_pid) for _, attempt in live}
         running = [program for program in self._world.programs if program.is_running]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
         commands = {job.id: job.argv for job, _ in live}
@@ -203,7 +203,9 @@ class Checker:
     def _check_runs(self, attempts: Sequence[Attempt], limits: Mapping[int, float | None]) -> None:
         begun = {_key(program): program for program in self._world.programs if program.began_at is not None}
         unbegun = {_key(program): program for program in self._world.programs if program.began_at is None}
-        recorded = {(attempt.job_id, attempt.number, attempt.pid, attempt.boot_id): attempt for attempt in attempts}
+        recorded = {
+            (attempt.job_id, attempt.number, attempt.keeper_pid, attempt.boot_id): attempt for attempt in attempts
+        }
         assert begun.keys() <= recorded.keys(), f"ran unrecorded: {sorted(begun.keys() - recorded.keys())}"
         for key, attempt in recorded.items():
             if key in begun:

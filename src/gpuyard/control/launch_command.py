@@ -76,7 +76,7 @@ def attempt_of(  # noqa: PLR0913 - everything that is known at the start
     return Attempt(
         job_id=job.id,
         number=prepared.attempt,
-        pid=prepared.pid,
+        keeper_pid=prepared.keeper_pid,
         boot_id=boot_id if terms is None else None,
         started_at=now,
         lease_id=held.lease.id if held is not None else None,

@@ -140,8 +140,8 @@ class SchedulerLoop:
             self.fatal_fault.set_result(error)
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
-        """Return a live attempt with the pid of its program, if known, in place of its keeper's."""
-        return attempt if attempt.engine else replace(attempt, pid=self._engine.pid_of(attempt) or attempt.pid)
+        """Return a live attempt with the pid of its program, if it runs on this machine and is known."""
+        return attempt if attempt.engine else replace(attempt, pid=self._engine.pid_of(attempt))
 
     # A step
 

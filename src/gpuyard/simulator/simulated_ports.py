@@ -126,7 +126,7 @@ class SimulatedEngine(PlacesNothing):
         program = self._machine.make(job, number, tuple([self._machine.positions[share.device_id] for share in shares]))
         self._descriptors[program] = lease_descriptor
         self._prepared.append((launch, program))
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=program.pid, log="")
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=program.pid, log="")
 
     def start_prepared(self) -> None:
         for launch, program in self._prepared:

@@ -302,7 +302,7 @@ class JobStore:
     def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
         """Store the outcome. `pid` is the program's own, if it is known."""
         self._execute(
-            "UPDATE attempts SET ended_at = ?, outcome = ?, pid = coalesce(?, pid) WHERE job = ? AND number = ?",
+            "UPDATE attempts SET ended_at = ?, outcome = ?, pid = ? WHERE job = ? AND number = ?",
             (at, row_codec.outcome_to_text(outcome), pid, job_id, number),
         )
 

@@ -29,8 +29,8 @@ JOB_COLUMNS = (
     "due_at, started_at, ended_at, outcome, reason, queued_at, growth"
 )
 ATTEMPT_COLUMNS = (
-    "job, number, pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
-    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id"
+    "job, number, keeper_pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
+    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id, pid"
 )
 
 
@@ -133,7 +133,7 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
     return (
         attempt.job_id,
         attempt.number,
-        attempt.pid,
+        attempt.keeper_pid,
         attempt.boot_id,
         attempt.started_at,
         attempt.lease_id,
@@ -154,6 +154,7 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
         attempt.engine,
         printable(attempt.place),
         attempt.site_id,
+        attempt.pid,
     )
 
 
@@ -161,7 +162,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
     return Attempt(
         job_id=row[0],
         number=row[1],
-        pid=row[2],
+        keeper_pid=row[2],
         boot_id=row[3],
         started_at=row[4],
         lease_id=row[5],
@@ -182,6 +183,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         engine=row[20],
         place=row[21],
         site_id=row[22],
+        keeper_pid=row[23],
     )
 
 

@@ -98,10 +98,11 @@ CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.
 END;
 
 -- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb`, so it has a column of its own.
+-- `keeper_pid` is 0 for an attempt on another machine; `pid` is the program's, known once it has ended.
 CREATE TABLE attempts (
     job INTEGER NOT NULL REFERENCES jobs (id),
     number INTEGER NOT NULL,
-    pid INTEGER NOT NULL,
+    keeper_pid INTEGER NOT NULL,
     boot_id TEXT,
     started_at REAL NOT NULL,
     lease TEXT,
@@ -112,6 +113,7 @@ CREATE TABLE attempts (
     stopping TEXT,
     ended_at REAL,
     outcome TEXT,
+    pid INTEGER,
     reserved_mb REAL,
     predicted_mb REAL,
     parked TEXT,

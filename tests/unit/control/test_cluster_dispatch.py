@@ -41,7 +41,7 @@ class Yonder(PlacesNothing):
         if self.fault is not None:
             raise EnvironmentFault(self.fault)
         self._prepared.append(launch)
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=0, log="/log")
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=0, log="/log")
 
     def start_prepared(self) -> None:
         self.given |= {launch.job_id: launch for launch in self._prepared}
@@ -377,7 +377,7 @@ class Door:
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, pid=0, boot_id=None, started_at=0.0, engine="yonder")
+    return Attempt(job_id=job_id, number=1, keeper_pid=0, boot_id=None, started_at=0.0, engine="yonder")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.unit.store import QueueDb
 def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(queue_db: QueueDb) -> None:
     job = queue_db.job(*queue_db.add())
     attempt = Attempt(
-        job_id=job.id, number=1, pid=9, boot_id="b", started_at=100.0, devices=("G0",),
+        job_id=job.id, number=1, keeper_pid=9, boot_id="b", started_at=100.0, devices=("G0",),
         usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
     )  # fmt: skip
     estimates = LearnedEstimates(queue_db.store)

@@ -20,7 +20,7 @@ def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
     number = queue_db.job(job_id).attempts + 1
     transitions.start(
         queue_db.job(job_id),
-        Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0",)),
+        Attempt(job_id=job_id, number=number, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0",)),
     )
 
 

@@ -63,7 +63,7 @@ class Bench:
     ) -> None:
         (lane,) = [queue.lane for queue in self.queue_db.store.ready_queues()]
         self.transitions.start(
-            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=now)
+            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=now)
         )
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
         self.batch_gates.record(Plan(starts=(start,)), look, now)
@@ -72,7 +72,7 @@ class Bench:
         """A run that has come and gone teaches it."""
         job_id = self.runs[-1]
         self.transitions.start(
-            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=NOW)
+            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=NOW)
         )
         self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
@@ -329,7 +329,7 @@ def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> 
     )
     other = queue_db.add(1, command=("sh", "-c", "else"))[0]
     transitions = JobTransitions(queue_db.store)
-    transitions.start(queue_db.job(first), Attempt(job_id=first, number=1, pid=9, boot_id="b", started_at=NOW))
+    transitions.start(queue_db.job(first), Attempt(job_id=first, number=1, keeper_pid=9, boot_id="b", started_at=NOW))
     transitions.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
     transitions.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
     learned = transitions.estimates.predicted_mb(queue_db.job(second))
@@ -342,7 +342,7 @@ def test_runs_are_known_by_what_they_have_in_common_and_not_by_their_seeds() -> 
 def test_ram_of_another_batch_s_runs_is_counted_too(bench: Bench) -> None:
     other = bench.queue_db.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
     bench.transitions.start(
-        bench.queue_db.job(other[0]), Attempt(job_id=other[0], number=1, pid=9, boot_id="b", started_at=NOW)
+        bench.queue_db.job(other[0]), Attempt(job_id=other[0], number=1, keeper_pid=9, boot_id="b", started_at=NOW)
     )
     bench.see(memory_available_mb=10 * GB)
     assert bench.standing.memory.judged == 5 * GB

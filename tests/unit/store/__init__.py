@@ -55,7 +55,9 @@ class QueueDb:
         return [[each.job_id for each in queue.jobs] for queue in self.store.ready_queues()]
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
-        attempt = Attempt(job_id=job_id, number=number, pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
+        attempt = Attempt(
+            job_id=job_id, number=number, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1")
+        )
         self.store.start_attempt(attempt)
         return attempt
 

@@ -103,7 +103,7 @@ def attempt(job_id: int, number: int = 1) -> Attempt:
     return Attempt(
         job_id=job_id,
         number=number,
-        pid=4000 + job_id,
+        keeper_pid=4000 + job_id,
         boot_id="boot-1",
         started_at=1010.0,
         lease_id=f"lease-{job_id}",

@@ -13,7 +13,7 @@ PACE = BatchPace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, 
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
+    return Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=0.0)
 
 
 def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(queue_db: QueueDb) -> None:

@@ -27,7 +27,7 @@ def test_the_last_start_of_a_tag_counts_its_own_jobs(queue_db: QueueDb) -> None:
     (stranger,) = queue_db.add(tag="other")
     assert queue_db.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (stranger, 900.0)):
-        begun = Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=0.0)
+        begun = Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=0.0)
         queue_db.store.start_attempt(replace(begun, started_at=at))
     assert queue_db.store.last_start_with_tag("w") == 300.0
 

@@ -146,7 +146,8 @@ def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
         "big", "night", 2, OnReboot.REQUEUE, "in.txt",
     )  # fmt: skip
     assert (spec.time_limit_s, spec.grace_s, spec.duration_s, spec.log_cap_mb) == (3600.0, 5.0, 600.0, 64.0)
-    assert [(job.id, attempt.pid, attempt.stopping) for job, attempt in store.live_attempts() if job.id <= 13] == [
+    live = [(job.id, attempt.keeper_pid, attempt.stopping) for job, attempt in store.live_attempts()]
+    assert [each for each in live if each[0] <= 13] == [
         (5, 4005, None), (6, 4006, OutcomeKind.CANCELLED),
     ]  # fmt: skip
     assert [attempt.outcome and attempt.outcome.kind for attempt in store.attempts(7)] == ["failed", "succeeded"]

@@ -30,7 +30,7 @@ def only(queue_db: QueueDb, by: GroupBy = GroupBy.USER) -> PastAttempt:
 
 
 def begin(queue_db: QueueDb, job_id: int, **said: Any) -> Attempt:
-    attempt = Attempt(job_id=job_id, number=1, pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
+    attempt = Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
     attempt = replace(attempt, **said)
     queue_db.store.start_attempt(attempt)
     return attempt

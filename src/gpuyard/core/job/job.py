@@ -208,22 +208,25 @@ class MemoryLack(Struct, frozen=True, kw_only=True):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One run. It lives from the moment it is recorded until its outcome is known.
+    """One run of a job. It is live from the moment it is recorded until its outcome is recorded.
 
-    While it lives, `pid` is that of its keeper; afterwards it is the program's own.
-    It is asked to stop at `stop_at` and made to at `kill_at`; `stopping` is what that will have been.
-    `reserved_mb` is what it was given on each device, and `predicted_mb` what it was thought to need. Suspended since
-    `suspended_at`, and for `suspended_s` before that. One that an `engine` places is `site_id` to that, and runs at a
-    `place` once it has begun; until then it has not `started_at` all, and is only handed over.
+    - `keeper_pid`: process that is the parent of the program; 0 on another machine. `pid`: the program itself, once
+      known.
+    - `stop_at`: when it is asked to stop; `kill_at`: when it is killed. `stopping`: its outcome once it has stopped.
+    - `reserved_mb`: memory reserved on each device. `predicted_mb`: what it was estimated to need.
+    - `suspended_at`: since when it is suspended; `suspended_s`: how long it was suspended before. `parked`: why.
+    - `engine`: set if an engine places it, which calls it `site_id` and runs it at `place`. Until it has a place, it has
+      not started, and `started_at` is when it was handed over.
     """
 
     job_id: int
     number: int
-    pid: int
+    keeper_pid: int
     boot_id: str | None
     started_at: float
     lease_id: str | None = None
     devices: tuple[str, ...] = ()
+    pid: int | None = None
     log: str | None = None
     stop_at: float | None = None
     kill_at: float | None = None
@@ -247,11 +250,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """As the engine's journal calls it."""
+        """Name of the attempt in the keeper's journal."""
         return f"{self.job_id}.{self.number}"
 
     def ran_s(self, now: float) -> float:
-        """How long it has run, or ran until then, without the time in which it was suspended."""
+        """Return how long it has run until `now`, without the time in which it was suspended."""
         if not self.has_started:
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)

@@ -72,7 +72,7 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
         where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
         if attempt.engine:
             where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
-        else:
+        elif attempt.pid is not None:
             where = f"{where}, pid {attempt.pid}"
         if attempt.has_started:
             events.append((attempt.started_at, "started", f"attempt {attempt.number} {where}"))

@@ -161,7 +161,7 @@ def _make_attempt(attempt: Attempt, now: float) -> AttemptRow:
     outcome, usage = attempt.outcome, attempt.usage or Usage()
     return AttemptRow(
         number=attempt.number,
-        pid=attempt.pid or None,
+        pid=attempt.pid,
         devices=attempt.devices,
         lease=attempt.lease_id,
         started_at=iso_time(attempt.started_at) if attempt.has_started else None,

@@ -108,7 +108,7 @@ def _traces(attempt: Attempt) -> Iterator[str]:
     """Yield texts that show which framework it uses."""
     if attempt.log is not None:
         yield read_tail(Path(attempt.log))
-    if attempt.ended_at is None and not attempt.engine:
+    if attempt.ended_at is None and attempt.pid is not None:
         yield loaded_libraries(attempt.pid)
 
 

@@ -146,7 +146,7 @@ class LocalEngine(PlacesNothing):
             job_id=launch.job_id, attempt=launch.attempt, context=context, log=log, kills=self._count_kills()
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, pid=own.pid, log=log)
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log)
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
@@ -234,15 +234,15 @@ class LocalEngine(PlacesNothing):
     # Ending
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        for pid in {attempt.pid for attempt in attempts}:
+        for pid in {attempt.keeper_pid for attempt in attempts}:
             connection = connect(self._keepers_at, pid)
             if connection is not None:
                 self._add(connection)
         alive = {each.pid for each in self._keepers.values()}
         for attempt in attempts:
-            name = (attempt.key, attempt.pid)
+            name = (attempt.key, attempt.keeper_pid)
             self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
-            if attempt.pid not in alive:
+            if attempt.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and _is_last(entry)]

@@ -72,7 +72,7 @@ def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
 def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[TrackedProcess]:
     """Return all processes of the attempt, oldest first. The process `besides`, as the daemon, never counts."""
     # Excluded processes are no parents here either: the daemon's children are the keeper and its jobs.
-    excluded = (os.getpid(), attempt.pid, besides)
+    excluded = (os.getpid(), attempt.keeper_pid, besides)
     others = {each.pid: each for each in _all_processes() if each.pid not in excluded and not each.is_dead}
     found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
     sessions = {others[pid].session for pid in found if others[pid].session == pid}
@@ -83,7 +83,7 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
-    leaders = (each for each in _all_processes() if each.session == each.pid and each.parent == attempt.pid)
+    leaders = (each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid)
     return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
 
 

@@ -21,7 +21,7 @@ def job_with(**fields: object) -> Job:
 def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
     boot_of_attempt: str | None, boot_now: str | None, died: bool
 ) -> None:
-    attempt = Attempt(job_id=1, number=1, pid=9, boot_id=boot_of_attempt, started_at=0.0)
+    attempt = Attempt(job_id=1, number=1, keeper_pid=9, boot_id=boot_of_attempt, started_at=0.0)
     assert died_with_the_machine(attempt, boot_now) is died
 
 

@@ -53,7 +53,7 @@ def job(need: Need | None = None, growth: Growth | None = None, **changes: Any) 
 
 
 def attempt(usage: Usage | None = None, **changes: Any) -> Attempt:
-    began = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=0.0, devices=("G0",), usage=usage)
+    began = Attempt(job_id=1, number=1, keeper_pid=9, boot_id="b", started_at=0.0, devices=("G0",), usage=usage)
     return replace(began, **changes)
 
 

@@ -37,7 +37,7 @@ def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *wishes: str, **
 
 
 def attempt(job_id: int = 17) -> Attempt:
-    return Attempt(job_id=job_id, number=1, pid=1, boot_id=None, started_at=100.0, log="/logs/17.1.log")
+    return Attempt(job_id=job_id, number=1, keeper_pid=1, boot_id=None, started_at=100.0, log="/logs/17.1.log")
 
 
 def ended(of: Job, kind: OutcomeKind) -> PublishedEvent:

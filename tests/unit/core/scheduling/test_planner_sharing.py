@@ -119,7 +119,7 @@ class Ledger:
         if one is None or not all(share.is_exclusive for share in one.shares):
             return
         peaks = {share.device_id: self.used.get((one.id, share.device_id), 0.0) for share in one.shares}
-        attempt = Attempt(job_id=1, number=1, pid=1, boot_id=None, started_at=0.0, usage=Usage(peaks_mb=peaks))
+        attempt = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, usage=Usage(peaks_mb=peaks))
         cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
         shares = settled_shares(attempt, one.shares, cards, 10 * SETTLE_S, SETTLE_S)
         if shares is not None:

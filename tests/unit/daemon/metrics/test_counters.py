@@ -21,7 +21,7 @@ from tests.unit.daemon.metrics.test_prometheus_text import series_of_counters
 
 SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=1, spec=SPEC, state=JobState.RUNNING, priority=0, user="me", submitted_at=100.0)
-ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id="b", started_at=200.0)
+ATTEMPT = Attempt(job_id=1, number=1, keeper_pid=9, boot_id="b", started_at=200.0)
 EMPTY = Snapshot(taken_at=0.0, host=Host())
 
 

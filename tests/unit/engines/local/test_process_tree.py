@@ -8,7 +8,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.process_tree import TrackedProcess, signal_all
 
-ATTEMPT = Attempt(job_id=1, number=1, pid=9, boot_id=None, started_at=0.0)
+ATTEMPT = Attempt(job_id=1, number=1, keeper_pid=9, boot_id=None, started_at=0.0)
 
 
 @pytest.mark.parametrize(("signum", "reached"), [(signal.SIGKILL, [10, 11, 12]), (signal.SIGTERM, [10])])
