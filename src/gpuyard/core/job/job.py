@@ -215,8 +215,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     - `stop_at`: when it is asked to stop; `kill_at`: when it is killed. `stopping`: its outcome once it has stopped.
     - `reserved_mb`: memory reserved on each device. `predicted_mb`: what it was estimated to need.
     - `suspended_at`: since when it is suspended; `suspended_s`: how long it was suspended before. `parked`: why.
-    - `engine`: set if an engine places it, which calls it `site_id` and runs it at `place`. Until it has a place, it has
-      not started, and `started_at` is when it was handed over.
+    - `engine`: set if an engine places it, which calls it `site_id` and runs it at `place`. Without a place it has not
+      started, and `started_at` is when it was handed over.
     """
 
     job_id: int
