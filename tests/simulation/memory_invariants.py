@@ -90,7 +90,7 @@ def check_job_at_end(world: World, job: Job, attempts: Sequence[Attempt], retrie
 def _check_given_up(world: World, job: Job, last: Attempt) -> None:
     """Only what no card could hold is given up."""
     assert job.growth.count == MOST_RERUNS, f"job {job.id} was given up after {job.growth.count} reruns"
-    program = next(one for one in world.programs if (*one.name, one.pid) == (job.id, last.number, last.pid))
+    program = next(one for one in world.programs if (*one.name, one.pid) == (job.id, last.number, last.keeper_pid))
     peak = max((program.target_mb(climb) for climb in range(len(program.nature.climbs))), default=0.0)
     would_fit = peak != EVERYTHING and peak <= (1.0 - _AS_GOOD_AS_EMPTY) * MEMORY_MB
     assert world.had_strangers or not would_fit, f"job {job.id} was given up, and would fit on a card"
