@@ -29,7 +29,9 @@ def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     """A job that runs, as somebody finds it who has just come."""
     (job_id,) = queue_db.add()
     queue_db.store.start_attempt(
-        Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id)
+        Attempt(
+            job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id
+        )
     )
     transitions = JobTransitions(queue_db.store)
     transitions.reload()
