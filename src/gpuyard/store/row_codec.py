@@ -183,7 +183,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         engine=row[20],
         place=row[21],
         site_id=row[22],
-        keeper_pid=row[23],
+        pid=row[23],
     )
 
 
