@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.simulator.machine_parts import Event
+from gpuyard.simulator.machine_parts import ScheduledEvent
 from tests.simulation.natures import Nature
 
 
@@ -38,7 +38,7 @@ class Program:
     seen_mb: dict[str, float] = field(default_factory=dict)
     goes_since: float | None = None
     ran_s: float = 0.0
-    events: list[Event] = field(default_factory=list)
+    events: list[ScheduledEvent] = field(default_factory=list)
     climbed: int = 0
     is_told_to_end: bool = False
     is_ruined: bool = False

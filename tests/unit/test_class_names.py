@@ -5,8 +5,8 @@ from collections import defaultdict
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-# Names that stand for the same idea in two places: in the scheduler, and in what the daemon sends or receives about it.
-SHARED = {"Estimate", "Lane", "Submission"}
+# Names that stand for the same idea in two places. None does at present.
+SHARED: set[str] = set()
 
 
 def class_names() -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ class VirtualClock:
         self.time += seconds
 
 
-class Event:
+class ScheduledEvent:
     """An action at a time; `cancel` keeps it from happening."""
 
     __slots__ = ("action", "is_cancelled")
@@ -60,11 +60,11 @@ class EventQueue:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
-        self._events: list[tuple[float, int, Event]] = []
+        self._events: list[tuple[float, int, ScheduledEvent]] = []
         self._added = 0
 
-    def add(self, at: float, action: Callable[[], None]) -> Event:
-        event = Event(action)
+    def add(self, at: float, action: Callable[[], None]) -> ScheduledEvent:
+        event = ScheduledEvent(action)
         self._added += 1
         heapq.heappush(self._events, (at, self._added, event))
         return event
@@ -153,7 +153,7 @@ class SimulatedProgram:
         self.where = MemoryLocation.ON
         self.is_alive = True
         self.suspensions = 0
-        self.event: Event | None = None
+        self.event: ScheduledEvent | None = None
         self.shortage: Shortage | None = None
         self.on_end: OnEnd | None = None
         self.on_moved: OnMoved | None = None

@@ -12,7 +12,7 @@ from gpuyard.ui.tui import header_view, job_pages
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, has_colour, letters_for
 from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, describe_result
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.memory_bar import MemoryParts, draw, figures, memory_of, split
+from gpuyard.ui.tui.memory_bar import BarParts, draw, figures, memory_of, split
 from gpuyard.ui.tui.panel_heights import share_out
 from gpuyard.ui.tui.row_window import Page, RowWindow, choose, move, page_of, settle, wanted
 from gpuyard.ui.tui.screen_state import ScreenState
@@ -79,20 +79,18 @@ def test_parts_of_a_bar_are_as_wide_as_they_are_large() -> None:
 
 def test_a_bar_tells_its_parts_apart_without_colour() -> None:
     memory = memory_of(a_device(0))
-    assert memory == MemoryParts(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
+    assert memory == BarParts(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
     assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
     assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
 
 
 def test_what_is_not_known_of_memory_is_not_drawn() -> None:
     assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
-    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == MemoryParts(
-        foreign=25.0, free=75.0
-    )
+    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == BarParts(foreign=25.0, free=75.0)
 
 
 def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
-    memory = MemoryParts(own=10240, free=2048)
+    memory = BarParts(own=10240, free=2048)
     assert figures(memory, 30, ASCII).plain == "own 10  free 2 GB"
     assert figures(memory, 15, ASCII).plain == "#10 .2 GB"
 

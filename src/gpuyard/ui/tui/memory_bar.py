@@ -16,7 +16,7 @@ STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta
 WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
 
 
-class MemoryParts(Struct, frozen=True, kw_only=True):
+class BarParts(Struct, frozen=True, kw_only=True):
     """In MB; `kept` is reserved for jobs of this queue, and not in use yet."""
 
     own: float = 0.0
@@ -29,16 +29,16 @@ class MemoryParts(Struct, frozen=True, kw_only=True):
         return [(name, getattr(self, name)) for name in WORDS]
 
 
-def memory_of(device: Mapping[str, Any]) -> MemoryParts | None:
+def memory_of(device: Mapping[str, Any]) -> BarParts | None:
     """Return the parts of a device of the daemon's answer; None if its memory is unknown."""
     memory = device.get("memory") or {}
     if memory.get("capacity_mb"):
         charged = memory.get("own_mb") or 0.0
         own = min(charged, memory.get("own_used_mb") or 0.0)
         rest = {name: memory.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
-        return MemoryParts(own=own, kept=charged - own, **rest)
+        return BarParts(own=own, kept=charged - own, **rest)
     used, total = device.get("memory_used_mb"), device.get("memory_total_mb")
-    return None if used is None or not total else MemoryParts(foreign=used, free=max(0.0, total - used))
+    return None if used is None or not total else BarParts(foreign=used, free=max(0.0, total - used))
 
 
 def split(parts: Sequence[float], width: int) -> list[int]:
@@ -55,7 +55,7 @@ def split(parts: Sequence[float], width: int) -> list[int]:
     return widths
 
 
-def draw(memory: MemoryParts, width: int, letters: Glyphs) -> Text:
+def draw(memory: BarParts, width: int, letters: Glyphs) -> Text:
     bar = Text()
     parts = memory.parts()
     for (name, _), count in zip(parts, split([size for _, size in parts], width), strict=True):
@@ -71,7 +71,7 @@ def legend(letters: Glyphs) -> Text:
     return text
 
 
-def figures(memory: MemoryParts, room: int, letters: Glyphs) -> Text:
+def figures(memory: BarParts, room: int, letters: Glyphs) -> Text:
     """Return each part above zero in GB, with its name, or with its character if names do not fit."""
     told = [(name, format_gigabytes(size)) for name, size in memory.parts() if size > 0]
     by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in told)
