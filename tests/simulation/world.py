@@ -89,7 +89,7 @@ class World:
     def tell(self, kind: str, what: Any) -> None:
         self.log.append((round(self.now - EPOCH, 6), kind, what))
 
-    def after(self, seconds: float, action: Action) -> Event:
+    def after(self, seconds: float, action: Action) -> ScheduledEvent:
         return self._events.add(self.now + seconds, action)
 
     # Programs
