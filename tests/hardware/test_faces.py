@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuyard.probes.local_machine import snapshot
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 OWN_MB, FOREIGN_MB = 4096, 2048
 PROGRAM = (
@@ -31,11 +31,11 @@ def _card() -> None:
 
 
 @pytest.fixture
-def yard(own_home: Path) -> Iterator[Yard]:
-    yard = Yard(own_home)
-    yard.start()
-    yield yard
-    yard.close()
+def queue(own_home: Path) -> Iterator[QueueUnderTest]:
+    queue = QueueUnderTest(own_home)
+    queue.start()
+    yield queue
+    queue.close()
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def stranger() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stranger")
-def test_a_card_tells_the_queues_memory_from_a_strangers(yard: Yard) -> None:
-    job_id = yard.submit(sys.executable, "-c", PROGRAM.format(mb=OWN_MB, then=BUSY), vram="8G")
-    yard.until_state(job_id, "running")
+def test_a_card_tells_the_queues_memory_from_a_strangers(queue: QueueUnderTest) -> None:
+    job_id = queue.submit(sys.executable, "-c", PROGRAM.format(mb=OWN_MB, then=BUSY), vram="8G")
+    queue.until_state(job_id, "running")
 
     def card() -> Any:
-        return yard.get("/devices")["devices"][0]
+        return queue.get("/devices")["devices"][0]
 
     until(lambda: card()["memory"]["own_used_mb"] >= OWN_MB and card()["utilization_percent"] > 50, "a job at work")
     seen = card()
@@ -69,19 +69,19 @@ def test_a_card_tells_the_queues_memory_from_a_strangers(yard: Yard) -> None:
     assert [lease["job"] for lease in seen["leases"]] == [job_id]
     total = memory["own_mb"] + memory["others_mb"] + memory["foreign_mb"] + memory["free_mb"]
     assert total == pytest.approx(memory["capacity_mb"], abs=1)
-    told = metrics(yard)
+    told = metrics(queue)
     assert told["gpuyard_device_memory_own_used_bytes"] == pytest.approx(memory["own_used_mb"] * 1048576, rel=0.2)
     assert told["gpuyard_device_utilization_ratio"] > 0.5
     assert told["gpuyard_device_power_watts"] > 100
-    yard.post("/jobs/cancel", ids=str(job_id))
-    yard.wait()
-    report = yard.get("/report", since="1h")
+    queue.post("/jobs/cancel", ids=str(job_id))
+    queue.wait()
+    report = queue.get("/report", since="1h")
     assert report["total"]["gpu_hours"] > 0
 
 
-def metrics(yard: Yard) -> dict[str, float]:
+def metrics(queue: QueueUnderTest) -> dict[str, float]:
     """Over the page's port, as Prometheus asks."""
-    opened = yard.post("/web", port=0)
+    opened = queue.post("/web", port=0)
     address, _, token = opened["url"].partition("/?token=")
     request = urllib.request.Request(f"{address}/metrics", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request) as answer:

@@ -11,8 +11,8 @@ from gpuyard.scripting.gpu_info import BANNED_GPU_NAMES, BANNED_GPUS
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import (
     end_what_is_left,
-    own_yard,  # noqa: F401 - fixtures are found where they are named
-    yard,  # noqa: F401 - fixtures are found where they are named
+    own_queue,  # noqa: F401 - fixtures are found where they are named
+    queue,  # noqa: F401 - fixtures are found where they are named
 )
 from tests.integration.web_fixture import door  # noqa: F401 - fixtures are found where they are named
 

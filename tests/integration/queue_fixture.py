@@ -94,7 +94,7 @@ class Daemon:
         return self.status
 
 
-class Yard:
+class QueueUnderTest:
     """The queue in GPUYARD_HOME, spoken to through its socket."""
 
     def __init__(self, home: Path) -> None:
@@ -286,15 +286,15 @@ def _kill(pid: int) -> int:
 
 
 @pytest.fixture
-def own_yard(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
+def own_queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueUnderTest]:
     """Not started yet, for tests that prepare its folder first."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    yard = Yard(own_home)
-    yield yard
-    yard.close()
+    queue = QueueUnderTest(own_home)
+    yield queue
+    queue.close()
 
 
 @pytest.fixture
-def yard(own_yard: Yard) -> Yard:
-    own_yard.start()
-    return own_yard
+def queue(own_queue: QueueUnderTest) -> QueueUnderTest:
+    own_queue.start()
+    return own_queue

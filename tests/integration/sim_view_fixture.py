@@ -20,7 +20,7 @@ from msgspec import Struct
 from gpuyard.recipes.batch.finish import Summary, read_summary
 from gpuyard.recipes.batch.plan import read_record
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 SIM_VIEW = Path(__file__).parents[1] / "fakes" / "sim_view.py"
 CPUS = max(2, os.cpu_count() or 1)
@@ -137,8 +137,8 @@ class Hog:
 class Batch:
     """Runs of the stand-in simulator, in folders of the test's own."""
 
-    def __init__(self, yard: Yard, folder: Path) -> None:
-        self.yard = yard
+    def __init__(self, queue: QueueUnderTest, folder: Path) -> None:
+        self.queue = queue
         self.root, self.pruned = folder / "out", folder / "out-pruned"
         self.journal, self.sample_log = folder / "journal", folder / "samples.jsonl"
         self.gate = folder / "gate"
@@ -165,7 +165,7 @@ class Batch:
         return record.parts[-1].first
 
     def standing(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.yard.get(f"/batches/{self.first}")
+        answer: dict[str, Any] = self.queue.get(f"/batches/{self.first}")
         return answer
 
     def gated(self, first: int = 0) -> list[str]:
@@ -183,7 +183,7 @@ class Batch:
 
     def finished(self) -> Summary:
         """When all is over, the work that follows the last run included."""
-        self.yard.wait()
+        self.queue.wait()
         summary = read_summary(self.root)
         assert summary is not None
         return summary
@@ -225,9 +225,9 @@ def put_sim_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(name="batch")
-def make_batch(own_yard: Yard, sim_view: None, unmeasured: None, tmp_path: Path) -> Batch:
+def make_batch(own_queue: QueueUnderTest, sim_view: None, unmeasured: None, tmp_path: Path) -> Batch:
     """Nothing of it is begun; its daemon is not started yet."""
-    return Batch(own_yard, tmp_path)
+    return Batch(own_queue, tmp_path)
 
 
 @pytest.fixture(name="hog")

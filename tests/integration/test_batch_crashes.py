@@ -45,7 +45,7 @@ main()
 def left_alone(batch: Batch) -> Iterator[Batch]:
     """A batch whose daemon is started by the command itself, as a user's is."""
     yield batch
-    if running_pid(batch.yard.home / "daemon.lock") is not None:
+    if running_pid(batch.queue.home / "daemon.lock") is not None:
         assert run("daemon", "stop").returncode == 0
 
 
@@ -93,7 +93,7 @@ def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(le
             it.until_begun(moment)
             threading.Event().wait(dice.uniform(0, 0.3))
             if "daemon" in victims:
-                kill_daemon(it.yard.home)
+                kill_daemon(it.queue.home)
             if "command" in victims:
                 process.kill()
                 process.communicate()
@@ -110,7 +110,7 @@ def test_without_the_command_any_other_starts_the_daemon_that_brings_a_batch_to_
     it.begin(RUNS, TAKES, **OPTIONS)
     for least in (1, RUNS // 2):
         it.until_begun(least)
-        kill_daemon(it.yard.home)
+        kill_daemon(it.queue.home)
         assert run("queue").returncode == 0
     assert run("wait").returncode == 0
     check_each_once(it, read_summary(it.root))
@@ -166,13 +166,13 @@ def test_what_failed_is_tried_again_with_its_seed_by_the_same_command_and_what_s
 
 def test_launches_are_as_far_apart_as_asked_for_also_where_the_daemon_is_killed_between_two(batch: Batch) -> None:
     least_s = 1.0
-    batch.yard.start()
+    batch.queue.start()
     batch.begin(4, ["--seconds", "0"], concurrency=4, stagger=f"{least_s}s")
     batch.until_begun(2)
-    batch.yard.restart()
+    batch.queue.restart()
     summary = batch.finished()
     assert summary.succeeded == 4
     assert summary.waits_s["stagger"] > 0
-    runs = batch.yard.get(f"/batches/{batch.first}/runs")["runs"]
+    runs = batch.queue.get(f"/batches/{batch.first}/runs")["runs"]
     started = sorted(datetime.fromisoformat(each["started_at"]).timestamp() for each in runs)
     assert all(later - earlier >= least_s - ROUNDED_S for earlier, later in pairwise(started)), started

@@ -56,7 +56,7 @@ def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
     takes = ("--vram", "3000", "--load", "40", "--ram", "50", "--busy", "--seconds", "0.3")
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(
         8, [*takes, "--empty-every", "4", "--fail-every", "5"], concurrency=3, run_vram="3000M", retries=1, **bounds
     )
@@ -90,10 +90,10 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 @pytest.mark.parametrize("gate", some(GATES, 0))
 def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_guards(batch: Batch, gate: str) -> None:
     takes, bounds, words = GATES[gate]
-    batch.yard.home.mkdir(mode=0o700)
-    config = batch.yard.home / "config.toml"
+    batch.queue.home.mkdir(mode=0o700)
+    config = batch.queue.home / "config.toml"
     config.write_text("[queue.tags]\ndatagen = 1\n")  # until the first one has taken what it takes
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(4, [*takes, "--seconds", "0", *batch.gated()], concurrency=4, **bounds)
     until(lambda: batch.entries("takes"), "what the first run takes")
     config.write_text("")
@@ -107,7 +107,7 @@ def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_g
 
 
 def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None:
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(6, batch.gated(), concurrency=6, run_vram="3000M", max_gpu_mem_mb=8000)
     batch.until_begun(4)
     batch.let_go()
@@ -119,7 +119,7 @@ def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None
 def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, hog: Hogs) -> None:
     stranger = hog(GPU_HOG, "SIM-0", 0, 6000)
     stranger.take()
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     bounds = {"run_vram": "3000M", "max_gpu_mem_mb": 8000, "device": "0"}
     batch.begin(2, ["--vram", "3000"], concurrency=2, **bounds)
     until(batch.looks, "a look that led to no launch")
@@ -130,7 +130,7 @@ def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, 
 
 
 def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(batch: Batch) -> None:
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(2, ["--vram", "2000", *batch.gated()], concurrency=2, device="0", max_gpu_mem_mb=8000)
     batch.until_begun(2)
     first, second = batch.entries("begins")
@@ -140,7 +140,7 @@ def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(ba
 
 
 def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(7, batch.gated(), concurrency=3, run_vram="100M")
     batch.until_begun(3)
     batch.until_held_by("concurrency")
@@ -152,7 +152,7 @@ def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
 
 def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs) -> None:
     hog(GPU_HOG, "SIM-0", 90, 0).take()
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
     assert batch.finished().succeeded == 4
     assert {entry.device for entry in batch.entries()} == {"1"}
@@ -161,7 +161,7 @@ def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs)
 def test_without_gpus_of_their_own_runs_still_wait_for_those_that_the_thresholds_go_by(batch: Batch, hog: Hogs) -> None:
     busy = hog(GPU_HOG, "SIM-0", 90, 0)
     busy.take()
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(1, gpus=0, max_gpu=80)
     batch.until_held_by("gpu")
     assert "% > 80%" in batch.standing()["held_by"]
@@ -198,21 +198,21 @@ def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) ->
 
 def test_a_gpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 95, 0) for device in ("SIM-0", "SIM-1")]
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(5, ["--load", "10", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu=80)
     check_held_back(batch, "gpu", "% > 80%", hogs)
 
 
 def test_a_gpu_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 0, 9000) for device in ("SIM-0", "SIM-1")]
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(5, ["--vram", "100", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
     check_held_back(batch, "gpu-memory", " MB > 8000 MB", hogs)
 
 
 def test_a_cpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(CPU_HOG) for _ in range(2)]
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     batch.begin(5, batch.gated(1), concurrency=1, max_cpu=percent_of(1.5))
     check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)
 
@@ -221,7 +221,7 @@ def test_a_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch,
     """It takes twice as much as it would need to, as the batch's own processes come and go."""
     takes_mb = 1000
     hogs = [hog(RAM_HOG, takes_mb)]
-    batch.yard.start(QUIET_DAEMON)
+    batch.queue.start(QUIET_DAEMON)
     bound_mb = round(RAM_MB - takes_mb / 2)
     batch.begin(5, batch.gated(1), concurrency=1, min_free_mem_mb=bound_mb)
     check_held_back(batch, "memory", "of RAM available", hogs)

@@ -53,7 +53,7 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
         tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{CARD.format(**card)}END\n")
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.3 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
-    batch.yard.start(quiet_daemon(*hidden))
+    batch.queue.start(quiet_daemon(*hidden))
     batch.begin(4, ["--seconds", "0.1"], concurrency=2, run_vram="1000M", **bounds)
     summary = batch.finished()
     assert (summary.succeeded, set(summary.unknown)) == (4, set(unknown))
@@ -61,14 +61,14 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
     assert card is None or {entry.device for entry in batch.entries()} == {"0"}
     known = {name: bound for name, bound in bounds.items() if f"--{name.replace('_', '-')}" not in unknown}
     check_launches(batch, 4, known)
-    assert batch.yard.daemon is not None
+    assert batch.queue.daemon is not None
     for bound in unknown:
-        assert batch.yard.daemon.log.count(f"{bound} is not enforced") == 1
-    assert batch.yard.daemon.log.count("is not enforced") == len(unknown)
+        assert batch.queue.daemon.log.count(f"{bound} is not enforced") == 1
+    assert batch.queue.daemon.log.count("is not enforced") == len(unknown)
 
 
 def test_a_job_starts_also_where_every_look_at_the_machine_takes_long(batch: Batch, tools: Tools) -> None:
     answer = f"/bin/cat <<'END'\n{CARD.format(**WHOLE)}END"
     tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/sleep 0.5\n{answer}\n")
-    batch.yard.start(quiet_daemon())
-    assert batch.yard.wait(batch.yard.submit("/bin/true"))["succeeded"] == 1
+    batch.queue.start(quiet_daemon())
+    assert batch.queue.wait(batch.queue.submit("/bin/true"))["succeeded"] == 1

@@ -8,111 +8,111 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import UserError
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def start(yard: Yard, script: str, count: int, **options: Any) -> int:
+def start(queue: QueueUnderTest, script: str, count: int, **options: Any) -> int:
     """The number of a batch of `count` runs."""
-    return yard.shell(script, **{"sweep": [f"index=0-{count - 1}"], "concurrency": 2, "gpus": 0, **options})
+    return queue.shell(script, **{"sweep": [f"index=0-{count - 1}"], "concurrency": 2, "gpus": 0, **options})
 
 
-def at_gate(yard: Yard, count: int, **options: Any) -> int:
+def at_gate(queue: QueueUnderTest, count: int, **options: Any) -> int:
     """One whose runs wait for the test, as many as may be."""
-    gate = yard.gate()
-    first = start(yard, f"read word < {gate}", count, **options)
-    until(lambda: told(yard, first)["gate"] == "concurrency", "as many runs as may be")
+    gate = queue.gate()
+    first = start(queue, f"read word < {gate}", count, **options)
+    until(lambda: told(queue, first)["gate"] == "concurrency", "as many runs as may be")
     return first
 
 
-def told(yard: Yard, first: int) -> Any:
-    return yard.get(f"/batches/{first}")
+def told(queue: QueueUnderTest, first: int) -> Any:
+    return queue.get(f"/batches/{first}")
 
 
-def runs_of(yard: Yard, first: int, **query: str) -> Any:
-    return yard.get(f"/batches/{first}/runs", **query)
+def runs_of(queue: QueueUnderTest, first: int, **query: str) -> Any:
+    return queue.get(f"/batches/{first}/runs", **query)
 
 
 # How far it is
 
 
-def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(yard: Yard) -> None:
-    first = at_gate(yard, 5)
-    standing = told(yard, first)
+def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(queue: QueueUnderTest) -> None:
+    first = at_gate(queue, 5)
+    standing = told(queue, first)
     assert (standing["id"], standing["first"], standing["last"], standing["count"]) == (first, first, first + 4, 5)
     assert standing["counts"] == {"queued": 3, "running": 2}
     assert [run["index"] for run in standing["running"]] == ["0", "1"]
     assert not standing["done"]
     assert standing["held_by"] == "limit reached: 2 of the runs of its batch may run at a time"
-    until(lambda: told(yard, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 
-def test_a_batch_that_is_done_is_told_as_such(yard: Yard) -> None:
-    first = start(yard, "exit {index}", 3)
-    yard.wait()
-    standing = told(yard, first)
+def test_a_batch_that_is_done_is_told_as_such(queue: QueueUnderTest) -> None:
+    first = start(queue, "exit {index}", 3)
+    queue.wait()
+    standing = told(queue, first)
     assert standing["done"]
     assert standing["counts"] == {"succeeded": 1, "failed": 2}
     assert (standing["running"], standing["gate"], standing["held_by"]) == ([], None, None)
 
 
-def test_a_gate_is_told_with_its_figure_and_other_jobs_go_on(yard: Yard) -> None:
-    first = start(yard, "true", 3, min_free_mem_mb=10**9)
-    until(lambda: told(yard, first)["gate"] is not None, "a gate")
-    standing = told(yard, first)
+def test_a_gate_is_told_with_its_figure_and_other_jobs_go_on(queue: QueueUnderTest) -> None:
+    first = start(queue, "true", 3, min_free_mem_mb=10**9)
+    until(lambda: told(queue, first)["gate"] is not None, "a gate")
+    standing = told(queue, first)
     assert standing["gate"] == "memory"
     assert standing["held_by"].endswith("< 1000000000 MB")
     assert standing["counts"] == {"queued": 3}
-    other = yard.submit("true", priority="-5")
-    assert yard.until_state(other, "succeeded")["state"] == "succeeded"
-    assert "MB of RAM available" in yard.why(first)
+    other = queue.submit("true", priority="-5")
+    assert queue.until_state(other, "succeeded")["state"] == "succeeded"
+    assert "MB of RAM available" in queue.why(first)
 
 
-def test_a_batch_that_was_cancelled_waits_for_no_gate(yard: Yard) -> None:
-    first = start(yard, "true", 3, min_free_mem_mb=10**9)
-    until(lambda: told(yard, first)["gate"] is not None, "a gate")
-    yard.post("/pause")  # nobody looks any more
-    waited_s = yard.get("/status")["uptime_s"] + 1.0
-    until(lambda: yard.get("/status")["uptime_s"] > waited_s, "the last look to be old")
-    yard.post("/jobs/cancel", ids=f"{first}-{first + 2}")
-    yard.post("/unpause")
-    until(lambda: told(yard, first)["done"], "the end of all")
-    until(lambda: told(yard, first)["gate"] is None, "the gate to be forgotten")
+def test_a_batch_that_was_cancelled_waits_for_no_gate(queue: QueueUnderTest) -> None:
+    first = start(queue, "true", 3, min_free_mem_mb=10**9)
+    until(lambda: told(queue, first)["gate"] is not None, "a gate")
+    queue.post("/pause")  # nobody looks any more
+    waited_s = queue.get("/status")["uptime_s"] + 1.0
+    until(lambda: queue.get("/status")["uptime_s"] > waited_s, "the last look to be old")
+    queue.post("/jobs/cancel", ids=f"{first}-{first + 2}")
+    queue.post("/unpause")
+    until(lambda: told(queue, first)["done"], "the end of all")
+    until(lambda: told(queue, first)["gate"] is None, "the gate to be forgotten")
 
 
-def test_how_far_it_is_outlives_the_daemon(yard: Yard) -> None:
-    first = at_gate(yard, 4)
-    until(lambda: told(yard, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
-    before = told(yard, first)
-    yard.restart()
-    until(lambda: told(yard, first)["gate"] == "concurrency", "the next daemon to take it up")
-    after = told(yard, first)
+def test_how_far_it_is_outlives_the_daemon(queue: QueueUnderTest) -> None:
+    first = at_gate(queue, 4)
+    until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    before = told(queue, first)
+    queue.restart()
+    until(lambda: told(queue, first)["gate"] == "concurrency", "the next daemon to take it up")
+    after = told(queue, first)
     assert (after["counts"], after["token"]) == (before["counts"], before["token"])
     assert [run["id"] for run in after["running"]] == [run["id"] for run in before["running"]]
 
 
-def test_a_batch_is_known_though_its_first_run_was_forgotten(yard: Yard) -> None:
-    gate = yard.gate()
-    first = start(yard, f"test {{index}} = 0 || read word < {gate}", 3)
-    yard.until_state(first, "succeeded")
-    until(lambda: told(yard, first)["counts"].get("running") == 2, "the others to run")
-    yard.post("/clean", older_than_s=0)
-    standing = told(yard, first)
+def test_a_batch_is_known_though_its_first_run_was_forgotten(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    first = start(queue, f"test {{index}} = 0 || read word < {gate}", 3)
+    queue.until_state(first, "succeeded")
+    until(lambda: told(queue, first)["counts"].get("running") == 2, "the others to run")
+    queue.post("/clean", older_than_s=0)
+    standing = told(queue, first)
     assert (standing["count"], standing["counts"], standing["done"]) == (2, {"running": 2}, False)
-    assert [run["index"] for run in runs_of(yard, first)["runs"]] == ["1", "2"]
+    assert [run["index"] for run in runs_of(queue, first)["runs"]] == ["1", "2"]
 
 
 # What became of each run
 
 
-def test_each_run_tells_its_seed_its_end_and_its_log(yard: Yard) -> None:
+def test_each_run_tells_its_seed_its_end_and_its_log(queue: QueueUnderTest) -> None:
     table = "index,seed\n0,70\n1,71\n"
     began = time.monotonic()
-    first = yard.submit("/bin/sh", "-c", "echo seed {seed}; exit {index}", table=table, concurrency=1, gpus=0)
-    yard.wait()
+    first = queue.submit("/bin/sh", "-c", "echo seed {seed}; exit {index}", table=table, concurrency=1, gpus=0)
+    queue.wait()
     took_s = time.monotonic() - began
-    good, bad = runs_of(yard, first)["runs"]
+    good, bad = runs_of(queue, first)["runs"]
     assert (good["id"], good["index"], good["seed"], good["state"], good["outcome"]) == (
         first, "0", "70", "succeeded", "succeeded",
     )  # fmt: skip
@@ -123,26 +123,26 @@ def test_each_run_tells_its_seed_its_end_and_its_log(yard: Yard) -> None:
     assert "seed 70" in Path(good["log"]).read_text()
 
 
-def test_a_run_that_has_not_started_has_neither_log_nor_times(yard: Yard) -> None:
-    first = at_gate(yard, 3)
-    running, _, waiting = runs_of(yard, first)["runs"]
+def test_a_run_that_has_not_started_has_neither_log_nor_times(queue: QueueUnderTest) -> None:
+    first = at_gate(queue, 3)
+    running, _, waiting = runs_of(queue, first)["runs"]
     assert (running["is_live"], running["is_finished"], running["seconds"]) == (True, False, None)
     assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
 
 
-def test_runs_on_devices_tell_which(yard: Yard) -> None:
-    first = start(yard, "true", 1, gpus=1, vram="1G")
-    yard.wait()
-    (run,) = runs_of(yard, first)["runs"]
+def test_runs_on_devices_tell_which(queue: QueueUnderTest) -> None:
+    first = start(queue, "true", 1, gpus=1, vram="1G")
+    queue.wait()
+    (run,) = runs_of(queue, first)["runs"]
     assert len(run["devices"]) == 1
 
 
-def test_runs_are_told_page_by_page(yard: Yard) -> None:
-    first = start(yard, "true", 5, hold=True)
-    other = yard.submit("true", hold=True)
+def test_runs_are_told_page_by_page(queue: QueueUnderTest) -> None:
+    first = start(queue, "true", 5, hold=True)
+    other = queue.submit("true", hold=True)
     pages, after = [], 0
     while True:
-        page = runs_of(yard, first, limit="2", after=str(after))
+        page = runs_of(queue, first, limit="2", after=str(after))
         pages.append([run["id"] for run in page["runs"]])
         if page["next"] is None:
             break
@@ -154,25 +154,25 @@ def test_runs_are_told_page_by_page(yard: Yard) -> None:
 # What is no batch
 
 
-def test_what_is_no_batch_is_said_to_be_none(yard: Yard) -> None:
-    plain = yard.submit("true", hold=True)
-    first = start(yard, "true", 2, hold=True)
+def test_what_is_no_batch_is_said_to_be_none(queue: QueueUnderTest) -> None:
+    plain = queue.submit("true", hold=True)
+    first = start(queue, "true", 2, hold=True)
     for number in (plain, first + 1, 4711):
         with pytest.raises(UserError, match=f"there is no batch {number}"):
-            told(yard, number)
+            told(queue, number)
         with pytest.raises(UserError, match=f"there is no batch {number}"):
-            runs_of(yard, number)
+            runs_of(queue, number)
     with pytest.raises(UserError, match=f"there is no GET /v1/batches/{first}/pictures"):
-        yard.get(f"/batches/{first}/pictures")
+        queue.get(f"/batches/{first}/pictures")
 
 
 # Its sample log
 
 
-def test_the_sample_log_shows_each_launch_with_the_figures_it_went_by(yard: Yard, tmp_path: Path) -> None:
+def test_the_sample_log_shows_each_launch_with_the_figures_it_went_by(queue: QueueUnderTest, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
-    first = start(yard, "true", 4, gpus=1, vram="1G", max_gpu_mem_mb=8000, sample_log=str(path))
-    yard.wait()
+    first = start(queue, "true", 4, gpus=1, vram="1G", max_gpu_mem_mb=8000, sample_log=str(path))
+    queue.wait()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     launches = [row for row in rows if row["event"] == "launch"]

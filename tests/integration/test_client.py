@@ -16,7 +16,7 @@ from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
 from gpuyard.ui.cli import QUEUE_VERBS
-from tests.integration.queue_fixture import Yard, end_what_is_left
+from tests.integration.queue_fixture import QueueUnderTest, end_what_is_left
 
 SCRIPT = """\
 from gpuyard import Client
@@ -30,14 +30,14 @@ NOT_FOR_SCRIPTS = {"daemon", "export", "notify", "web"}
 
 
 @pytest.fixture
-def client(yard: Yard) -> Iterator[Client]:
+def client(queue: QueueUnderTest) -> Iterator[Client]:
     with Client() as made:
         yield made
 
 
 @pytest.fixture(params=["own socket", "page"])
-def either(yard: Yard, request: pytest.FixtureRequest) -> Iterator[Client]:
-    url = None if request.param == "own socket" else yard.post("/web", port=0)["url"]
+def either(queue: QueueUnderTest, request: pytest.FixtureRequest) -> Iterator[Client]:
+    url = None if request.param == "own socket" else queue.post("/web", port=0)["url"]
     with Client(url) as made:
         yield made
 
@@ -97,14 +97,14 @@ def test_many_are_submitted_and_changed_at_once(either: Client) -> None:
         either.cancel()
 
 
-def test_a_log_is_followed_through_all_attempts(either: Client, yard: Yard) -> None:
-    gate = yard.gate()
+def test_a_log_is_followed_through_all_attempts(either: Client, queue: QueueUnderTest) -> None:
+    gate = queue.gate()
     job = either.submit("sh", "-c", f"echo begins; read word < {gate}; echo $word; exit 1", gpus=0, retries=1).first
     pieces = either.logs(job, follow=True)
     assert next(pieces) == "begins\n"
     gate.write_text("first\n")
     assert next(pieces) == "first\n"
-    yard.client.request("POST", "/jobs/retry", body={"ids": str(job)})
+    queue.client.request("POST", "/jobs/retry", body={"ids": str(job)})
     heard = next(pieces)
     gate.write_text("second\n")
     assert heard + "".join(pieces) == "begins\nsecond\n"
@@ -146,12 +146,12 @@ def test_the_machine_and_what_ran_there(either: Client) -> None:
     assert either.report(by="name").total.jobs == 1
 
 
-def test_a_job_is_suspended_and_resumed(client: Client, yard: Yard) -> None:
-    job, _ = yard.start_gated(vram="1G")
+def test_a_job_is_suspended_and_resumed(client: Client, queue: QueueUnderTest) -> None:
+    job, _ = queue.start_gated(vram="1G")
     assert client.suspend(job).changed == str(job)
-    yard.until_state(job, "suspended")
+    queue.until_state(job, "suspended")
     assert client.resume(job).changed == str(job)
-    yard.until_state(job, "running")
+    queue.until_state(job, "running")
 
 
 def test_a_job_of_a_near_client_has_its_folder_its_variables_and_its_files(
@@ -178,22 +178,22 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
         client.submit("true", colour="red")  # type: ignore[call-arg]
 
 
-def test_the_daemon_is_stopped_and_has_ended_by_then(own_yard: Yard) -> None:
-    own_yard.start()
+def test_the_daemon_is_stopped_and_has_ended_by_then(own_queue: QueueUnderTest) -> None:
+    own_queue.start()
     with Client() as client, Client(start=False) as modest:
         assert client.stop() == StopResult(stopping=True, running=0)
-        own_yard.await_end()
+        own_queue.await_end()
         for ask in (modest.wait, modest.status, lambda: modest.logs(1, follow=True), lambda: Client(start=False)):
             with pytest.raises(NoDaemon):
                 ask()
 
 
-def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(yard: Yard) -> None:
-    page = yard.post("/web", port=0)
+def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(queue: QueueUnderTest) -> None:
+    page = queue.post("/web", port=0)
     with Client() as near, Client(page["url"]) as far:
         first = [each.status().pid for each in (near, far)]
-        yard.restart()
-        yard.post("/web", port=page["port"])
+        queue.restart()
+        queue.post("/web", port=page["port"])
         assert [each.pause().paused for each in (near, far)] == [True, True]
         assert first[0] == first[1] != near.status().pid == far.status().pid
 
@@ -225,25 +225,25 @@ def test_who_waits_does_not_keep_other_threads_waiting(either: Client) -> None:
         assert waited.result(60).done
 
 
-def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Client, yard: Yard) -> None:
-    gate = yard.gate()
+def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Client, queue: QueueUnderTest) -> None:
+    gate = queue.gate()
     job = either.submit("sh", "-c", f"echo begins; read word < {gate}", gpus=0).first
     pieces = either.logs(job, follow=True)
     assert next(pieces) == "begins\n"
-    yard.restart()
+    queue.restart()
     with pytest.raises(EnvironmentFault, match=r"daemon (has gone|ended before the job did)"):
         list(pieces)
     gate.write_text("on\n")
 
 
-def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(yard: Yard) -> None:
-    page = yard.post("/web", port=0)
+def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(queue: QueueUnderTest) -> None:
+    page = queue.post("/web", port=0)
     address = page["url"].partition("/?")[0]
     with Client(address, token="wrong") as client, pytest.raises(UserError, match="locked"):
         client.status()
     with Client(page["url"]) as client, pytest.raises(UserError):
         client.stop()
-    yard.post("/web/stop")
+    queue.post("/web/stop")
     with Client(page["url"]) as client, pytest.raises(EnvironmentFault, match="no daemon answers"):
         client.status()
     for url in (
@@ -255,7 +255,7 @@ def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(yard: Ya
         assert "secret" not in str(caught.value)
 
 
-def test_over_the_page_a_token_is_taken_as_a_file_has_it(yard: Yard) -> None:
-    address, _, token = yard.post("/web", port=0)["url"].partition("/?token=")
+def test_over_the_page_a_token_is_taken_as_a_file_has_it(queue: QueueUnderTest) -> None:
+    address, _, token = queue.post("/web", port=0)["url"].partition("/?token=")
     with Client(address, token=f"{token}\n") as client:
         assert client.status().pid

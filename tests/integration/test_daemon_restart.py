@@ -13,7 +13,7 @@ from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.errors import UserError
 from gpuyard.version import __version__
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, until
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -26,21 +26,21 @@ while subprocess.call([sys.executable, "-m", "gpuyard", "daemon", "run"]) != 0:
 
 
 @pytest.fixture
-def yard_at(home: Path) -> Iterator[Yard]:
-    yard = Yard(home)
-    yield yard
-    yard.client.close()
+def queue_at(home: Path) -> Iterator[QueueUnderTest]:
+    queue = QueueUnderTest(home)
+    yield queue
+    queue.client.close()
 
 
 def pid_in(home: Path) -> int | None:
     return running_pid(home / "daemon.lock")
 
 
-def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Path, yard_at: Yard) -> None:
-    yard, daemon = yard_at, Daemon()
+def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Path, queue_at: QueueUnderTest) -> None:
+    queue, daemon = queue_at, Daemon()
     assert daemon.serves()
-    job, gate = yard.start_gated(gpus=0)
-    before = yard.job(job)["attempts"]
+    job, gate = queue.start_gated(gpus=0)
+    before = queue.job(job)["attempts"]
 
     told = run("daemon", "restart")
 
@@ -50,11 +50,11 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
     assert pid != daemon.pid
     assert daemon.wait() == 0
     assert f"the daemon stops for a restart: `gpuyard daemon restart`, version {__version__}" in daemon.log
-    after = yard.until_state(job, "running")["attempts"]
+    after = queue.until_state(job, "running")["attempts"]
     assert [(each["number"], each["pid"]) for each in after] == [(each["number"], each["pid"]) for each in before]
     gate.write_text("go\n")
-    yard.wait(job)
-    assert yard.state(job) == "succeeded"
+    queue.wait(job)
+    assert queue.state(job) == "succeeded"
 
 
 def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(home: Path) -> None:
@@ -66,11 +66,11 @@ def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(h
     assert (second["pid"], second["version"], second["managed"]) == (pid_in(home), __version__, False)
 
 
-def test_the_page_is_open_again_at_the_same_address(home: Path, yard_at: Yard) -> None:
+def test_the_page_is_open_again_at_the_same_address(home: Path, queue_at: QueueUnderTest) -> None:
     assert run("daemon", "start").returncode == 0
-    before = yard_at.post("/web", port=0, read_only=True)
+    before = queue_at.post("/web", port=0, read_only=True)
     assert run("daemon", "restart").returncode == 0
-    assert yard_at.get("/web") == before
+    assert queue_at.get("/web") == before
 
 
 def test_many_who_restart_it_at_once_leave_one_daemon(home: Path) -> None:
@@ -81,13 +81,13 @@ def test_many_who_restart_it_at_once_leave_one_daemon(home: Path) -> None:
     assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == pid_in(home)
 
 
-def test_a_daemon_does_not_end_where_another_is_meant(yard: Yard) -> None:
-    assert yard.daemon is not None
-    with pytest.raises(UserError, match=f"this daemon is process {yard.daemon.pid}, not 1"):
-        yard.post("/stop", pid=1, restart=True)
+def test_a_daemon_does_not_end_where_another_is_meant(queue: QueueUnderTest) -> None:
+    assert queue.daemon is not None
+    with pytest.raises(UserError, match=f"this daemon is process {queue.daemon.pid}, not 1"):
+        queue.post("/stop", pid=1, restart=True)
     with pytest.raises(UserError, match="restart: Expected `bool`"):
-        yard.post("/stop", restart="yes")
-    assert yard.get("/status")["pid"] == yard.daemon.pid
+        queue.post("/stop", restart="yes")
+    assert queue.get("/status")["pid"] == queue.daemon.pid
 
 
 def test_a_service_manager_starts_the_next_one_itself(home: Path) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from gpuyard.connect import paths
-from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 class Watcher:
     """Reads a stream of the daemon's; `answers` are by what was watched."""
 
-    def __init__(self, yard: Yard, *watched: str) -> None:
+    def __init__(self, queue: QueueUnderTest, *watched: str) -> None:
         self._link = socket.socket(socket.AF_UNIX)
         self._link.settimeout(DEADLINE_S)
-        paths.reach(str(yard.home / "daemon.sock"), self._link.connect)
+        paths.reach(str(queue.home / "daemon.sock"), self._link.connect)
         target = f"/v1/events?watch={quote(' '.join(watched))}"
         self._link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self._lines = self._read_lines()
@@ -52,73 +52,73 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def watching(yard: Yard, *watched: str) -> Iterator[Watcher]:
-    watcher = Watcher(yard, *watched)
+def watching(queue: QueueUnderTest, *watched: str) -> Iterator[Watcher]:
+    watcher = Watcher(queue, *watched)
     try:
         yield watcher
     finally:
         watcher.close()
 
 
-def test_a_job_is_seen_to_come_run_and_end(yard: Yard) -> None:
-    with watching(yard, "/status", "/jobs?all=1") as watcher:
+def test_a_job_is_seen_to_come_run_and_end(queue: QueueUnderTest) -> None:
+    with watching(queue, "/status", "/jobs?all=1") as watcher:
         assert watcher.until("/status", lambda _: True)["counts"]["queued"] == 0
-        job_id, gate = yard.start_gated()
+        job_id, gate = queue.start_gated()
         seen = watcher.until("/jobs?all=1", lambda page: any(job["state"] == "running" for job in page["jobs"]))
         assert [job["id"] for job in seen["jobs"]] == [job_id]
         gate.write_text("go\n")
         assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
 
 
-def test_what_takes_a_while_to_answer_can_be_watched_too(yard: Yard) -> None:
-    yard.post("/pause")
-    job_id = yard.submit("true")
-    with watching(yard, f"/jobs/{job_id}/why") as watcher:
+def test_what_takes_a_while_to_answer_can_be_watched_too(queue: QueueUnderTest) -> None:
+    queue.post("/pause")
+    job_id = queue.submit("true")
+    with watching(queue, f"/jobs/{job_id}/why") as watcher:
         assert "paused" in watcher.until(f"/jobs/{job_id}/why", lambda _: True)["reasons"][0]["text"]
-        yard.post("/unpause")
+        queue.post("/unpause")
         assert watcher.until(f"/jobs/{job_id}/why", lambda why: why["state"] == "succeeded")
 
 
-def test_what_is_not_there_is_said_and_watched_all_the_same(yard: Yard) -> None:
-    with watching(yard, "/jobs/1", "/nothing") as watcher:
+def test_what_is_not_there_is_said_and_watched_all_the_same(queue: QueueUnderTest) -> None:
+    with watching(queue, "/jobs/1", "/nothing") as watcher:
         assert "no job 1" in watcher.until("/jobs/1", lambda _: True)["error"]
         assert "there is no GET /v1/nothing" in watcher.until("/nothing", lambda _: True)["error"]
-        yard.submit("true")
+        queue.submit("true")
         assert watcher.until("/jobs/1", lambda job: "state" in job)
 
 
 @pytest.mark.parametrize("watched", ["", "jobs", "/events", " ".join(["/status"] * 17)])
-def test_what_cannot_be_watched_is_refused(yard: Yard, watched: str) -> None:
+def test_what_cannot_be_watched_is_refused(queue: QueueUnderTest, watched: str) -> None:
     with pytest.raises(Exception, match="watched"):
-        yard.get("/events", watch=watched)
+        queue.get("/events", watch=watched)
 
 
-def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(yard: Yard) -> None:
+def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(queue: QueueUnderTest) -> None:
     """What it has left unread is bounded, so it goes as soon as that is passed."""
-    yard.submit("true", array="1-400", hold=True)
+    queue.submit("true", array="1-400", hold=True)
     priorities = itertools.count(1)
 
     def is_alone() -> bool:
         """Each change is another page that nobody takes."""
-        yard.post("/jobs/priority", ids="1", priority=next(priorities))
-        return bool(yard.get("/status")["viewers"] == 1)
+        queue.post("/jobs/priority", ids="1", priority=next(priorities))
+        return bool(queue.get("/status")["viewers"] == 1)
 
-    with watching(yard, "/jobs?limit=400"), watching(yard, "/status") as awake:
-        assert yard.get("/status")["viewers"] == 2
+    with watching(queue, "/jobs?limit=400"), watching(queue, "/status") as awake:
+        assert queue.get("/status")["viewers"] == 2
         until(is_alone, "the end of the viewer that sleeps")
-        yard.post("/pause")
+        queue.post("/pause")
         assert awake.until("/status", lambda status: status["paused"])
-    until(lambda: yard.get("/status")["viewers"] == 0, "the end of the other one")
+    until(lambda: queue.get("/status")["viewers"] == 0, "the end of the other one")
 
 
-def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_yard: Yard) -> None:
+def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_queue: QueueUnderTest) -> None:
     broken = (
         "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import device_history; "
         "device_history.UsageHistory._after_step = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
     )
-    own_yard.start((sys.executable, "-c", broken))
-    with watching(own_yard, "/status") as watcher:
-        own_yard.submit("true")
+    own_queue.start((sys.executable, "-c", broken))
+    with watching(own_queue, "/status") as watcher:
+        own_queue.submit("true")
         assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
-    assert own_yard.daemon is not None
-    assert "a listener failed after a step" in own_yard.daemon.log
+    assert own_queue.daemon is not None
+    assert "a listener failed after a step" in own_queue.daemon.log

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 
 # What shells, heredocs and Python make something else of, where they can.
 STRANGE = [
@@ -44,9 +44,9 @@ Submitted = Callable[[Path], list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
-def paused(yard: Yard) -> None:
+def paused(queue: QueueUnderTest) -> None:
     """Nothing starts, so all that is submitted waits."""
-    yard.post("/pause")
+    queue.post("/pause")
 
 
 @pytest.fixture
@@ -84,8 +84,10 @@ def words_given(script: str, folder: Path, environment: dict[str, str] | None = 
     return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def test_every_word_is_as_it_was_when_the_program_gets_it(yard: Yard, tmp_path: Path, submitted: Submitted) -> None:
-    yard.submit("say", *STRANGE, cwd=str(tmp_path))
+def test_every_word_is_as_it_was_when_the_program_gets_it(
+    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
+) -> None:
+    queue.submit("say", *STRANGE, cwd=str(tmp_path))
     export("slurm", tmp_path / "script")
     (only,) = submitted(tmp_path / "script")
     assert words_given(only["script"], tmp_path) == STRANGE
@@ -93,10 +95,10 @@ def test_every_word_is_as_it_was_when_the_program_gets_it(yard: Yard, tmp_path: 
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_each_of_an_array_and_of_a_sweep_runs_its_own_command(
-    yard: Yard, tmp_path: Path, submitted: Submitted, number: int
+    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted, number: int
 ) -> None:
-    yard.submit("say", "a{index}b", "$x", array="0-3", cwd=str(tmp_path))
-    yard.submit("say", "{lr}", cwd=str(tmp_path), sweep=["lr=1 0,2 0,$x,4"])
+    queue.submit("say", "a{index}b", "$x", array="0-3", cwd=str(tmp_path))
+    queue.submit("say", "{lr}", cwd=str(tmp_path), sweep=["lr=1 0,2 0,$x,4"])
     export("slurm", tmp_path / "script")
     array, sweep = submitted(tmp_path / "script")
     task = {"SLURM_ARRAY_TASK_ID": str(number)}
@@ -104,27 +106,29 @@ def test_each_of_an_array_and_of_a_sweep_runs_its_own_command(
     assert words_given(sweep["script"], tmp_path, task) == [["1 0", "2 0", "$x", "4"][number]]
 
 
-def test_dependencies_are_on_the_numbers_that_slurm_gave(yard: Yard, tmp_path: Path, submitted: Submitted) -> None:
-    yard.submit("true")
-    yard.submit("true", array="5-6", after="1")
-    yard.submit("true", after="2,3", after_failed="1")
-    yard.submit("true", after_any="3")
+def test_dependencies_are_on_the_numbers_that_slurm_gave(
+    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
+) -> None:
+    queue.submit("true")
+    queue.submit("true", array="5-6", after="1")
+    queue.submit("true", after="2,3", after_failed="1")
+    queue.submit("true", after_any="3")
     export("slurm", tmp_path / "script")
     told = [dict(word.partition("=")[::2] for word in each["words"]) for each in submitted(tmp_path / "script")]
     wanted = [None, "afterok:1", "afternotok:1,afterok:2", "afterany:2_6"]
     assert [each.get("--dependency") for each in told] == wanted
 
 
-def test_no_value_of_a_variable_is_written(yard: Yard, tmp_path: Path) -> None:
-    yard.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
+def test_no_value_of_a_variable_is_written(queue: QueueUnderTest, tmp_path: Path) -> None:
+    queue.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
     for site in ("slurm", "ray"):
         said = export(site, tmp_path / site)
         assert SECRET not in (tmp_path / site).read_text() + said
         assert "not in the script: all jobs: the environment" in said
 
 
-def test_a_script_may_be_run_and_is_not_written_over_unless_told(yard: Yard, tmp_path: Path) -> None:
-    yard.submit("true")
+def test_a_script_may_be_run_and_is_not_written_over_unless_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+    queue.submit("true")
     path = tmp_path / "script"
     path.write_text("mine")
     refused = run("export", "slurm", str(path))
@@ -136,18 +140,18 @@ def test_a_script_may_be_run_and_is_not_written_over_unless_told(yard: Yard, tmp
     assert path.read_text().startswith("#!/bin/sh\n")
 
 
-def test_a_dash_is_standard_output(yard: Yard) -> None:
-    yard.submit("true")
+def test_a_dash_is_standard_output(queue: QueueUnderTest) -> None:
+    queue.submit("true")
     done = run("export", "ray", "-")
     assert done.stdout.startswith("#!/bin/sh\n")
     assert "#!/bin/sh" not in done.stderr
 
 
-def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(yard: Yard, tmp_path: Path) -> None:
-    yard.submit("true", array="0-599")
-    yard.submit("true", hold=True, name="later")
-    yard.submit("true")
-    yard.post("/jobs/cancel", ids="602")
+def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(queue: QueueUnderTest, tmp_path: Path) -> None:
+    queue.submit("true", array="0-599")
+    queue.submit("true", hold=True, name="later")
+    queue.submit("true")
+    queue.post("/jobs/cancel", ids="602")
     said = export("slurm", tmp_path / "all")
     assert "601 jobs in" in said
     assert "`gpuyard cancel 1-601`" in said
@@ -167,23 +171,23 @@ def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(yard: Yard, tmp_path
         (["export", "pbs", "-"], "which target, and which file?"),
     ],
 )
-def test_what_cannot_be_exported_is_told(yard: Yard, words: Sequence[str], message: str) -> None:
+def test_what_cannot_be_exported_is_told(queue: QueueUnderTest, words: Sequence[str], message: str) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
 
 
-def test_a_file_that_cannot_be_written_is_told(yard: Yard, tmp_path: Path) -> None:
-    yard.submit("true")
+def test_a_file_that_cannot_be_written_is_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+    queue.submit("true")
     done = run("export", "slurm", str(tmp_path / "no" / "script"))
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
 
 
-def test_the_configuration_says_how_much_a_share_is(yard: Yard, tmp_path: Path) -> None:
-    yard.submit("true", vram="6G", tag="night")
+def test_the_configuration_says_how_much_a_share_is(queue: QueueUnderTest, tmp_path: Path) -> None:
+    queue.submit("true", vram="6G", tag="night")
     both = '[queue.tags]\nnight = 1\n[slurm]\npartition = "gpu"\nshard_mb = 1024\n[ray]\ngpu_memory = "24G"\n'
-    (yard.home / "config.toml").write_text(both)
+    (queue.home / "config.toml").write_text(both)
     for site, words in (("slurm", "--gres=shard:6 --partition=gpu"), ("ray", "--entrypoint-num-gpus=0.25")):
         said = export(site, tmp_path / site)
         assert words in (tmp_path / site).read_text()

@@ -12,7 +12,7 @@ from gpuyard import GPUScheduler
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
-from tests.integration.queue_fixture import DEADLINE_S, Yard
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspaces,
     make_tmux,
@@ -40,13 +40,13 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Simulat
         usage.close()
 
 
-def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[..., SimulatedUse]) -> None:
+def test_everything_goes_to_the_idle_gpu(own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse]) -> None:
     keep_busy("2x24GB")
-    own_yard.start()
-    job_id = own_yard.submit(sys.executable, "-c", SEES)
-    own_yard.wait()
-    on_gpu_1 = own_yard.log_of(job_id)
-    assert own_yard.job(job_id)["devices"] == ["SIM-1"]
+    own_queue.start()
+    job_id = own_queue.submit(sys.executable, "-c", SEES)
+    own_queue.wait()
+    on_gpu_1 = own_queue.log_of(job_id)
+    assert own_queue.job(job_id)["devices"] == ["SIM-1"]
     assert run("run", "--vram", "2G", "--", sys.executable, "-c", SEES).stdout == on_gpu_1
     for options in (
         {"vram": "2G"},
@@ -57,20 +57,20 @@ def test_everything_goes_to_the_idle_gpu(own_yard: Yard, keep_busy: Callable[...
 
 
 def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
-    own_yard: Yard, keep_busy: Callable[..., SimulatedUse]
+    own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse]
 ) -> None:
     stranger = keep_busy("1x24GB", 98.0)
-    own_yard.start()
-    job_id = own_yard.submit("echo", "started")
-    why = own_yard.why(job_id)
+    own_queue.start()
+    job_id = own_queue.submit("echo", "started")
+    why = own_queue.why(job_id)
     assert f"(pid {os.getpid()}, user {getpass.getuser()}) keeps it 98% busy without a lease; the limit is 50%" in why
     assert "--max-gpu" in why
-    beside = own_yard.submit("true", max_gpu=100)
-    own_yard.wait(beside)
-    assert (own_yard.state(beside), own_yard.state(job_id)) == ("succeeded", "queued")
+    beside = own_queue.submit("true", max_gpu=100)
+    own_queue.wait(beside)
+    assert (own_queue.state(beside), own_queue.state(job_id)) == ("succeeded", "queued")
     stranger.set_load("SIM-0", 0.0)
-    own_yard.wait()
-    assert own_yard.state(job_id) == "succeeded"
+    own_queue.wait()
+    assert own_queue.state(job_id) == "succeeded"
 
 
 def test_what_runs_in_the_foreground_starts_when_the_process_ends(
@@ -133,10 +133,12 @@ def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
     workspace.until_over()
 
 
-def test_the_bound_can_be_turned_off(own_yard: Yard, keep_busy: Callable[..., SimulatedUse], own_home: Path) -> None:
+def test_the_bound_can_be_turned_off(
+    own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse], own_home: Path
+) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text("[queue]\nmax_foreign_load_percent = 100\n")
     keep_busy("1x24GB")
-    own_yard.start()
-    own_yard.wait(own_yard.submit("true"))
+    own_queue.start()
+    own_queue.wait(own_queue.submit("true"))
     assert run("run", "--vram", "2G", "--wait", "0", "--", "true").returncode == 0

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from gpuyard.schema.operations import OPERATIONS
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
 LONG, DEEP = "9" * 5000, "[" * 100_000
@@ -35,8 +35,8 @@ NEVER = {"min-free-mem-mb": "1e12", "hold": True}
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def test_no_body_is_a_fault_of_the_daemons(yard: Yard, session: requests.Session) -> None:  # noqa: F811
-    yard.submit("true", **NEVER)
+def test_no_body_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+    queue.submit("true", **NEVER)
     wrong = []
     for each in POSTS:
         keys = [key for key in getattr(each.body, "__annotations__", {}) if key not in ("address", "options")]
@@ -54,7 +54,7 @@ def test_no_body_is_a_fault_of_the_daemons(yard: Yard, session: requests.Session
     assert wrong == []
 
 
-def test_no_submission_is_a_fault_of_the_daemons(yard: Yard, session: requests.Session) -> None:  # noqa: F811
+def test_no_submission_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     options: list[Any] = [{**NEVER, name: value} for name in OPTIONS for value in VALUES]
     made: list[dict[str, Any]] = [{"command": ["true"], "options": each} for each in [*VALUES, *options]]
     made += [{"command": ["true"], "options": NEVER, key: value} for key in SUBMITTED for value in VALUES]
@@ -65,8 +65,8 @@ def test_no_submission_is_a_fault_of_the_daemons(yard: Yard, session: requests.S
     assert [page.text for page in pages(session) if page.status_code != 200] == []
 
 
-def test_no_query_is_a_fault_of_the_daemons(yard: Yard, session: requests.Session) -> None:  # noqa: F811
-    yard.submit("true", **NEVER)
+def test_no_query_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+    queue.submit("true", **NEVER)
     wrong = []
     for each in GETS:
         for name in each.query.__struct_fields__ if each.query else ():

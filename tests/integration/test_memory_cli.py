@@ -15,20 +15,20 @@ import pytest
 from tests.fakes import gated_job
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.fakes.queue_standin import StandIn, attempt, job
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 SIM_JOB = shlex.join([*GPUYARD, "sim-job"])
 GATED_JOB = shlex.join(gated_job.COMMAND)
 
 
 @pytest.fixture
-def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
+def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
     """A queue with a single card, on which a first run keeps all it was given however long it takes."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
-    own_yard.home.mkdir(mode=0o700)
-    (own_yard.home / "config.toml").write_text("[packing]\nsettle_s = 0\n")
-    own_yard.start()
-    return own_yard
+    own_queue.home.mkdir(mode=0o700)
+    (own_queue.home / "config.toml").write_text("[packing]\nsettle_s = 0\n")
+    own_queue.start()
+    return own_queue
 
 
 @pytest.fixture
@@ -52,20 +52,20 @@ def show(job_id: int) -> str:
     return run("show", str(job_id)).stdout
 
 
-def has_been_seen_with(yard: Yard, job_id: int, megabytes: float) -> bool:
-    attempts = yard.job(job_id)["attempts"]
+def has_been_seen_with(queue: QueueUnderTest, job_id: int, megabytes: float) -> bool:
+    attempts = queue.job(job_id)["attempts"]
     return bool(attempts) and max(attempts[-1]["peaks_mb"].values(), default=0) >= megabytes
 
 
-def finish_when_seen(yard: Yard, job_id: int, megabytes: float, gate: Path) -> None:
+def finish_when_seen(queue: QueueUnderTest, job_id: int, megabytes: float, gate: Path) -> None:
     """One that ends before anybody has looked at it teaches nothing."""
-    until(lambda: has_been_seen_with(yard, job_id, megabytes), f"what job {job_id} holds")
+    until(lambda: has_been_seen_with(queue, job_id, megabytes), f"what job {job_id} holds")
     gate.touch()
-    yard.wait(job_id)
+    queue.wait(job_id)
     gate.unlink()
 
 
-def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: Yard, gate: Path) -> None:
+def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: QueueUnderTest, gate: Path) -> None:
     script = f"{GATED_JOB} --vram 4096 --load 30 {gate.name}; true"
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
@@ -85,7 +85,9 @@ def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(car
     assert re.search(r"^attempt 1: reserved 24 GB, peak 4 GB,.* load 30%$", show(first), re.MULTILINE)
 
 
-def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(card: Yard) -> None:
+def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(
+    card: QueueUnderTest,
+) -> None:
     neighbour = submit("--vram", "18G", "--", *GPUYARD, "sim-job", "--vram", "18G", "--seconds", "3600")
     until(lambda: has_been_seen_with(card, neighbour, 18432), "what the neighbour holds")
     short = submit_shell(
@@ -110,7 +112,7 @@ def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_
     assert "next:" not in show(short)
 
 
-def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_failures(card: Yard) -> None:
+def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_failures(card: QueueUnderTest) -> None:
     script = (
         'batch=$((40 >> GPUYARD_OOM_COUNT)); echo "batch $batch"; [ $GPUYARD_ATTEMPT != 2 ] || exit 3; '
         f"{SIM_JOB} --vram ${{batch}}G --seconds 0"
@@ -123,14 +125,14 @@ def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_fa
     assert "retries: 1 of 1 used\n" in show(job_id)
 
 
-def test_a_job_without_a_gpu_that_speaks_of_gpu_memory_has_failed_as_any_other(card: Yard) -> None:
+def test_a_job_without_a_gpu_that_speaks_of_gpu_memory_has_failed_as_any_other(card: QueueUnderTest) -> None:
     script = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.' >&2; exit 3"
     job_id = submit("--gpus", "0", "--", "sh", "-c", script)
     card.wait(job_id)
     assert [card.job(job_id)[key] for key in ("state", "attempt", "status")] == ["failed", 1, 3]
 
 
-def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
+def test_what_no_card_can_hold_is_given_up_with_the_figure(card: QueueUnderTest) -> None:
     way = card.gate("way")
     job_id = submit_shell(f"read word < {way}; exec {SIM_JOB} --vram 30G")
     for again in range(1, 4):
@@ -149,7 +151,9 @@ def test_what_no_card_can_hold_is_given_up_with_the_figure(card: Yard) -> None:
     assert "needed 30 GB, had 24 GB" in show(job_id)
 
 
-def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(card: Yard, gate: Path) -> None:
+def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(
+    card: QueueUnderTest, gate: Path
+) -> None:
     declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
     finish_when_seen(card, declared, 1024, gate)
     said = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
@@ -164,7 +168,7 @@ def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_
     assert "note:" not in show(told)
 
 
-def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> None:
+def test_what_was_learned_is_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:
     assert "No estimates yet" in run("estimates").stdout
     for megabytes in (2048, 2048, 3072):
         job_id = submit("--", *gated_job.COMMAND, "--vram", str(megabytes), gate.name)
@@ -195,7 +199,7 @@ def test_what_was_learned_is_listed_and_forgotten(card: Yard, gate: Path) -> Non
 @pytest.mark.parametrize("body", [
     {}, {"words": []}, {"words": "all"}, {"all": "yes"}, {"words": ["a"], "all": True}, {"words": [""]},
 ])  # fmt: skip
-def test_a_request_that_does_not_say_what_to_forget_forgets_nothing(card: Yard, body: dict[str, Any]) -> None:
+def test_a_request_that_does_not_say_what_to_forget_forgets_nothing(card: QueueUnderTest, body: dict[str, Any]) -> None:
     from gpuyard.errors import UserError
 
     card.wait(submit("--gpus", "0", "--", "true"))

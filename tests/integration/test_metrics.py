@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuyard.leases.ledger_mutex import MUTEX
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
 GIB = 1024**3
 SHORT_OF_MEMORY = (
@@ -24,24 +24,24 @@ SHORT_OF_MEMORY = (
 
 
 @pytest.fixture
-def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
+def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
-    own_yard.start()
-    return own_yard
+    own_queue.start()
+    return own_queue
 
 
 @contextlib.contextmanager
-def dialled(yard: Yard) -> Iterator[http.client.HTTPConnection]:
+def dialled(queue: QueueUnderTest) -> Iterator[http.client.HTTPConnection]:
     with contextlib.closing(http.client.HTTPConnection("gpuyard")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(DEADLINE_S)
-        connection.sock.connect(str(yard.home / "daemon.sock"))
+        connection.sock.connect(str(queue.home / "daemon.sock"))
         yield connection
 
 
-def scrape(yard: Yard) -> dict[tuple[str, str], float]:
+def scrape(queue: QueueUnderTest) -> dict[tuple[str, str], float]:
     """By name and by the first label's value, where it has one."""
-    with dialled(yard) as connection:
+    with dialled(queue) as connection:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
         assert (response.status, response.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -59,7 +59,7 @@ def queue_counts() -> dict[str, int]:
     return {state: count for state, count in answer["counts"].items() if count}
 
 
-def test_a_scrape_agrees_with_the_queue_and_with_what_ran(card: Yard) -> None:
+def test_a_scrape_agrees_with_the_queue_and_with_what_ran(card: QueueUnderTest) -> None:
     short = card.shell(SHORT_OF_MEMORY, vram="2G")
     failing = card.shell("exit 3", gpus=0)
     card.wait(f"{short} {failing}")
@@ -89,7 +89,7 @@ def test_a_scrape_agrees_with_the_queue_and_with_what_ran(card: Yard) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_prometheus_reads_it_from_the_page_with_its_token(card: Yard) -> None:
+def test_prometheus_reads_it_from_the_page_with_its_token(card: QueueUnderTest) -> None:
     page = urlsplit(card.post("/web", port=0)["url"])
     token = (card.home / "web.token").read_text()
     seen = []
@@ -101,7 +101,7 @@ def test_prometheus_reads_it_from_the_page_with_its_token(card: Yard) -> None:
     assert seen == [(200, True), (401, False)]
 
 
-def test_a_ledger_that_cannot_be_read_leaves_out_only_what_it_would_tell(card: Yard) -> None:
+def test_a_ledger_that_cannot_be_read_leaves_out_only_what_it_would_tell(card: QueueUnderTest) -> None:
     mutex = card.home / "locks" / MUTEX
     mutex.unlink(missing_ok=True)
     mutex.symlink_to(card.home / "queue.db")  # which nobody follows

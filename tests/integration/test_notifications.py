@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.queue_command import run
 from tests.in_time import in_time
-from tests.integration.queue_fixture import Yard, is_gone, until
+from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 
 TELL = (
     "import json, os, sys\n"
@@ -45,79 +45,79 @@ def told(tmp_path: Path) -> Callable[[str], Told]:
     return lambda name: Told(tmp_path, sys.executable, name)
 
 
-def configure(yard: Yard, **notify: Any) -> None:
-    yard.home.mkdir(exist_ok=True)
+def configure(queue: QueueUnderTest, **notify: Any) -> None:
+    queue.home.mkdir(exist_ok=True)
     lines = [f"{key} = {json.dumps(value)}" for key, value in notify.items()]
-    (yard.home / "config.toml").write_text("\n".join(["[notify]", *lines, ""]))
-    os.utime(yard.home / "config.toml", ns=(0, hash(tuple(lines)) & 0xFFFFFFFFFFFF))
+    (queue.home / "config.toml").write_text("\n".join(["[notify]", *lines, ""]))
+    os.utime(queue.home / "config.toml", ns=(0, hash(tuple(lines)) & 0xFFFFFFFFFFFF))
 
 
-def test_people_are_told_what_they_want_to_be_told(own_yard: Yard, told: Callable[[str], Told]) -> None:
-    yard, all_, mine = own_yard, told("all"), told("mine")
-    configure(yard, on=["failed", "queue-empty", "out-of-memory"], to=[all_.command], per_minute=100)
-    yard.start()
+def test_people_are_told_what_they_want_to_be_told(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
+    queue, all_, mine = own_queue, told("all"), told("mine")
+    configure(queue, on=["failed", "queue-empty", "out-of-memory"], to=[all_.command], per_minute=100)
+    queue.start()
 
-    cancelled, _ = yard.start_gated(gpus=0)
-    failed = yard.shell("exit 3", gpus=0, name="$(touch>bad)")
+    cancelled, _ = queue.start_gated(gpus=0)
+    failed = queue.shell("exit 3", gpus=0, name="$(touch>bad)")
     message = all_.await_title(f"Job {failed} ($(touch>bad)) failed")
     assert (message["event"], message["job_id"], message["job_name"]) == ("failed", str(failed), "$(touch>bad)")
-    assert (message["job_state"], message["log"]) == ("failed", yard.job(failed)["log"])
+    assert (message["job_state"], message["log"]) == ("failed", queue.job(failed)["log"])
     assert "exit status 3" in message["body"]
 
-    short = yard.shell(RUNS_OUT, notify=[f"out-of-memory={mine.command}", f"finished={mine.command}"])
+    short = queue.shell(RUNS_OUT, notify=[f"out-of-memory={mine.command}", f"finished={mine.command}"])
     all_.await_title(f"Job {short} ran out of memory and will run again with more")
     mine.await_title(f"Job {short} ran out of memory")
     mine.await_title(f"Job {short} finished")
 
     assert not [each for each in all_.all if "queue-empty" in each["event"]]
-    yard.post("/jobs/cancel", ids=str(cancelled))
+    queue.post("/jobs/cancel", ids=str(cancelled))
     summed_up = all_.await_title("The queue is empty")["body"]
     assert summed_up == "No jobs are left. Since the queue was last empty: 1 finished, 1 failed, 1 cancelled."
     assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
 
 
-def test_people_are_told_of_a_gpu_that_is_free_again(own_yard: Yard, told: Callable[[str], Told]) -> None:
-    configure(own_yard, on=["gpu-free"], to=[told("all").command], gpu_free_s=0.5)
-    own_yard.start()
-    own_yard.wait(own_yard.submit("true"))
+def test_people_are_told_of_a_gpu_that_is_free_again(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
+    configure(own_queue, on=["gpu-free"], to=[told("all").command], gpu_free_s=0.5)
+    own_queue.start()
+    own_queue.wait(own_queue.submit("true"))
     assert told("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
 
 
 def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(
-    own_yard: Yard, told: Callable[[str], Told]
+    own_queue: QueueUnderTest, told: Callable[[str], Told]
 ) -> None:
-    yard, one, other = own_yard, told("one"), told("other")
-    configure(yard, on=["finished"], to=[])
-    yard.start()
-    job_id = yard.submit("true", gpus=0, hold=True, notify=["failed", "json://127.0.0.1:1/hidden-path"])
-    assert yard.job(job_id)["notify"] == [
+    queue, one, other = own_queue, told("one"), told("other")
+    configure(queue, on=["finished"], to=[])
+    queue.start()
+    job_id = queue.submit("true", gpus=0, hold=True, notify=["failed", "json://127.0.0.1:1/hidden-path"])
+    assert queue.job(job_id)["notify"] == [
         {"events": ["failed"], "target": None},
         {"events": ["finished", "failed", "out-of-memory"], "target": "json://…"},
     ]
     shown = run("show", str(job_id)).stdout
     assert "notify: as configured on failed; json://… on finished, failed, out-of-memory\n" in shown
-    assert "no notification will be sent" in yard.send("true", gpus=0, notify=["failed"])["notes"][0]
+    assert "no notification will be sent" in queue.send("true", gpus=0, notify=["failed"])["notes"][0]
 
-    configure(yard, on=["finished"], to=[one.command])
-    until(lambda: yard.wait(yard.submit("true", gpus=0)) and one.all, "the new configuration's first message")
-    configure(yard, on=["failed"], to=[other.command])
-    until(lambda: yard.wait(yard.shell("exit 1", gpus=0)) and other.all, "the next configuration's first message")
-    assert "hidden-path" not in json.dumps(yard.job(job_id))
-    assert yard.daemon is not None
-    assert "hidden-path" not in yard.daemon.log
+    configure(queue, on=["finished"], to=[one.command])
+    until(lambda: queue.wait(queue.submit("true", gpus=0)) and one.all, "the new configuration's first message")
+    configure(queue, on=["failed"], to=[other.command])
+    until(lambda: queue.wait(queue.shell("exit 1", gpus=0)) and other.all, "the next configuration's first message")
+    assert "hidden-path" not in json.dumps(queue.job(job_id))
+    assert queue.daemon is not None
+    assert "hidden-path" not in queue.daemon.log
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
-    own_yard: Yard, told: Callable[[str], Told]
+    own_queue: QueueUnderTest, told: Callable[[str], Told]
 ) -> None:
-    yard, mine = own_yard, told("mine")
-    configure(yard, per_minute=3)
-    yard.start()
-    yard.wait(yard.send("true", gpus=0, array="1-50", notify=[f"finished={mine.command}"])["ids"])
+    queue, mine = own_queue, told("mine")
+    configure(queue, per_minute=3)
+    queue.start()
+    queue.wait(queue.send("true", gpus=0, array="1-50", notify=[f"finished={mine.command}"])["ids"])
     until(lambda: len(mine.all) == 3, "as many messages as there may be")
-    daemon = yard.daemon
-    yard.stop()
+    daemon = queue.daemon
+    queue.stop()
     assert daemon is not None
     left = sum(map(int, re.findall(r"(\d+) notifications were not sent", daemon.log)))
     counted = sum(int(each["title"].split()[0]) if each["title"][0].isdigit() else 1 for each in mine.all)
@@ -126,21 +126,23 @@ def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_targets_that_hang_hold_up_neither_a_job_nor_the_end_of_the_daemon(own_yard: Yard, tmp_path: Path) -> None:
-    yard, pids = own_yard, tmp_path / "pids"
+def test_targets_that_hang_hold_up_neither_a_job_nor_the_end_of_the_daemon(
+    own_queue: QueueUnderTest, tmp_path: Path
+) -> None:
+    queue, pids = own_queue, tmp_path / "pids"
     hangs = [f"echo $$ >> {pids}; exec sleep 600 # {number}" for number in range(3)]
-    configure(yard, on=["finished"], to=[*hangs, "no-such-program", "echo no luck; exit 1"])
-    yard.start()
+    configure(queue, on=["finished"], to=[*hangs, "no-such-program", "echo no luck; exit 1"])
+    queue.start()
     for count in range(1, 4):
-        assert yard.wait(yard.submit("true", gpus=0))["failed_count"] == 0, count
-    daemon = yard.daemon
+        assert queue.wait(queue.submit("true", gpus=0))["failed_count"] == 0, count
+    daemon = queue.daemon
     assert daemon is not None
     until(lambda: pids.exists() and len(pids.read_text().split()) == 3, "all that hang")
     until(lambda: "no luck" in daemon.log and "no-such-program: not found" in daemon.log, "what went wrong")
 
     def restart() -> None:
-        yard.stop()
-        yard.start()
+        queue.stop()
+        queue.start()
 
     in_time(30.0, restart)
     assert all(is_gone(int(pid)) for pid in pids.read_text().split()[:3])

@@ -33,7 +33,7 @@ from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.process_identity import this_process
 from gpuyard.ui.cli.jobs import submit
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
@@ -59,7 +59,7 @@ def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home:
     assert asyncio.run(routes()) == described
 
 
-def test_the_document_is_served_as_it_is_made(yard: Yard, session: requests.Session) -> None:  # noqa: F811
+def test_the_document_is_served_as_it_is_made(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     answer = session.get(f"{DAEMON}/openapi.json", timeout=30)
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.content == document()
@@ -79,15 +79,15 @@ def test_every_option_of_submit_is_described() -> None:
 
 @pytest.mark.timeout(300 if EXAMPLES < 50 else 7200)
 @pytest.mark.usefixtures("unmeasured")
-def test_whatever_is_sent_is_answered_as_described(yard: Yard, session: requests.Session) -> None:  # noqa: F811
-    fill(yard)
+def test_whatever_is_sent_is_answered_as_described(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+    fill(queue)
     schema = schemathesis.openapi.from_dict(closed(describe(TRIED)))
     for described in sorted(TRIED, key=lambda each: each.name == "clean"):  # last: it leaves nothing to tell
         operation = schema[described.path][described.method]
         assert 200 in ask(operation, GenerationMode.POSITIVE, session), f"{described.name} was never done"
         if described.query or described.body or "{" in described.path:
             ask(operation, GenerationMode.NEGATIVE, session)
-    assert yard.get("/status")["under_way"] == 0
+    assert queue.get("/status")["under_way"] == 0
 
 
 def closed(description: dict[str, Any]) -> dict[str, Any]:
@@ -98,17 +98,17 @@ def closed(description: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def fill(yard: Yard) -> None:
+def fill(queue: QueueUnderTest) -> None:
     """Jobs of many kinds, so that there is something to tell; nothing more starts."""
-    yard.submit("true", gpus=0)
-    yard.submit("false", gpus=0, retries=1, name="broken")
-    yard.submit("true", vram="1G", tag="night")
-    yard.wait()
-    yard.post("/pause")
+    queue.submit("true", gpus=0)
+    queue.submit("false", gpus=0, retries=1, name="broken")
+    queue.submit("true", vram="1G", tag="night")
+    queue.wait()
+    queue.post("/pause")
     table = "index,seed\n0,1\n1,2\n"
-    assert yard.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER) == BATCH
-    yard.submit("true", hold=True, **NEVER)
-    yard.submit("true", after="6", gpus=0, **NEVER)
+    assert queue.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER) == BATCH
+    queue.submit("true", hold=True, **NEVER)
+    queue.submit("true", after="6", gpus=0, **NEVER)
 
 
 def ask(operation: Any, mode: GenerationMode, session: requests.Session) -> set[int]:  # noqa: F811

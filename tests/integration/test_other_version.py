@@ -23,7 +23,7 @@ from tests.fakes.daemon import served, status_of
 from tests.fakes.other_version import command_of, daemon_of
 from tests.fakes.queue_command import GPUYARD, run
 from tests.fakes.queue_standin import Refusal, StandIn, counts, page
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -57,12 +57,12 @@ def serving(version: str, kind: str = "daemon") -> Daemon:
 
 
 @pytest.fixture
-def yard_at(home: Path) -> Iterator[Yard]:
+def queue_at(home: Path) -> Iterator[QueueUnderTest]:
     """A way to the daemon that says nothing of versions."""
-    yard = Yard(home)
-    yard.client.tell = lambda _: None
-    yield yard
-    yard.client.close()
+    queue = QueueUnderTest(home)
+    queue.client.tell = lambda _: None
+    yield queue
+    queue.client.close()
 
 
 def pid_in(home: Path) -> int | None:
@@ -72,9 +72,11 @@ def pid_in(home: Path) -> int | None:
 # A newer command
 
 
-def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(home: Path, yard_at: Yard) -> None:
+def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(
+    home: Path, queue_at: QueueUnderTest
+) -> None:
     daemon = serving(OLD)
-    held = yard_at.submit("true", gpus=0, hold=True)
+    held = queue_at.submit("true", gpus=0, hold=True)
 
     told = run("submit", "--gpus", "0", "--json", "--", "true")
 
@@ -87,10 +89,12 @@ def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(ho
     assert run("queue").stderr == ""
 
 
-def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(home: Path, yard_at: Yard) -> None:
-    daemon, yard = serving(OLD), yard_at
-    job, gate = yard.start_gated(gpus=0)
-    process = yard.job(job)["attempts"][0]["pid"]
+def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(
+    home: Path, queue_at: QueueUnderTest
+) -> None:
+    daemon, queue = serving(OLD), queue_at
+    job, gate = queue.start_gated(gpus=0)
+    process = queue.job(job)["attempts"][0]["pid"]
 
     told = run("queue", "--json")
     assert (told.returncode, told.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
@@ -103,10 +107,10 @@ def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(home
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == f"daemon restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
     assert daemon.wait() == 0
-    assert [each["pid"] for each in yard.job(job)["attempts"]] == [process]
+    assert [each["pid"] for each in queue.job(job)["attempts"]] == [process]
     gate.write_text("go\n")
-    yard.wait(job)
-    assert yard.state(job) == "succeeded"
+    queue.wait(job)
+    assert queue.state(job) == "succeeded"
 
 
 def test_many_at_once_restart_it_once_and_none_of_them_fails(home: Path) -> None:
@@ -214,9 +218,9 @@ def test_a_script_is_told_by_a_warning_in_its_log(stand_in: StandIn, caplog: pyt
     assert caplog.messages == [DAEMON_IS_OLDER]
 
 
-def test_over_the_pages_port_an_error_names_both_versions(home: Path, yard_at: Yard) -> None:
+def test_over_the_pages_port_an_error_names_both_versions(home: Path, queue_at: QueueUnderTest) -> None:
     daemon = serving(OLD)
-    url = yard_at.post("/web", port=0)["url"]
+    url = queue_at.post("/web", port=0)["url"]
     with Client(url) as client:
         assert client.status().version == OLD
         with pytest.raises(NotThere, match="no job 99") as raised:
@@ -235,8 +239,8 @@ def test_top_says_it_where_something_is_not_known(stand_in: StandIn) -> None:
     assert raised.value.hint == DAEMON_IS_OLDER
 
 
-def test_the_page_tells_its_version_to_nobody_without_the_token(yard: Yard) -> None:
-    url = yard.post("/web", port=0)["url"].partition("?")[0]
+def test_the_page_tells_its_version_to_nobody_without_the_token(queue: QueueUnderTest) -> None:
+    url = queue.post("/web", port=0)["url"].partition("?")[0]
     told = subprocess.run(
         [sys.executable, "-c", _ASK_PLAINLY, url], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )

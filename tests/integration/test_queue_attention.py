@@ -25,69 +25,69 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def test_a_job_that_is_cancelled_leaves_the_ledgers_line(yard: Yard) -> None:
+def test_a_job_that_is_cancelled_leaves_the_ledgers_line(queue: QueueUnderTest) -> None:
     ledger = open_ledger()
     claim = Claim(shares=(Share(device_id="SIM-0"),))
     held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=90)
     assert held is not None
-    job_id = yard.submit("true", gpus=2)
+    job_id = queue.submit("true", gpus=2)
     until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its place in the line")
-    yard.post("/jobs/cancel", ids=str(job_id))
+    queue.post("/jobs/cancel", ids=str(job_id))
     until(lambda: not ledger.tickets(), "the end of its place in the line")
     held.release()
 
 
-def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(yard: Yard) -> None:
-    yard.wait(yard.shell("exit 3", gpus=0))
-    job_id, gate = yard.start_gated(gpus=0)
-    answer = yard.get("/wait", timeout="0")
+def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(queue: QueueUnderTest) -> None:
+    queue.wait(queue.shell("exit 3", gpus=0))
+    job_id, gate = queue.start_gated(gpus=0)
+    answer = queue.get("/wait", timeout="0")
     assert (answer["done"], answer["selection"]) == (False, str(job_id))
     gate.write_text("go\n")
-    answer = yard.get("/wait", ids=answer["selection"], timeout="30")
+    answer = queue.get("/wait", ids=answer["selection"], timeout="30")
     assert (answer["done"], answer["failed_count"]) == (True, 0)
 
 
-def test_a_job_that_ended_while_there_was_no_daemon_took_no_longer_for_that(yard: Yard) -> None:
-    job_id, gate = yard.start_gated(gpus=0)
-    yard.kill9()
+def test_a_job_that_ended_while_there_was_no_daemon_took_no_longer_for_that(queue: QueueUnderTest) -> None:
+    job_id, gate = queue.start_gated(gpus=0)
+    queue.kill9()
     gate.write_text("go\n")
-    journal = yard.home / "journal"
+    journal = queue.home / "journal"
     until(lambda: f"{job_id}.1 " in journal.read_text().rpartition("began")[2], "its end in the journal")
     told = float(journal.read_text().split()[-2])
-    yard.start()
-    yard.wait(job_id)
-    elapsed = yard.job(job_id)["elapsed_s"]
-    assert elapsed == pytest.approx(told - _started(yard, job_id), abs=0.01)
+    queue.start()
+    queue.wait(job_id)
+    elapsed = queue.job(job_id)["elapsed_s"]
+    assert elapsed == pytest.approx(told - _started(queue, job_id), abs=0.01)
 
 
-def _started(yard: Yard, job_id: int) -> float:
-    return datetime.fromisoformat(yard.job(job_id)["started_at"]).timestamp()
+def _started(queue: QueueUnderTest, job_id: int) -> float:
+    return datetime.fromisoformat(queue.job(job_id)["started_at"]).timestamp()
 
 
-def test_a_log_that_grew_over_its_cap_is_cut_though_its_job_is_over(yard: Yard) -> None:
-    job_id = yard.shell("head -c 5000000 /dev/zero", gpus=0, log_cap="1M")
-    yard.wait(job_id)
-    log = Path(yard.job(job_id)["log"])
+def test_a_log_that_grew_over_its_cap_is_cut_though_its_job_is_over(queue: QueueUnderTest) -> None:
+    job_id = queue.shell("head -c 5000000 /dev/zero", gpus=0, log_cap="1M")
+    queue.wait(job_id)
+    log = Path(queue.job(job_id)["log"])
     until(lambda: log.stat().st_size < 1_200_000, "a shorter log")
 
 
-def test_a_changed_configuration_counts_from_then_on(own_yard: Yard) -> None:
-    own_yard.home.mkdir(exist_ok=True)
-    config = own_yard.home / "config.toml"
+def test_a_changed_configuration_counts_from_then_on(own_queue: QueueUnderTest) -> None:
+    own_queue.home.mkdir(exist_ok=True)
+    config = own_queue.home / "config.toml"
     config.write_text("[queue.tags]\nnight = 0\n")
-    own_yard.start()
-    job_id = own_yard.submit("true", gpus=0, tag="night")
-    assert "their limit is 0" in own_yard.why(job_id)
+    own_queue.start()
+    job_id = own_queue.submit("true", gpus=0, tag="night")
+    assert "their limit is 0" in own_queue.why(job_id)
     config.write_text("[queue.tags]\nnight = 2\n")
 
     def has_run() -> bool:
-        own_yard.submit("true", gpus=0)  # whatever makes the daemon step
-        return own_yard.state(job_id) == "succeeded"
+        own_queue.submit("true", gpus=0)  # whatever makes the daemon step
+        return own_queue.state(job_id) == "succeeded"
 
     until(has_run, "the end of a job whose tag may run now")
 
@@ -136,17 +136,17 @@ def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_i
     assert states == [JobState.CANCELLED, JobState.HELD, JobState.CANCELLED]
 
 
-def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(yard: Yard) -> None:
-    job_id, gate = yard.start_gated(gpus=0)
-    yard.stop()
+def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(queue: QueueUnderTest) -> None:
+    job_id, gate = queue.start_gated(gpus=0)
+    queue.stop()
     gate.write_text("go\n")
-    yard.start()
-    assert yard.wait(job_id)["succeeded"] == 1
+    queue.start()
+    assert queue.wait(job_id)["succeeded"] == 1
 
 
-def test_a_daemon_that_has_searched_and_reported_leaves_its_database_as_one_file(yard: Yard) -> None:
-    yard.wait(yard.submit("true", gpus=0))
-    assert yard.get("/jobs", search="true")["total"] == 1
-    assert yard.get("/report")["total"]["jobs"] == 1
-    yard.stop()
-    assert [each.name for each in yard.home.glob("queue.db*")] == ["queue.db"]
+def test_a_daemon_that_has_searched_and_reported_leaves_its_database_as_one_file(queue: QueueUnderTest) -> None:
+    queue.wait(queue.submit("true", gpus=0))
+    assert queue.get("/jobs", search="true")["total"] == 1
+    assert queue.get("/report")["total"]["jobs"] == 1
+    queue.stop()
+    assert [each.name for each in queue.home.glob("queue.db*")] == ["queue.db"]

@@ -18,7 +18,7 @@ import pytest
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, Yard, asked
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, asked
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -107,30 +107,30 @@ def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
         jobs -= count
 
 
-def submit_whatever_happens(yard: Yard, work: Work) -> Any:
+def submit_whatever_happens(queue: QueueUnderTest, work: Work) -> Any:
     """As the command line would: again with the same token, until it is acknowledged."""
     body = asked(*work.command, **work.options)
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(EnvironmentFault):
-            return yard.client.request("POST", "/submissions", body=body, timeout_s=DEADLINE_S, is_repeatable=True)
+            return queue.client.request("POST", "/submissions", body=body, timeout_s=DEADLINE_S, is_repeatable=True)
     pytest.fail("nobody takes the submission")
 
 
 class Killer(threading.Thread):
     """Ends one daemon after the other at random moments, their first ones included; the last one lives."""
 
-    def __init__(self, yard: Yard, dice: random.Random, runs: Path) -> None:
+    def __init__(self, queue: QueueUnderTest, dice: random.Random, runs: Path) -> None:
         super().__init__()
         self.problem: str | None = None
         self.kills_under_load = 0
         self._runs = runs
-        self._yard = yard
+        self._queue = queue
         self._dice = dice
 
     def run(self) -> None:
         for _ in range(KILLS):
-            daemon = self._yard.daemon
+            daemon = self._queue.daemon
             assert daemon is not None
             if self._dice.random() < 0.7 and not daemon.serves():
                 self.problem = daemon.log
@@ -138,32 +138,32 @@ class Killer(threading.Thread):
             threading.Event().wait(self._dice.uniform(0, LONGEST_LIFE_S))
             daemon.kill()
             self.kills_under_load += len(os.listdir(self._runs)) < JOBS
-            self._yard.daemon = Daemon()
+            self._queue.daemon = Daemon()
 
 
 @pytest.mark.timeout(600)
 def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_the_daemon_is_killed(
-    yard: Yard, tmp_path: Path
+    queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     dice = random.Random(SEED)
     runs = tmp_path / "runs"
     runs.mkdir()
-    killer = Killer(yard, random.Random(SEED + 1), runs)
+    killer = Killer(queue, random.Random(SEED + 1), runs)
     killer.start()
-    answers = [(work, submit_whatever_happens(yard, work)) for work in some_work(dice, runs, JOBS)]
+    answers = [(work, submit_whatever_happens(queue, work)) for work in some_work(dice, runs, JOBS)]
     killer.join()
     assert killer.problem is None
     assert killer.kills_under_load >= KILLS // 2
-    assert yard.daemon is not None
-    assert yard.daemon.serves(), yard.daemon.log
-    yard.client.close()
+    assert queue.daemon is not None
+    assert queue.daemon.serves(), queue.daemon.log
+    queue.client.close()
     for _ in range(1 + JOBS // 50):
-        if yard.get("/wait", timeout="30")["done"]:
+        if queue.get("/wait", timeout="30")["done"]:
             break
 
     ends = {answer["first"] + n: work for work, answer in answers for n in range(work.jobs)}
     assert sorted(ends) == list(range(1, JOBS + 1))
-    rows = yard.get("/jobs", ids="all", limit="10000")["jobs"]
+    rows = queue.get("/jobs", ids="all", limit="10000")["jobs"]
     assert {row["id"]: (row["state"], row["status"], row["attempt"]) for row in rows} == {
         job_id: work.end for job_id, work in ends.items()
     }
@@ -171,7 +171,7 @@ def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_th
         attempts = range(1, work.attempts + 1)
         assert (runs / str(job_id)).read_text() == "".join(f"+ {number}\n- {number}\n" for number in attempts)
         for number in attempts:
-            assert yard.log_of(job_id, number) == f"job {job_id} attempt {number}\nover\n"
+            assert queue.log_of(job_id, number) == f"job {job_id} attempt {number}\nover\n"
     for device in ("gpu0", "gpu1"):
         never_too_many(runs / device)
 
@@ -190,20 +190,20 @@ def never_too_many(uses: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_jobs_run_once_when_the_daemon_is_killed(yard: Yard, tmp_path: Path, moment: str) -> None:
-    yard.post("/pause")
+def test_jobs_run_once_when_the_daemon_is_killed(queue: QueueUnderTest, tmp_path: Path, moment: str) -> None:
+    queue.post("/pause")
     run = f"echo $GPUYARD_JOB_ID $GPUYARD_ATTEMPT >> {tmp_path}/ran"
-    ids = [yard.shell(run, **options) for options in ({"gpus": 0}, {}, {"vram": "10G"})]
-    yard.stop()
+    ids = [queue.shell(run, **options) for options in ({"gpus": 0}, {}, {"vram": "10G"})]
+    queue.stop()
     owner, method, when, before = MOMENTS[moment]
     module, _, name = owner.rpartition(".")
     code = CRASHING.format(module=module, name=name, method=method, when=when, before=before)
-    yard.start([sys.executable, "-c", code])
+    queue.start([sys.executable, "-c", code])
     with contextlib.suppress(EnvironmentFault):
-        yard.post("/unpause")
-    assert yard.await_end().status == -signal.SIGKILL
-    yard.start()
-    yard.wait()
+        queue.post("/unpause")
+    assert queue.await_end().status == -signal.SIGKILL
+    queue.start()
+    queue.wait()
     assert sorted((tmp_path / "ran").read_text().splitlines()) == [f"{job_id} 1" for job_id in ids]
-    attempts = [attempt for job_id in ids for attempt in yard.job(job_id)["attempts"]]
+    attempts = [attempt for job_id in ids for attempt in queue.job(job_id)["attempts"]]
     assert [(attempt["number"], attempt["outcome"]) for attempt in attempts] == [(1, "succeeded")] * 3

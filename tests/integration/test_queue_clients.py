@@ -14,7 +14,7 @@ import pytest
 from gpuyard.connect.fast_http import DaemonConnection, make_target, render_request
 from gpuyard.errors import UserError
 from tests.in_time import in_time
-from tests.integration.queue_fixture import Yard, asked, until
+from tests.integration.queue_fixture import QueueUnderTest, asked, until
 from tests.scale import size
 from tests.unit.leases import child, wait_for_word
 
@@ -36,17 +36,17 @@ def submit_some(connection: Pipe, path: str) -> None:
     connection.send(ids)
 
 
-def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(yard: Yard) -> None:
+def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(queue: QueueUnderTest) -> None:
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(child(submit_some, str(yard.home / "daemon.sock"))) for _ in range(CLIENTS)]
+        clients = [stack.enter_context(child(submit_some, str(queue.home / "daemon.sock"))) for _ in range(CLIENTS)]
         for one in clients:
             one.hear()
         for one in clients:
             one.tell("go")
         ids = [job_id for one in clients for job_id in one.hear()]
     assert sorted(ids) == list(range(1, CLIENTS * EACH + 1))
-    yard.restart()
-    assert yard.counts() == {"held": CLIENTS * EACH}
+    queue.restart()
+    assert queue.counts() == {"held": CLIENTS * EACH}
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def is_waited_for(caller: socket.socket) -> bool:
     return False
 
 
-def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(yard: Yard) -> None:
+def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(queue: QueueUnderTest) -> None:
     dice = random.Random(4)
     request = b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
     messages = [
@@ -84,52 +84,52 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(ya
         b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
         b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFF\r\n",
     ]
-    with callers(yard.home / "daemon.sock", messages) as made:
-        ids = [yard.submit("true", gpus=0)]
-        yard.wait(ids[0])
+    with callers(queue.home / "daemon.sock", messages) as made:
+        ids = [queue.submit("true", gpus=0)]
+        queue.wait(ids[0])
         assert all(map(is_waited_for, made[:SILENT])), "it was done before their time was up"
 
         def run_one() -> None:
-            ids.append(yard.submit("true", gpus=0))
-            yard.wait(ids[-1])
+            ids.append(queue.submit("true", gpus=0))
+            queue.wait(ids[-1])
 
         for _ in range(19):
             in_time(5 * SOON_S, run_one)
-    assert yard.counts() == {"succeeded": len(ids)}
+    assert queue.counts() == {"succeeded": len(ids)}
 
 
-def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(yard: Yard) -> None:
+def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(queue: QueueUnderTest) -> None:
     strange = {"cwd": "/", "environment": {}, "command": ["true"], "strange": 1}
     half: tuple[object, ...] = asked(), asked("true", cwd="here"), asked("true", odd=1), {"environment": {}}
     bodies: tuple[object, ...] = (None, [], {}, strange, *half)
     for body in bodies:
         with pytest.raises(UserError):
-            yard.client.request("POST", "/submissions", body=body)
-    assert yard.counts() == {}
+            queue.client.request("POST", "/submissions", body=body)
+    assert queue.counts() == {}
 
 
-def test_who_is_in_no_folder_submits_from_the_users_home_with_the_daemons_variables(yard: Yard) -> None:
-    answer = yard.client.request("POST", "/submissions", body={"command": ["true"], "options": {"hold": True}})
-    shown = yard.client.request("GET", f"/jobs/{answer['first']}", {"environment": "1"})
+def test_who_is_in_no_folder_submits_from_the_users_home_with_the_daemons_variables(queue: QueueUnderTest) -> None:
+    answer = queue.client.request("POST", "/submissions", body={"command": ["true"], "options": {"hold": True}})
+    shown = queue.client.request("GET", f"/jobs/{answer['first']}", {"environment": "1"})
     assert shown["cwd"] == str(Path.home())
-    assert shown["environment"]["GPUYARD_HOME"] == str(yard.home)
+    assert shown["environment"]["GPUYARD_HOME"] == str(queue.home)
 
 
-def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_between(yard: Yard) -> None:
+def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_between(queue: QueueUnderTest) -> None:
     token = secrets.token_hex(8)
-    first = yard.send("true", token=token, array="0-4", gpus=0)
-    assert yard.send("true", token=token, array="0-4", gpus=0) == first
-    yard.restart()
-    assert yard.send("true", token=token, array="0-4", gpus=0)["ids"] == first["ids"]
-    assert yard.wait()["succeeded"] == 5
+    first = queue.send("true", token=token, array="0-4", gpus=0)
+    assert queue.send("true", token=token, array="0-4", gpus=0) == first
+    queue.restart()
+    assert queue.send("true", token=token, array="0-4", gpus=0)["ids"] == first["ids"]
+    assert queue.wait()["succeeded"] == 5
 
 
-def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Yard) -> None:
+def test_the_same_large_submission_from_two_clients_at_once_counts_once(queue: QueueUnderTest) -> None:
     body = asked("true", array="1-3000", gpus=0, hold=True)
     answers: list[str] = []
 
     def send() -> None:
-        with DaemonConnection(str(yard.home / "daemon.sock"), may_start=False) as client:
+        with DaemonConnection(str(queue.home / "daemon.sock"), may_start=False) as client:
             answers.append(client.request("POST", "/submissions", body=body)["ids"])
 
     threads = [threading.Thread(target=send) for _ in range(2)]
@@ -138,12 +138,12 @@ def test_the_same_large_submission_from_two_clients_at_once_counts_once(yard: Ya
     for thread in threads:
         thread.join()
     assert answers == ["1-3000", "1-3000"]
-    assert yard.counts() == {"held": 3000}
+    assert queue.counts() == {"held": 3000}
 
 
-def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(yard: Yard) -> None:
+def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(queue: QueueUnderTest) -> None:
     count = size(5_000, full=20_000)
-    path = str(yard.home / "daemon.sock")
+    path = str(queue.home / "daemon.sock")
     for method, body, state in (
         ("/submissions", asked("true", array=f"1-{count}", gpus=0, hold=True), "held"),
         ("/jobs/cancel", {"ids": f"1-{count}"}, "cancelled"),
@@ -158,34 +158,34 @@ def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(y
         thread = threading.Thread(target=send)
         thread.start()
         while not done.is_set():
-            seen.add(in_time(SOON_S, yard.counts).get(state, 0))
+            seen.add(in_time(SOON_S, queue.counts).get(state, 0))
         thread.join()
         assert len(seen - {0, count}) > 2, "how far it was, again and again"
-    assert yard.counts() == {"cancelled": count}
+    assert queue.counts() == {"cancelled": count}
 
 
 @contextlib.contextmanager
-def send_and_not_listen(yard: Yard, body: object) -> Iterator[None]:
+def send_and_not_listen(queue: QueueUnderTest, body: object) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.connect(str(yard.home / "daemon.sock"))
+        caller.connect(str(queue.home / "daemon.sock"))
         caller.sendall(render_request("POST", make_target("/submissions"), body, {}))
         yield
 
 
-def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(yard: Yard) -> None:
+def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(queue: QueueUnderTest) -> None:
     body = asked("true", array="1-3000", gpus=0, hold=True)
-    with send_and_not_listen(yard, body):
-        until(yard.counts, "the first of its jobs")
-    until(lambda: yard.counts() == {"held": 3000}, "all of them")
-    assert yard.client.request("POST", "/submissions", body=body)["ids"] == "1-3000"
+    with send_and_not_listen(queue, body):
+        until(queue.counts, "the first of its jobs")
+    until(lambda: queue.counts() == {"held": 3000}, "all of them")
+    assert queue.client.request("POST", "/submissions", body=body)["ids"] == "1-3000"
 
 
-def test_a_large_submission_that_the_daemon_did_not_live_to_acknowledge_is_not_there(yard: Yard) -> None:
+def test_a_large_submission_that_the_daemon_did_not_live_to_acknowledge_is_not_there(queue: QueueUnderTest) -> None:
     body = asked("true", array="1-20000", gpus=0, hold=True)
-    with send_and_not_listen(yard, body):
-        until(yard.counts, "the first of its jobs")
-        yard.kill9()
-    yard.start()
-    assert yard.counts() == {}
-    assert yard.client.request("POST", "/submissions", body=body)["count"] == 20_000
-    assert yard.counts() == {"held": 20_000}
+    with send_and_not_listen(queue, body):
+        until(queue.counts, "the first of its jobs")
+        queue.kill9()
+    queue.start()
+    assert queue.counts() == {}
+    assert queue.client.request("POST", "/submissions", body=body)["count"] == 20_000
+    assert queue.counts() == {"held": 20_000}

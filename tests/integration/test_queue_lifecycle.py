@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from tests.integration.queue_fixture import Yard, is_gone, until
+from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 
 HOUR = "sleep 3600"
 
@@ -20,248 +20,256 @@ def said_pid(path: Path) -> int:
 # Runs
 
 
-def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(yard: Yard, tmp_path: Path) -> None:
+def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(queue: QueueUnderTest, tmp_path: Path) -> None:
     (tmp_path / "input").write_text("from a file\n")
-    job_id = yard.shell(
+    job_id = queue.shell(
         "pwd; cat; echo $LR $CUDA_VISIBLE_DEVICES $GPUYARD_JOB_ID $GPUYARD_ATTEMPT",
         cwd=str(tmp_path), stdin=str(tmp_path / "input"), env=["LR=3e-4"],
     )  # fmt: skip
-    quiet = yard.shell("cat; echo over", gpus=0)
-    yard.wait()
-    assert yard.log_of(job_id) == f"{tmp_path}\nfrom a file\n3e-4 0 {job_id} 1\n"
-    assert yard.log_of(quiet) == "over\n"
+    quiet = queue.shell("cat; echo over", gpus=0)
+    queue.wait()
+    assert queue.log_of(job_id) == f"{tmp_path}\nfrom a file\n3e-4 0 {job_id} 1\n"
+    assert queue.log_of(quiet) == "over\n"
 
 
-def test_a_job_sees_uuids_where_the_configuration_says_so(yard: Yard) -> None:
-    (yard.home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
-    yard.restart()
-    job_id = yard.shell("echo $CUDA_VISIBLE_DEVICES", gpus=2)
-    yard.wait()
-    assert yard.log_of(job_id) == "SIM-0,SIM-1\n"
+def test_a_job_sees_uuids_where_the_configuration_says_so(queue: QueueUnderTest) -> None:
+    (queue.home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
+    queue.restart()
+    job_id = queue.shell("echo $CUDA_VISIBLE_DEVICES", gpus=2)
+    queue.wait()
+    assert queue.log_of(job_id) == "SIM-0,SIM-1\n"
 
 
-def test_an_array_and_a_table_fill_in_their_placeholders(yard: Yard) -> None:
-    array = yard.submit("echo", "{index}", gpus=0, array="3-9:3")
-    table = yard.submit("echo", "{lr}/{seed}", gpus=0, table="lr,seed\n1,2\n3,4\n")
-    listed = yard.submit(list="echo one\necho two > /dev/stdout\n# nothing\n", gpus=0)
-    yard.wait()
-    assert [yard.log_of(array + n) for n in range(3)] == ["3\n", "6\n", "9\n"]
-    assert [yard.log_of(table + n) for n in range(2)] == ["1/2\n", "3/4\n"]
-    assert [yard.log_of(listed + n) for n in range(2)] == ["one\n", "two\n"]
+def test_an_array_and_a_table_fill_in_their_placeholders(queue: QueueUnderTest) -> None:
+    array = queue.submit("echo", "{index}", gpus=0, array="3-9:3")
+    table = queue.submit("echo", "{lr}/{seed}", gpus=0, table="lr,seed\n1,2\n3,4\n")
+    listed = queue.submit(list="echo one\necho two > /dev/stdout\n# nothing\n", gpus=0)
+    queue.wait()
+    assert [queue.log_of(array + n) for n in range(3)] == ["3\n", "6\n", "9\n"]
+    assert [queue.log_of(table + n) for n in range(2)] == ["1/2\n", "3/4\n"]
+    assert [queue.log_of(listed + n) for n in range(2)] == ["one\n", "two\n"]
 
 
-def test_a_program_that_cannot_be_run_is_told_with_its_reason_and_the_daemon_lives(yard: Yard) -> None:
+def test_a_program_that_cannot_be_run_is_told_with_its_reason_and_the_daemon_lives(queue: QueueUnderTest) -> None:
     expected = {
-        yard.submit("/nowhere/program"): (127, "there is no program /nowhere/program"),
-        yard.submit("no-such-program"): (127, "there is no program no-such-program"),
-        yard.submit("/etc/passwd"): (126, "/etc/passwd cannot be executed"),
-        yard.submit("/"): (126, "/ cannot be executed"),
-        yard.submit("/nowhere/\udcff"): (127, "there is no program /nowhere/?"),
+        queue.submit("/nowhere/program"): (127, "there is no program /nowhere/program"),
+        queue.submit("no-such-program"): (127, "there is no program no-such-program"),
+        queue.submit("/etc/passwd"): (126, "/etc/passwd cannot be executed"),
+        queue.submit("/"): (126, "/ cannot be executed"),
+        queue.submit("/nowhere/\udcff"): (127, "there is no program /nowhere/?"),
     }
-    failed = yard.wait()["failed"]
+    failed = queue.wait()["failed"]
     assert {(each["outcome"], each["state"]) for each in failed} == {("cannot-start", "failed")}
-    assert {each["id"]: (yard.job(each["id"])["status"], each["reason"]) for each in failed} == expected
-    assert yard.wait(yard.submit("true"))["succeeded"] == 1
+    assert {each["id"]: (queue.job(each["id"])["status"], each["reason"]) for each in failed} == expected
+    assert queue.wait(queue.submit("true"))["succeeded"] == 1
 
 
-def test_a_directory_that_vanished_and_an_input_that_is_missing_are_told(yard: Yard, tmp_path: Path) -> None:
-    lost = yard.submit("true", cwd=str(tmp_path / "gone"))
-    unread = yard.submit("true", stdin=str(tmp_path / "no-input"))
-    told = {each["id"]: each["reason"] for each in yard.wait()["failed"]}
+def test_a_directory_that_vanished_and_an_input_that_is_missing_are_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+    lost = queue.submit("true", cwd=str(tmp_path / "gone"))
+    unread = queue.submit("true", stdin=str(tmp_path / "no-input"))
+    told = {each["id"]: each["reason"] for each in queue.wait()["failed"]}
     assert told == {
         lost: f"the directory {tmp_path}/gone is missing, or cannot be entered",
         unread: f"the input {tmp_path}/no-input cannot be read",
     }
 
 
-def test_a_program_that_a_signal_ended_is_told_by_the_signals_name(yard: Yard) -> None:
-    (failed,) = yard.wait(yard.shell("kill -SEGV $$"))["failed"]
+def test_a_program_that_a_signal_ended_is_told_by_the_signals_name(queue: QueueUnderTest) -> None:
+    (failed,) = queue.wait(queue.shell("kill -SEGV $$"))["failed"]
     assert failed["reason"] == "signal 11 (SIGSEGV)"
-    assert yard.job(failed["id"])["status"] == 139
+    assert queue.job(failed["id"])["status"] == 139
 
 
 # Cancel
 
 
-def test_a_waiting_job_that_is_cancelled_never_runs(yard: Yard) -> None:
-    yard.post("/pause")
-    job_id = yard.submit("true")
-    assert yard.post("/jobs/cancel", ids=str(job_id))["changed"] == str(job_id)
-    yard.post("/unpause")
-    yard.wait(yard.submit("true"))
-    job = yard.job(job_id)
+def test_a_waiting_job_that_is_cancelled_never_runs(queue: QueueUnderTest) -> None:
+    queue.post("/pause")
+    job_id = queue.submit("true")
+    assert queue.post("/jobs/cancel", ids=str(job_id))["changed"] == str(job_id)
+    queue.post("/unpause")
+    queue.wait(queue.submit("true"))
+    job = queue.job(job_id)
     assert (job["state"], job["attempts"]) == ("cancelled", [])
-    assert yard.post("/jobs/cancel", ids=str(job_id))["unchanged"] == [
+    assert queue.post("/jobs/cancel", ids=str(job_id))["unchanged"] == [
         {"id": job_id, "reason": "it was already cancelled"}
     ]
 
 
-def test_a_cancelled_job_ends_with_all_it_started_even_what_left_its_session(yard: Yard, tmp_path: Path) -> None:
+def test_a_cancelled_job_ends_with_all_it_started_even_what_left_its_session(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     parent, orphan = tmp_path / "parent", tmp_path / "orphan"
-    job_id = yard.shell(f"setsid sh -c 'echo $$ > {orphan}; exec {HOUR}' & echo $$ > {parent}; wait")
+    job_id = queue.shell(f"setsid sh -c 'echo $$ > {orphan}; exec {HOUR}' & echo $$ > {parent}; wait")
     pids = [said_pid(parent), said_pid(orphan)]
-    yard.post("/jobs/cancel", ids=str(job_id))
-    (cancelled,) = yard.wait(job_id)["failed"]
+    queue.post("/jobs/cancel", ids=str(job_id))
+    (cancelled,) = queue.wait(job_id)["failed"]
     assert (cancelled["state"], cancelled["outcome"]) == ("cancelled", "cancelled")
     assert all(map(is_gone, pids))
 
 
-def ignoring(yard: Yard, said: Path, grace: str) -> tuple[int, int]:
+def ignoring(queue: QueueUnderTest, said: Path, grace: str) -> tuple[int, int]:
     """A job that only tells of it when it is asked to end, and the pid of its program."""
-    job_id = yard.shell(f"trap 'echo asked' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace=grace)
+    job_id = queue.shell(f"trap 'echo asked' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace=grace)
     return job_id, said_pid(said)
 
 
-def test_a_job_that_ignores_the_request_to_end_is_killed_after_its_time_of_grace(yard: Yard, tmp_path: Path) -> None:
-    (waited_for, alive), (killed, dead) = (ignoring(yard, tmp_path / grace, grace) for grace in ("1h", "100ms"))
-    yard.post("/jobs/cancel", ids=f"{waited_for} {killed}")
-    assert yard.wait(killed)["failed"][0]["state"] == "cancelled"
+def test_a_job_that_ignores_the_request_to_end_is_killed_after_its_time_of_grace(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
+    (waited_for, alive), (killed, dead) = (ignoring(queue, tmp_path / grace, grace) for grace in ("1h", "100ms"))
+    queue.post("/jobs/cancel", ids=f"{waited_for} {killed}")
+    assert queue.wait(killed)["failed"][0]["state"] == "cancelled"
     assert is_gone(dead)
-    until(lambda: "asked" in yard.log_of(waited_for), "its word that it was asked")
-    assert (yard.state(waited_for), is_gone(alive)) == ("stopping", False)
+    until(lambda: "asked" in queue.log_of(waited_for), "its word that it was asked")
+    assert (queue.state(waited_for), is_gone(alive)) == ("stopping", False)
 
 
-def test_a_job_that_was_being_stopped_when_the_daemon_died_is_still_made_to(yard: Yard, tmp_path: Path) -> None:
+def test_a_job_that_was_being_stopped_when_the_daemon_died_is_still_made_to(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     said = tmp_path / "pid"
-    job_id = yard.shell(f"trap '' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace="500ms")
+    job_id = queue.shell(f"trap '' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace="500ms")
     said_pid(said)
-    yard.post("/jobs/cancel", ids=str(job_id))
-    yard.restart()
-    assert yard.wait(job_id)["failed"][0]["outcome"] == "cancelled"
+    queue.post("/jobs/cancel", ids=str(job_id))
+    queue.restart()
+    assert queue.wait(job_id)["failed"][0]["outcome"] == "cancelled"
 
 
-def test_a_job_over_its_time_limit_is_stopped_and_told_so(yard: Yard) -> None:
-    job_id = yard.shell(HOUR, time_limit="200ms")
-    (failed,) = yard.wait(job_id)["failed"]
+def test_a_job_over_its_time_limit_is_stopped_and_told_so(queue: QueueUnderTest) -> None:
+    job_id = queue.shell(HOUR, time_limit="200ms")
+    (failed,) = queue.wait(job_id)["failed"]
     assert (failed["state"], failed["outcome"]) == ("failed", "timed-out")
 
 
 # Hold, retry, priority, pause
 
 
-def test_a_held_job_waits_for_its_release(yard: Yard) -> None:
-    held = yard.submit("true", hold=True)
-    later = yard.submit("true", hold=True)
-    yard.wait(yard.submit("true"))
-    assert [yard.state(held), yard.state(later)] == ["held", "held"]
-    assert "held" in yard.why(held)
-    yard.post("/jobs/release", ids=str(held))
-    assert yard.wait(held)["succeeded"] == 1
-    assert yard.state(later) == "held"
+def test_a_held_job_waits_for_its_release(queue: QueueUnderTest) -> None:
+    held = queue.submit("true", hold=True)
+    later = queue.submit("true", hold=True)
+    queue.wait(queue.submit("true"))
+    assert [queue.state(held), queue.state(later)] == ["held", "held"]
+    assert "held" in queue.why(held)
+    queue.post("/jobs/release", ids=str(held))
+    assert queue.wait(held)["succeeded"] == 1
+    assert queue.state(later) == "held"
 
 
-def test_a_running_job_cannot_be_held_and_the_answer_says_what_can_be_done(yard: Yard) -> None:
-    job_id, gate = yard.start_gated()
-    (refused,) = yard.post("/jobs/hold", ids=str(job_id))["unchanged"]
+def test_a_running_job_cannot_be_held_and_the_answer_says_what_can_be_done(queue: QueueUnderTest) -> None:
+    job_id, gate = queue.start_gated()
+    (refused,) = queue.post("/jobs/hold", ids=str(job_id))["unchanged"]
     assert "gpuyard cancel" in refused["reason"]
     gate.write_text("go\n")
-    yard.wait(job_id)
+    queue.wait(job_id)
 
 
-def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(yard: Yard, tmp_path: Path) -> None:
+def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     tries = tmp_path / "tries"
-    job_id = yard.shell(f"echo x >> {tries}; [ $(wc -l < {tries}) -gt 2 ]", retries=3)
-    assert yard.wait(job_id)["succeeded"] == 1
-    events = yard.get(f"/jobs/{job_id}/history")["events"]
+    job_id = queue.shell(f"echo x >> {tries}; [ $(wc -l < {tries}) -gt 2 ]", retries=3)
+    assert queue.wait(job_id)["succeeded"] == 1
+    events = queue.get(f"/jobs/{job_id}/history")["events"]
     told = [each["text"] for each in events if each["kind"] == "delayed"]
     assert [text.partition(" (")[0] for text in told] == ["exit status 1; retry in 1 s", "exit status 1; retry in 2 s"]
-    assert [each["outcome"] for each in yard.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]
+    assert [each["outcome"] for each in queue.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]
 
 
-def test_retries_run_out_and_a_person_may_still_run_it_again(yard: Yard, tmp_path: Path) -> None:
-    good, gate = tmp_path / "good", yard.gate()
-    job_id = yard.shell(f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}; [ -e {good} ]", retries=1)
-    yard.until_state(job_id, "running")
-    yard.post("/pause")  # or it may be tried again before we have said so
+def test_retries_run_out_and_a_person_may_still_run_it_again(queue: QueueUnderTest, tmp_path: Path) -> None:
+    good, gate = tmp_path / "good", queue.gate()
+    job_id = queue.shell(f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}; [ -e {good} ]", retries=1)
+    queue.until_state(job_id, "running")
+    queue.post("/pause")  # or it may be tried again before we have said so
     gate.write_text("go\n")
-    yard.until_state(job_id, "delayed", "queued")
-    yard.post("/jobs/retry", ids=str(job_id))
-    yard.post("/unpause")
-    (failed,) = yard.wait(job_id)["failed"]
+    queue.until_state(job_id, "delayed", "queued")
+    queue.post("/jobs/retry", ids=str(job_id))
+    queue.post("/unpause")
+    (failed,) = queue.wait(job_id)["failed"]
     assert failed["reason"] == "exit status 1"
     good.touch()
-    yard.post("/jobs/retry", ids=str(job_id))
-    assert yard.wait(job_id)["succeeded"] == 1
-    assert len(yard.job(job_id)["attempts"]) == 3
+    queue.post("/jobs/retry", ids=str(job_id))
+    assert queue.wait(job_id)["succeeded"] == 1
+    assert len(queue.job(job_id)["attempts"]) == 3
 
 
-def test_a_higher_priority_overtakes(yard: Yard, tmp_path: Path) -> None:
+def test_a_higher_priority_overtakes(queue: QueueUnderTest, tmp_path: Path) -> None:
     order = tmp_path / "order"
-    yard.post("/pause")
-    ids = [yard.shell(f"echo $GPUYARD_JOB_ID >> {order}", gpus=2) for _ in range(4)]
-    yard.post("/jobs/priority", ids=str(ids[3]), priority=10)
-    yard.post("/jobs/priority", ids=str(ids[0]), priority=-10)
-    yard.post("/unpause")
-    yard.wait()
+    queue.post("/pause")
+    ids = [queue.shell(f"echo $GPUYARD_JOB_ID >> {order}", gpus=2) for _ in range(4)]
+    queue.post("/jobs/priority", ids=str(ids[3]), priority=10)
+    queue.post("/jobs/priority", ids=str(ids[0]), priority=-10)
+    queue.post("/unpause")
+    queue.wait()
     assert list(map(int, order.read_text().split())) == [ids[3], ids[1], ids[2], ids[0]]
 
 
-def test_a_paused_and_a_draining_queue_start_nothing_and_let_what_runs_go_on(yard: Yard) -> None:
-    running, gate = yard.start_gated()
-    assert yard.post("/pause")["running"] == 1
-    waiting = yard.submit("true")
-    assert "paused" in yard.why(waiting)
-    assert yard.post("/drain")["draining"] is True
+def test_a_paused_and_a_draining_queue_start_nothing_and_let_what_runs_go_on(queue: QueueUnderTest) -> None:
+    running, gate = queue.start_gated()
+    assert queue.post("/pause")["running"] == 1
+    waiting = queue.submit("true")
+    assert "paused" in queue.why(waiting)
+    assert queue.post("/drain")["draining"] is True
     gate.write_text("go\n")
-    assert yard.wait(running)["succeeded"] == 1
-    yard.restart()
-    assert (yard.state(waiting), yard.get("/status")["draining"]) == ("queued", True)
-    yard.post("/unpause")
-    assert yard.wait(waiting)["succeeded"] == 1
+    assert queue.wait(running)["succeeded"] == 1
+    queue.restart()
+    assert (queue.state(waiting), queue.get("/status")["draining"]) == ("queued", True)
+    queue.post("/unpause")
+    assert queue.wait(waiting)["succeeded"] == 1
 
 
 # Dependencies
 
 
-def test_each_kind_of_dependency_is_met_by_its_kind_of_end(yard: Yard) -> None:
-    good, gate = yard.start_gated(gpus=0)
-    bad = yard.shell(f"read word < {yard.gate('other')}; exit 1", gpus=0)
+def test_each_kind_of_dependency_is_met_by_its_kind_of_end(queue: QueueUnderTest) -> None:
+    good, gate = queue.start_gated(gpus=0)
+    bad = queue.shell(f"read word < {queue.gate('other')}; exit 1", gpus=0)
     met = [
-        yard.submit("true", gpus=0, after=[str(good)]),
-        yard.submit("true", gpus=0, after_any=[f"{good} {bad}"]),
-        yard.submit("true", gpus=0, after_failed=[str(bad)], after=[str(good)]),
+        queue.submit("true", gpus=0, after=[str(good)]),
+        queue.submit("true", gpus=0, after_any=[f"{good} {bad}"]),
+        queue.submit("true", gpus=0, after_failed=[str(bad)], after=[str(good)]),
     ]
     never = [
-        yard.submit("true", gpus=0, after=[str(bad)]),
-        yard.submit("true", gpus=0, after_failed=[str(good)]),
+        queue.submit("true", gpus=0, after=[str(bad)]),
+        queue.submit("true", gpus=0, after_failed=[str(good)]),
     ]
-    assert {yard.state(job_id) for job_id in met + never} == {"blocked"}
+    assert {queue.state(job_id) for job_id in met + never} == {"blocked"}
     gate.write_text("go\n")
     (gate.parent / "other").write_text("go\n")
-    yard.wait()
-    assert {yard.state(job_id) for job_id in met} == {"succeeded"}
-    assert [yard.job(job_id)["reason"] for job_id in never] == [
+    queue.wait()
+    assert {queue.state(job_id) for job_id in met} == {"succeeded"}
+    assert [queue.job(job_id)["reason"] for job_id in never] == [
         f"skipped: dependency {bad} failed",
         f"skipped: dependency {good} succeeded (had to fail)",
     ]
 
 
-def test_a_long_chain_behind_a_job_that_failed_is_rejected_to_its_end(yard: Yard) -> None:
+def test_a_long_chain_behind_a_job_that_failed_is_rejected_to_its_end(queue: QueueUnderTest) -> None:
     length = 550
-    first = last = yard.shell("exit 1", gpus=0, hold=True)
+    first = last = queue.shell("exit 1", gpus=0, hold=True)
     for _ in range(length):
-        last = yard.submit("true", gpus=0, after=[str(last)])
-    other = yard.submit("true", gpus=0, after_any=[str(last)])
-    yard.post("/jobs/release", ids=str(first))
-    assert yard.wait(other)["succeeded"] == 1
-    assert yard.counts() == {"failed": 1, "rejected": length, "succeeded": 1}
-    late = yard.send("true", gpus=0, after=[str(last)])
+        last = queue.submit("true", gpus=0, after=[str(last)])
+    other = queue.submit("true", gpus=0, after_any=[str(last)])
+    queue.post("/jobs/release", ids=str(first))
+    assert queue.wait(other)["succeeded"] == 1
+    assert queue.counts() == {"failed": 1, "rejected": length, "succeeded": 1}
+    late = queue.send("true", gpus=0, after=[str(last)])
     assert late["notes"] == [f"it will never start: skipped: dependency {last} was rejected"]
 
 
-def test_an_array_waits_for_every_job_of_another(yard: Yard) -> None:
-    gate = yard.gate()
-    first = yard.send("/bin/sh", "-c", f"[ $GPUYARD_ARRAY_INDEX = 0 ] || read word < {gate}", gpus=0, array="0-1")
-    after = yard.send("true", gpus=0, array="0-2", after=[first["ids"]])
-    yard.until_state(first["first"], "succeeded")
-    assert yard.counts()["blocked"] == 3
+def test_an_array_waits_for_every_job_of_another(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    first = queue.send("/bin/sh", "-c", f"[ $GPUYARD_ARRAY_INDEX = 0 ] || read word < {gate}", gpus=0, array="0-1")
+    after = queue.send("true", gpus=0, array="0-2", after=[first["ids"]])
+    queue.until_state(first["first"], "succeeded")
+    assert queue.counts()["blocked"] == 3
     gate.write_text("go\n")
-    assert yard.wait(after["ids"])["succeeded"] == 3
+    assert queue.wait(after["ids"])["succeeded"] == 3
 
 
-def test_a_job_cannot_wait_for_one_that_does_not_exist(yard: Yard) -> None:
+def test_a_job_cannot_wait_for_one_that_does_not_exist(queue: QueueUnderTest) -> None:
     with pytest.raises(UserError, match="there is no job 99"):
-        yard.submit("true", after=["99"])
+        queue.submit("true", after=["99"])
 
 
 # How many at once
@@ -282,110 +290,112 @@ def until_at_once(spans: Path, jobs: int) -> None:
     until(lambda: spans.exists() and spans.read_text().count("+") == jobs, f"{jobs} jobs at once")
 
 
-def test_no_more_jobs_of_an_array_run_at_once_than_it_says(yard: Yard, tmp_path: Path) -> None:
-    (yard.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
-    yard.restart()
+def test_no_more_jobs_of_an_array_run_at_once_than_it_says(queue: QueueUnderTest, tmp_path: Path) -> None:
+    (queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
+    queue.restart()
     spans, go = tmp_path / "spans", tmp_path / "go"
     script = f"echo + >> {spans}; until [ -e {go} ]; do sleep 0.01; done; sleep 0.05; echo - >> {spans}"
-    yard.shell(script, gpus=0, array="1-12%3")
+    queue.shell(script, gpus=0, array="1-12%3")
     until_at_once(spans, 3)
     go.touch()
-    yard.wait()
+    queue.wait()
     assert most_at_once(spans) == 3
 
 
 def test_no_more_jobs_of_a_tag_or_without_a_gpu_run_at_once_than_the_configuration_says(
-    own_yard: Yard, tmp_path: Path
+    own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
-    yard = own_yard
-    yard.home.mkdir()
-    (yard.home / "config.toml").write_text("[queue]\ncpu_jobs = 4\n[queue.tags]\ndownload = 2\n")
-    yard.start()
+    queue = own_queue
+    queue.home.mkdir()
+    (queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 4\n[queue.tags]\ndownload = 2\n")
+    queue.start()
     tagged, spans, go = tmp_path / "tagged", tmp_path / "spans", tmp_path / "go"
     script = f"echo + >> {spans}; until [ -e {go} ]; do sleep 0.01; done; sleep 0.05; echo - >> {spans}"
     for _ in range(6):
-        yard.shell(f"echo + >> {tagged}; {script}; echo - >> {tagged}", gpus=0, tag="download")
-        yard.shell(script, gpus=0)
+        queue.shell(f"echo + >> {tagged}; {script}; echo - >> {tagged}", gpus=0, tag="download")
+        queue.shell(script, gpus=0)
     until_at_once(spans, 4)
     go.touch()
-    yard.wait()
+    queue.wait()
     assert (most_at_once(tagged), most_at_once(spans)) == (2, 4)
 
 
-def test_an_array_at_its_limit_holds_up_nobody_else(yard: Yard) -> None:
-    gate = yard.gate()
-    first = yard.shell(f"[ $GPUYARD_ARRAY_INDEX = 1 ] || read word < {gate}", array="0-1%1")
-    yard.until_state(first, "running")
-    assert yard.wait(yard.submit("true"))["succeeded"] == 1
-    assert "one of the jobs of its array may run at a time" in yard.why(first + 1)
+def test_an_array_at_its_limit_holds_up_nobody_else(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    first = queue.shell(f"[ $GPUYARD_ARRAY_INDEX = 1 ] || read word < {gate}", array="0-1%1")
+    queue.until_state(first, "running")
+    assert queue.wait(queue.submit("true"))["succeeded"] == 1
+    assert "one of the jobs of its array may run at a time" in queue.why(first + 1)
     gate.write_text("go\n")
-    assert yard.wait()["succeeded"] == 3
+    assert queue.wait()["succeeded"] == 3
 
 
 # GPUs
 
 
-def test_jobs_without_a_gpu_run_while_all_gpus_are_busy(yard: Yard) -> None:
-    _, gate = yard.start_gated(gpus=2)
-    waiting = yard.submit("true")
-    assert yard.wait(yard.submit("true", gpus=0))["succeeded"] == 1
-    assert yard.state(waiting) == "queued"
+def test_jobs_without_a_gpu_run_while_all_gpus_are_busy(queue: QueueUnderTest) -> None:
+    _, gate = queue.start_gated(gpus=2)
+    waiting = queue.submit("true")
+    assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1
+    assert queue.state(waiting) == "queued"
     gate.write_text("go\n")
-    yard.wait()
+    queue.wait()
 
 
-def test_jobs_that_say_how_much_memory_they_need_share_a_gpu_and_the_next_one_waits(yard: Yard) -> None:
-    beside = [yard.start_gated(name, vram="10G", device="0") for name in ("one", "two")]
-    assert [yard.job(job_id)["devices"] for job_id, _ in beside] == [["SIM-0"], ["SIM-0"]]
-    third = yard.submit("true", vram="10G", device="0")
-    assert "GB free, 10" in yard.why(third)
-    assert yard.state(third) == "queued"
+def test_jobs_that_say_how_much_memory_they_need_share_a_gpu_and_the_next_one_waits(queue: QueueUnderTest) -> None:
+    beside = [queue.start_gated(name, vram="10G", device="0") for name in ("one", "two")]
+    assert [queue.job(job_id)["devices"] for job_id, _ in beside] == [["SIM-0"], ["SIM-0"]]
+    third = queue.submit("true", vram="10G", device="0")
+    assert "GB free, 10" in queue.why(third)
+    assert queue.state(third) == "queued"
     beside[1][1].write_text("go\n")
-    assert yard.wait(third)["succeeded"] == 1
-    assert yard.state(beside[0][0]) == "running"
+    assert queue.wait(third)["succeeded"] == 1
+    assert queue.state(beside[0][0]) == "running"
     beside[0][1].write_text("go\n")
-    yard.wait()
+    queue.wait()
 
 
-def test_a_job_gets_all_its_gpus_or_none_and_nobody_overtakes_it_onto_one_of_them(yard: Yard) -> None:
-    holder, gate = yard.start_gated()
-    both = yard.submit("true", gpus=2, exclusive=True)
-    behind = yard.submit("true", exclusive=True)
-    until(lambda: yard.get(f"/jobs/{behind}/why")["reasons"], "a reason")
-    assert (yard.state(both), yard.state(behind)) == ("queued", "queued")
-    assert yard.job(both)["devices"] == []
-    assert f"job {holder}" in yard.why(both)
+def test_a_job_gets_all_its_gpus_or_none_and_nobody_overtakes_it_onto_one_of_them(queue: QueueUnderTest) -> None:
+    holder, gate = queue.start_gated()
+    both = queue.submit("true", gpus=2, exclusive=True)
+    behind = queue.submit("true", exclusive=True)
+    until(lambda: queue.get(f"/jobs/{behind}/why")["reasons"], "a reason")
+    assert (queue.state(both), queue.state(behind)) == ("queued", "queued")
+    assert queue.job(both)["devices"] == []
+    assert f"job {holder}" in queue.why(both)
     gate.write_text("go\n")
-    yard.wait()
-    jobs = [yard.job(job_id) for job_id in (both, behind)]
+    queue.wait()
+    jobs = [queue.job(job_id) for job_id in (both, behind)]
     assert len(jobs[0]["devices"]) == 2
     assert jobs[0]["started_at"] <= jobs[1]["started_at"]
 
 
-def test_more_than_the_machine_has_is_refused_at_once(yard: Yard) -> None:
+def test_more_than_the_machine_has_is_refused_at_once(queue: QueueUnderTest) -> None:
     for options in ({"gpus": 3}, {"vram": "25G"}, {"device": "7"}, {"vendor": "amd"}):
         with pytest.raises(UserError):
-            yard.submit("true", **options)
+            queue.submit("true", **options)
 
 
-def test_what_a_finished_job_left_in_the_background_keeps_its_gpu_until_it_ends(yard: Yard, tmp_path: Path) -> None:
+def test_what_a_finished_job_left_in_the_background_keeps_its_gpu_until_it_ends(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     said = tmp_path / "pid"
-    leaver = yard.shell(f"{HOUR} & echo $! > {said}", device="0")
-    assert yard.wait(leaver)["succeeded"] == 1
+    leaver = queue.shell(f"{HOUR} & echo $! > {said}", device="0")
+    assert queue.wait(leaver)["succeeded"] == 1
     pid = said_pid(said)
-    waiting = yard.submit("true", device="0")
-    until(lambda: f"job {leaver}" in yard.why(waiting), "that the left process holds the GPU")
-    assert yard.state(waiting) == "queued"
+    waiting = queue.submit("true", device="0")
+    until(lambda: f"job {leaver}" in queue.why(waiting), "that the left process holds the GPU")
+    assert queue.state(waiting) == "queued"
     os.kill(pid, signal.SIGKILL)
-    assert yard.wait(waiting)["succeeded"] == 1
+    assert queue.wait(waiting)["succeeded"] == 1
 
 
-def test_what_a_cancelled_job_left_in_the_background_is_killed(yard: Yard, tmp_path: Path) -> None:
+def test_what_a_cancelled_job_left_in_the_background_is_killed(queue: QueueUnderTest, tmp_path: Path) -> None:
     said = tmp_path / "pid"
     script = f"trap 'exit 0' TERM; (trap '' TERM; exec {HOUR}) & echo $! > {said}; wait"
-    job_id = yard.shell(script, device="0", grace="30s")
+    job_id = queue.shell(script, device="0", grace="30s")
     pid = said_pid(said)
-    yard.post("/jobs/cancel", ids=str(job_id))
-    yard.wait(job_id)
+    queue.post("/jobs/cancel", ids=str(job_id))
+    queue.wait(job_id)
     assert is_gone(pid)
-    assert yard.wait(yard.submit("true", device="0"))["succeeded"] == 1
+    assert queue.wait(queue.submit("true", device="0"))["succeeded"] == 1

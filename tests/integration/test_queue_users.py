@@ -13,7 +13,7 @@ import pytest
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
 from gpuyard.system.process_identity import this_process, user_name
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_word
 
 pytestmark = as_root
@@ -70,15 +70,15 @@ def complaint(go: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("mode", [None, 0o755], ids=["as it is", "with its folder open to all"])
-def test_nobody_else_can_read_or_reach_a_queue(yard: Yard, mode: int | None) -> None:
-    yard.wait(yard.submit("echo", "secret"))
-    yard.submit("true", hold=True, env=["TOKEN=secret"])
+def test_nobody_else_can_read_or_reach_a_queue(queue: QueueUnderTest, mode: int | None) -> None:
+    queue.wait(queue.submit("echo", "secret"))
+    queue.submit("true", hold=True, env=["TOKEN=secret"])
     if mode is not None:
-        yard.home.chmod(mode)
-    with child(pry, yard.home, ANNE) as anne:
+        queue.home.chmod(mode)
+    with child(pry, queue.home, ANNE) as anne:
         said = anne.hear()
     assert said == dict.fromkeys(said, "PermissionError")
-    yard.home.chmod(0o700)
+    queue.home.chmod(0o700)
 
 
 def hold_both(connection: Connection, folder: Path, uid: int) -> None:
@@ -90,21 +90,23 @@ def hold_both(connection: Connection, folder: Path, uid: int) -> None:
     lease.release()
 
 
-def test_a_job_waits_for_another_users_script_is_told_whose_it_is_and_starts_when_it_ends(yard: Yard) -> None:
-    with child(hold_both, yard.home.parent / "ledger", ANNE) as anne:
+def test_a_job_waits_for_another_users_script_is_told_whose_it_is_and_starts_when_it_ends(
+    queue: QueueUnderTest,
+) -> None:
+    with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
         anne.hear()
-        job_id = yard.submit("true")
-        until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in yard.why(job_id), "whose it is")
-        assert yard.wait(yard.submit("true", gpus=0))["succeeded"] == 1
-        assert yard.state(job_id) == "queued"
+        job_id = queue.submit("true")
+        until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in queue.why(job_id), "whose it is")
+        assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1
+        assert queue.state(job_id) == "queued"
         anne.tell("go")
-        assert yard.wait(job_id)["succeeded"] == 1
+        assert queue.wait(job_id)["succeeded"] == 1
 
 
-def test_a_job_starts_when_another_users_script_is_killed(yard: Yard) -> None:
-    with child(hold_both, yard.home.parent / "ledger", ANNE) as anne:
+def test_a_job_starts_when_another_users_script_is_killed(queue: QueueUnderTest) -> None:
+    with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
         anne.hear()
-        job_id = yard.submit("true")
-        until(lambda: "train.py" in yard.why(job_id), "whose it is")
+        job_id = queue.submit("true")
+        until(lambda: "train.py" in queue.why(job_id), "whose it is")
         anne.kill()
-        assert yard.wait(job_id)["succeeded"] == 1
+        assert queue.wait(job_id)["succeeded"] == 1

@@ -12,7 +12,7 @@ import pytest
 
 from gpuyard.errors import UserError
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -33,30 +33,30 @@ def group(answer: Any, name: str) -> Any:
     return found
 
 
-def measured(yard: Yard, job_id: int) -> bool:
-    attempts = yard.job(job_id)["attempts"]
+def measured(queue: QueueUnderTest, job_id: int) -> bool:
+    attempts = queue.job(job_id)["attempts"]
     return bool(attempts) and bool(attempts[-1]["peaks_mb"])
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_report_agrees_with_the_queue(yard: Yard, tmp_path: Path) -> None:
+def test_a_report_agrees_with_the_queue(queue: QueueUnderTest, tmp_path: Path) -> None:
     assert "No job ran in this time." in run("report").stdout
-    gate = yard.gate()
+    gate = queue.gate()
     held = f"{' '.join(GPUYARD)} sim-job --vram 3G --seconds 600 & read word < {gate}; kill $!; wait; true"
-    good = yard.shell(held, name=HOSTILE, vram="4G", environment=dict(os.environ))
-    yard.shell("exit 3", name="bad", vram="4G", array="0-1")
+    good = queue.shell(held, name=HOSTILE, vram="4G", environment=dict(os.environ))
+    queue.shell("exit 3", name="bad", vram="4G", array="0-1")
     words = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "exit 1")
-    oom = yard.shell(
+    oom = queue.shell(
         f'[ "$GPUYARD_ATTEMPT" -ge 2 ] || {{ echo "{words[0]}" >&2; {words[1]}; }}', name="grew", vram="1G"
     )
-    yard.submit("true", gpus="0")
-    until(lambda: measured(yard, good), "what the job holds")
+    queue.submit("true", gpus="0")
+    until(lambda: measured(queue, good), "what the job holds")
 
     live = report("--by", "name")
     assert (live["total"]["running"], group(live, HOSTILE)["succeeded"]) == (1, 0)
     assert group(live, HOSTILE)["gpu_hours"] > 0
     gate.write_text("go\n")
-    yard.wait()
+    queue.wait()
 
     answer = report("--by", "name")
     shown = jobs()
@@ -67,16 +67,16 @@ def test_a_report_agrees_with_the_queue(yard: Yard, tmp_path: Path) -> None:
             for cause in total["causes"]] == [
         ("failed", 3, None, 2, 0), ("out-of-memory", None, "device", 1, 1),
     ]  # fmt: skip
-    with contextlib.closing(sqlite3.connect(yard.home / "queue.db")) as database:
+    with contextlib.closing(sqlite3.connect(queue.home / "queue.db")) as database:
         (ran_s,) = database.execute("SELECT sum(ended_at - started_at) FROM attempts WHERE devices <> ''").fetchone()
     assert total["gpu_hours"] * 3600 == pytest.approx(ran_s)
     assert sum(sum(row["gpu_hours"]) for row in answer["picture"]["rows"]) == pytest.approx(total["gpu_hours"])
     assert {each["group"]: each["jobs"] for each in answer["groups"]} == {HOSTILE: 1, "bad": 2, "grew": 1, "-": 1}
     assert group(answer, HOSTILE)["memory"]["unused_percent"] == pytest.approx(25.0)
     assert group(answer, "bad")["memory"]["unused_percent"] is None
-    assert group(answer, "grew")["attempts"] == yard.job(oom)["attempt"] == 2
+    assert group(answer, "grew")["attempts"] == queue.job(oom)["attempt"] == 2
     assert answer["box"]["devices"] == 2
-    assert [use["index"] for use in answer["devices"]][:1] == [yard.job(good)["gpu_indexes"][0]]
+    assert [use["index"] for use in answer["devices"]][:1] == [queue.job(good)["gpu_indexes"][0]]
 
     page = tmp_path / "week.html"
     assert run("report", "--by", "name", "--html", str(page)).stdout == f"wrote {page}\n"
@@ -86,7 +86,7 @@ def test_a_report_agrees_with_the_queue(yard: Yard, tmp_path: Path) -> None:
     assert "out of GPU memory" in run_on_terminal("report", columns=80)
 
 
-def test_mistakes_are_told_with_what_can_be_done(yard: Yard, tmp_path: Path) -> None:
+def test_mistakes_are_told_with_what_can_be_done(queue: QueueUnderTest, tmp_path: Path) -> None:
     for arguments, told in (
         (("--by", "moon"), "gpuyard: there is no report by 'moon'\n  it can be by user, workspace, name\n"),
         (("--since", "5s"), "gpuyard: a report on 5s cannot be made\n  give it from 1m to 3660d, such as 7d\n"),
@@ -100,4 +100,4 @@ def test_mistakes_are_told_with_what_can_be_done(yard: Yard, tmp_path: Path) -> 
         1, f"gpuyard: '{nowhere}' cannot be written: No such file or directory\n",
     )  # fmt: skip
     with pytest.raises(UserError, match="by: cannot be 'moon'"):
-        yard.get("/report", by="moon")
+        queue.get("/report", by="moon")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import gated_job
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 # Small enough for the RAM of any machine that runs tests.
 CARD, LARGE_MB = "1x2GB", 1500.0
@@ -16,13 +16,13 @@ ROUNDED_S = 0.005  # times are told to the millisecond
 
 
 @pytest.fixture
-def card(own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Yard:
+def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
     """A queue with a single card, and no RAM kept free."""
     monkeypatch.setenv("GPUYARD_SIMULATE", CARD)
-    own_yard.home.mkdir(mode=0o700)
-    (own_yard.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
-    own_yard.start()
-    return own_yard
+    own_queue.home.mkdir(mode=0o700)
+    (own_queue.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
+    own_queue.start()
+    return own_queue
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def submit(gate: Path, *options: str) -> int:
     return int(result.stdout)
 
 
-def begin(card: Yard, gate: Path, *options: str) -> int:
+def begin(card: QueueUnderTest, gate: Path, *options: str) -> int:
     """One that holds its memory by now."""
     job_id = submit(gate, *options)
     until(lambda: peak(card, job_id) == LARGE_MB, f"what job {job_id} holds")
     return job_id
 
 
-def peak(card: Yard, job_id: int) -> float:
+def peak(card: QueueUnderTest, job_id: int) -> float:
     attempts = card.job(job_id)["attempts"]
     return max(attempts[-1]["peaks_mb"].values(), default=0.0) if attempts else 0.0
 
@@ -71,12 +71,12 @@ def time_of(told: str) -> float:
     return datetime.fromisoformat(told).timestamp()
 
 
-def work_done(card: Yard, job_id: int, attempt: int = 1) -> str:
+def work_done(card: QueueUnderTest, job_id: int, attempt: int = 1) -> str:
     return card.log_of(job_id, attempt).splitlines()[-1]
 
 
 def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_on_where_it_was(
-    card: Yard, gate: Path, open_gate: Path
+    card: QueueUnderTest, gate: Path, open_gate: Path
 ) -> None:
     job_id = begin(card, gate)
     assert run("suspend", str(job_id)).stdout == f"suspending {job_id}\n"
@@ -114,7 +114,7 @@ def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_
 
 
 def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_was(
-    card: Yard, gate: Path, open_gate: Path
+    card: QueueUnderTest, gate: Path, open_gate: Path
 ) -> None:
     victim = begin(card, gate)
     urgent = submit(open_gate, "--preempt")
@@ -128,7 +128,7 @@ def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_
     assert work_done(card, victim) == work_done(card, urgent)
 
 
-def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: Yard, gate: Path, open_gate: Path) -> None:
+def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: QueueUnderTest, gate: Path, open_gate: Path) -> None:
     victim = begin(card, gate, "--on-preempt", "requeue")
     urgent = submit(open_gate, "--preempt")
     assert run("wait", str(urgent)).returncode == 0
@@ -142,7 +142,9 @@ def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: Yard, gate: Pa
     assert "preempts: jobs of lower priority\n" in run("show", str(urgent)).stdout
 
 
-def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(card: Yard, gate: Path, open_gate: Path) -> None:
+def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(
+    card: QueueUnderTest, gate: Path, open_gate: Path
+) -> None:
     stubborn = begin(card, gate, "--on-preempt", "never")
     urgent = submit(open_gate, "--preempt")
     until(
@@ -155,7 +157,7 @@ def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(card: Yard, g
     assert card.job(urgent)["started_at"] >= card.job(stubborn)["ended_at"]
 
 
-def test_an_urgent_job_says_who_makes_room_for_it(card: Yard, open_gate: Path, tmp_path: Path) -> None:
+def test_an_urgent_job_says_who_makes_room_for_it(card: QueueUnderTest, open_gate: Path, tmp_path: Path) -> None:
     way, up = card.gate("way"), tmp_path / "up"
     # It takes its time to end once it is told to.
     asked = f"trap 'read word < {way}; exit' TERM; touch {up}"
@@ -171,7 +173,7 @@ def test_an_urgent_job_says_who_makes_room_for_it(card: Yard, open_gate: Path, t
 
 
 def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspended_by_hand(
-    card: Yard, gate: Path
+    card: QueueUnderTest, gate: Path
 ) -> None:
     job_id = begin(card, gate)
     run("suspend", str(job_id))
@@ -184,7 +186,7 @@ def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspende
     assert card.state(job_id) == "succeeded"
 
 
-def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: Yard, gate: Path) -> None:
+def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     run("suspend", str(job_id))
     card.until_state(job_id, "suspended")
@@ -194,7 +196,7 @@ def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: Yard, ga
     card.until_state(job_id, "cancelled")
 
 
-def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card: Yard, gate: Path) -> None:
+def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     waiting = submit(gate)
     without, way = card.start_gated("way", gpus=0)
@@ -211,7 +213,7 @@ def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card:
     way.write_text("go\n")
 
 
-def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: Yard, gate: Path) -> None:
+def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     (card.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 1000000000\n")
     card.restart()
@@ -229,7 +231,9 @@ def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: Yard, gate: Pat
         (["--preempt", "--gpus", "0"], "--gpus 0 asks for none"),
     ],
 )
-def test_preemption_that_makes_no_sense_is_a_mistake(card: Yard, options: list[str], said: str, tmp_path: Path) -> None:
+def test_preemption_that_makes_no_sense_is_a_mistake(
+    card: QueueUnderTest, options: list[str], said: str, tmp_path: Path
+) -> None:
     result = run("submit", *options, "--", "true", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr

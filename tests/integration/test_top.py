@@ -18,7 +18,7 @@ from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.installation import find_installation
 from gpuyard.ui.tui.app import Top
 from gpuyard.ui.tui.glyphs import UNICODE
-from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.terminal import Terminal
 
 Story = Callable[["Screen"], Awaitable[None]]
@@ -76,25 +76,25 @@ def watch(story: Story, size: tuple[int, int] = (100, 30)) -> None:
     asyncio.run(run())
 
 
-def test_devices_the_queue_and_a_log_are_seen_as_they_change(yard: Yard) -> None:
-    gate = yard.gate()
-    job_id = yard.shell(f"echo first words; read word < {gate}; echo $word", name="talker", vram="6G")
+def test_devices_the_queue_and_a_log_are_seen_as_they_change(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    job_id = queue.shell(f"echo first words; read word < {gate}; echo $word", name="talker", vram="6G")
 
     async def story(screen: Screen) -> None:
         await screen.shows("Simulated 24 GB", "▄", "reserved 6", "free 18 GB", "1 running", "● running", "talker")
         await screen.shows("first words")
         gate.write_text("last words\n")
         await screen.shows("last words", "✓ succeeded", "free 24 GB")
-        yard.shell("echo second", name="later", gpus="0")
+        queue.shell("echo second", name="later", gpus="0")
         await screen.shows("later", "2 succeeded")
 
     watch(story)
-    assert yard.state(job_id) == "succeeded"
+    assert queue.state(job_id) == "succeeded"
 
 
-def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
-    yard.post("/pause")
-    first, second, third = (yard.shell(":", gpus="0", name=name) for name in ("one", "two", "three"))
+def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(queue: QueueUnderTest) -> None:
+    queue.post("/pause")
+    first, second, third = (queue.shell(":", gpus="0", name=name) for name in ("one", "two", "three"))
 
     async def story(screen: Screen) -> None:
         await screen.chooses(first)
@@ -102,26 +102,26 @@ def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
         await screen.chooses(second)
         await screen.type("h")
         await screen.shows(f"held {second}", "‖ held")
-        assert yard.state(second) == "held"
+        assert queue.state(second) == "held"
         await screen.type("h")
         await screen.shows(f"{second} is not held: ")
         await screen.type("r")
         await screen.shows(f"released {second}")
-        assert yard.state(second) == "queued"
+        assert queue.state(second) == "queued"
         await screen.type("plus", "plus", "minus", "plus")
         await screen.shows(f"priority 2 for {second}")
-        await screen.until(lambda: yard.job(second)["priority"] == 2, "its priority")
+        await screen.until(lambda: queue.job(second)["priority"] == 2, "its priority")
         await screen.type("c")
         await screen.shows(f"cancel job {second} two?")
         await screen.type("n")
         await screen.shows("no job changed")
-        assert yard.state(second) == "queued"
+        assert queue.state(second) == "queued"
         await screen.type("c", "y")
         await screen.shows(f"cancelled {second}", "- cancelled")
         await screen.chooses(second)
         await screen.type("t")
         await screen.shows(f"queued again {second}")
-        assert yard.state(second) == "queued"
+        assert queue.state(second) == "queued"
         await screen.shows("paused: no new jobs start")
         await screen.type("p")
         await screen.shows("let jobs start again?")
@@ -131,12 +131,12 @@ def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(yard: Yard) -> None:
         await screen.shows("paused: 0 still running", "paused: no new jobs start")
 
     watch(story)
-    assert [yard.state(job_id) for job_id in (first, second, third)] == ["succeeded"] * 3
+    assert [queue.state(job_id) for job_id in (first, second, third)] == ["succeeded"] * 3
 
 
-def test_a_job_is_suspended_and_resumed(yard: Yard) -> None:
+def test_a_job_is_suspended_and_resumed(queue: QueueUnderTest) -> None:
     sim_job = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "2G", "--seconds", "600")
-    job_id = yard.submit(*sim_job, vram="3G", environment=dict(os.environ))
+    job_id = queue.submit(*sim_job, vram="3G", environment=dict(os.environ))
 
     async def story(screen: Screen) -> None:
         await screen.shows("own 2", "reserved 1")
@@ -146,12 +146,12 @@ def test_a_job_is_suspended_and_resumed(yard: Yard) -> None:
         await screen.shows(f"will resume when memory is free: {job_id}", "● running")
 
     watch(story)
-    assert yard.state(job_id) == "running"
+    assert queue.state(job_id) == "running"
 
 
-def test_pages_tell_all_about_a_job_and_why_it_waits(yard: Yard) -> None:
-    running, gate = yard.start_gated(gpus="2")
-    waiting = yard.shell("echo started", vram="20G", name="patient")
+def test_pages_tell_all_about_a_job_and_why_it_waits(queue: QueueUnderTest) -> None:
+    running, gate = queue.start_gated(gpus="2")
+    waiting = queue.shell("echo started", vram="20G", name="patient")
 
     async def story(screen: Screen) -> None:
         await screen.chooses(running)
@@ -173,9 +173,9 @@ def test_pages_tell_all_about_a_job_and_why_it_waits(yard: Yard) -> None:
     watch(story)
 
 
-def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(yard: Yard) -> None:
-    gate = yard.gate()
-    yard.shell(f"seq 1000 1200; read word < {gate}; echo $word; echo {'x' * 300}END", gpus="0")
+def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    queue.shell(f"seq 1000 1200; read word < {gate}; echo $word; echo {'x' * 300}END", gpus="0")
 
     async def story(screen: Screen) -> None:
         await screen.shows("1200")
@@ -194,12 +194,12 @@ def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(yard: Y
     watch(story)
 
 
-def test_only_what_is_looked_for_is_shown(yard: Yard) -> None:
-    yard.shell("exit 3", gpus="0", name="broken")
-    yard.wait()
-    yard.post("/pause")
+def test_only_what_is_looked_for_is_shown(queue: QueueUnderTest) -> None:
+    queue.shell("exit 3", gpus="0", name="broken")
+    queue.wait()
+    queue.post("/pause")
     for name in ("lemon", "orange", "lime"):
-        yard.shell(":", gpus="0", name=name)
+        queue.shell(":", gpus="0", name=name)
 
     async def story(screen: Screen) -> None:
         await screen.shows("lemon", "orange", "lime", "✗ failed", "exit status 3")
@@ -219,8 +219,8 @@ def test_only_what_is_looked_for_is_shown(yard: Yard) -> None:
     watch(story)
 
 
-def test_what_is_pasted_by_mistake_into_the_filter_is_not_taken(yard: Yard) -> None:
-    yard.shell(":", gpus="0", name="alpha")
+def test_what_is_pasted_by_mistake_into_the_filter_is_not_taken(queue: QueueUnderTest) -> None:
+    queue.shell(":", gpus="0", name="alpha")
 
     async def story(screen: Screen) -> None:
         await screen.shows("alpha", "succeeded")
@@ -232,9 +232,9 @@ def test_what_is_pasted_by_mistake_into_the_filter_is_not_taken(yard: Yard) -> N
     watch(story)
 
 
-def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(yard: Yard) -> None:
-    yard.post("/pause")
-    first = yard.shell(": {index}", gpus="0", array="0-4999", name="many")
+def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(queue: QueueUnderTest) -> None:
+    queue.post("/pause")
+    first = queue.shell(": {index}", gpus="0", array="0-4999", name="many")
 
     async def story(screen: Screen) -> None:
         await screen.shows("of 5,000", "many[0]")
@@ -249,17 +249,17 @@ def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(yard: Yard) -> None:
     watch(story, (80, 24))
 
 
-def test_a_daemon_that_ends_and_comes_back_is_found_again(yard: Yard) -> None:
-    gate = yard.gate()
-    yard.shell(f"echo before; read word < {gate}; echo after", gpus="0", name="survivor")
+def test_a_daemon_that_ends_and_comes_back_is_found_again(queue: QueueUnderTest) -> None:
+    gate = queue.gate()
+    queue.shell(f"echo before; read word < {gate}; echo after", gpus="0", name="survivor")
 
     async def story(screen: Screen) -> None:
         await screen.shows("before", "survivor")
-        yard.stop()
+        queue.stop()
         await screen.shows("reconnecting: ", "survivor")
         await screen.type("h")
         await screen.shows("no daemon runs")
-        yard.start()
+        queue.start()
         await screen.no_longer_shows("reconnecting")
         gate.write_text("\n")
         await screen.shows("after", "✓ succeeded")
@@ -267,26 +267,26 @@ def test_a_daemon_that_ends_and_comes_back_is_found_again(yard: Yard) -> None:
     watch(story)
 
 
-def test_a_daemon_that_was_killed_is_started_again(yard: Yard) -> None:
-    job_id, gate = yard.start_gated(gpus="0")
+def test_a_daemon_that_was_killed_is_started_again(queue: QueueUnderTest) -> None:
+    job_id, gate = queue.start_gated(gpus="0")
 
     async def story(screen: Screen) -> None:
         await screen.chooses(job_id)
-        yard.kill9()
-        await screen.until(lambda: running_pid(yard.home / "daemon.lock"), "another daemon")
+        queue.kill9()
+        await screen.until(lambda: running_pid(queue.home / "daemon.lock"), "another daemon")
         gate.write_text("\n")
         await screen.shows("✓ succeeded")
         await screen.no_longer_shows("reconnecting")
 
     watch(story)
-    yard.post("/stop")
-    yard.client.close()
-    until(lambda: running_pid(yard.home / "daemon.lock") is None, "the end of the daemon")
+    queue.post("/stop")
+    queue.client.close()
+    until(lambda: running_pid(queue.home / "daemon.lock") is None, "the end of the daemon")
 
 
-def test_the_mouse_chooses_and_scrolls(yard: Yard) -> None:
-    yard.post("/pause")
-    first = yard.shell(": {index}", gpus="0", array="0-29", name="many")
+def test_the_mouse_chooses_and_scrolls(queue: QueueUnderTest) -> None:
+    queue.post("/pause")
+    first = queue.shell(": {index}", gpus="0", array="0-29", name="many")
 
     async def story(screen: Screen) -> None:
         await screen.shows(f"job {first} ", "free 24 GB")
@@ -298,9 +298,9 @@ def test_the_mouse_chooses_and_scrolls(yard: Yard) -> None:
     watch(story)
 
 
-def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(yard: Yard) -> None:
-    assert yard.daemon is not None
-    daemon = yard.daemon.pid
+def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(queue: QueueUnderTest) -> None:
+    assert queue.daemon is not None
+    daemon = queue.daemon.pid
 
     async def story(screen: Screen) -> None:
         await screen.shows("The queue is empty")
@@ -316,7 +316,7 @@ def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(yard: Yard) -> None:
     watch(story)
 
 
-def test_an_empty_queue_says_how_to_fill_it(yard: Yard) -> None:
+def test_an_empty_queue_says_how_to_fill_it(queue: QueueUnderTest) -> None:
     async def story(screen: Screen) -> None:
         await screen.shows("The queue is empty", "gpuyard submit -- python train.py")
         await screen.type("c")
@@ -331,9 +331,9 @@ def test_an_empty_queue_says_how_to_fill_it(yard: Yard) -> None:
 
 @pytest.mark.needs("tmux")
 @pytest.mark.usefixtures("unmeasured")
-def test_in_a_small_terminal_without_colour_it_is_all_there(yard: Yard, tmp_path: Path) -> None:
-    gate = yard.gate()
-    yard.shell(f"read word < {gate}", name="trainer", vram="6G")
+def test_in_a_small_terminal_without_colour_it_is_all_there(queue: QueueUnderTest, tmp_path: Path) -> None:
+    gate = queue.gate()
+    queue.shell(f"read word < {gate}", name="trainer", vram="6G")
     tmux = ("tmux", "-S", str(tmp_path / "tmux"), "-f", os.devnull)
     environment = {**os.environ, "LC_ALL": "C", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "gpuyard", "top"]

@@ -15,7 +15,7 @@ import pytest
 from gpuyard.config import parse_config
 from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web_fixture import Door
 
 
@@ -41,15 +41,15 @@ def taken(port: int) -> Iterator[int]:
         yield other.getsockname()[1] or port
 
 
-def test_it_prints_where_the_page_is_and_the_same_when_asked_again(yard: Yard) -> None:
+def test_it_prints_where_the_page_is_and_the_same_when_asked_again(queue: QueueUnderTest) -> None:
     first = run("web", "--port", "0")
     url = first.stdout.strip()
     port = int(url.split(":")[2].partition("/")[0])
     assert url.startswith(f"http://127.0.0.1:{port}/?token=")
     assert f"ssh -L {port}:127.0.0.1:{port} " in first.stderr
     assert run("web").stdout.strip() == url
-    assert yard.get("/web")["url"] == url
-    assert stat.S_IMODE((yard.home / "web.token").stat().st_mode) == 0o600
+    assert queue.get("/web")["url"] == url
+    assert stat.S_IMODE((queue.home / "web.token").stat().st_mode) == 0o600
 
     looking = opened("--read-only")
     assert (looking["url"], looking["read_only"]) == (url, True)
@@ -62,12 +62,12 @@ def test_it_prints_where_the_page_is_and_the_same_when_asked_again(yard: Yard) -
     assert run("web", "--stop").stdout == "no page is open\n"
     assert json.loads(run("web", "--stop", "--json").stdout) == {"stopped": False}
     assert opened("--port", str(port))["url"] == fresh["url"]
-    yard.stop()
+    queue.stop()
     assert not is_served(port)
-    yard.start()
+    queue.start()
 
 
-def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_is_told(yard: Yard) -> None:
+def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_is_told(queue: QueueUnderTest) -> None:
     with taken(8765):
         answer = opened()
         assert 8765 < answer["port"] < 8785
@@ -86,11 +86,11 @@ def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_
         assert (unknown.returncode, "is not an address of this machine" in unknown.stderr) == (2, True)
 
 
-def test_another_address_is_warned_of_and_locked_just_so(yard: Yard) -> None:
+def test_another_address_is_warned_of_and_locked_just_so(queue: QueueUnderTest) -> None:
     told = run("web", "--address", "0.0.0.0", "--port", "0")
     assert "not encrypted" in told.stderr
     assert told.stdout.startswith(f"http://{socket.gethostname()}:")
-    door = Door(yard, address="0.0.0.0")
+    door = Door(queue, address="0.0.0.0")
     assert door.answer["url"] == told.stdout.strip()
     assert door.ask("GET", "/v1/status").status == 401
     assert door.ask("GET", "/v1/status", Host=f"evil.example:{door.port}", **door.bearer).status == 403
@@ -98,39 +98,39 @@ def test_another_address_is_warned_of_and_locked_just_so(yard: Yard) -> None:
         assert door.ask("GET", "/v1/status", Host=host, **door.bearer).status == 200
 
 
-def test_a_token_that_others_could_have_read_is_not_used_again(yard: Yard) -> None:
+def test_a_token_that_others_could_have_read_is_not_used_again(queue: QueueUnderTest) -> None:
     before = opened("--port", "0")["url"]
     run("web", "--stop")
-    os.chmod(yard.home / "web.token", 0o644)
+    os.chmod(queue.home / "web.token", 0o644)
     with pytest.raises(UserError, match="port: Expected `int"):
-        yard.post("/web", port="x")
+        queue.post("/web", port="x")
     assert opened("--port", "0")["url"].partition("token=")[2] != before.partition("token=")[2]
 
 
-def test_the_configuration_opens_it_at_the_daemons_start(own_yard: Yard) -> None:
-    own_yard.home.mkdir(parents=True)
-    (own_yard.home / "config.toml").write_text("web = true\n")
-    own_yard.start()
-    port = own_yard.get("/web")["port"]
+def test_the_configuration_opens_it_at_the_daemons_start(own_queue: QueueUnderTest) -> None:
+    own_queue.home.mkdir(parents=True)
+    (own_queue.home / "config.toml").write_text("web = true\n")
+    own_queue.start()
+    port = own_queue.get("/web")["port"]
     assert port >= 8765
-    assert "the web page is at 127.0.0.1" in own_yard.daemon.log if own_yard.daemon else False
-    (own_yard.home / "config.toml").write_text("[web]\nenabled = false\nport = 0\nread_only = true\n")
-    own_yard.restart()
-    assert own_yard.get("/web")["url"] is None
+    assert "the web page is at 127.0.0.1" in own_queue.daemon.log if own_queue.daemon else False
+    (own_queue.home / "config.toml").write_text("[web]\nenabled = false\nport = 0\nread_only = true\n")
+    own_queue.restart()
+    assert own_queue.get("/web")["url"] is None
     answer = opened()
     assert (answer["read_only"], answer["port"] not in (0, 8765)) == (True, True)
 
 
-def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_yard: Yard) -> None:
-    own_yard.home.mkdir(parents=True)
+def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_queue: QueueUnderTest) -> None:
+    own_queue.home.mkdir(parents=True)
     with taken(0) as port:
-        (own_yard.home / "config.toml").write_text(f"[web]\nport = {port}\n")
-        own_yard.start()
-        (notice,) = own_yard.get("/status")["notices"]
+        (own_queue.home / "config.toml").write_text(f"[web]\nport = {port}\n")
+        own_queue.start()
+        (notice,) = own_queue.get("/status")["notices"]
         assert f"the web page is not open: the web page cannot be served at 127.0.0.1:{port}" in notice
-        assert own_yard.daemon is not None
-        assert notice in own_yard.daemon.log
-        assert own_yard.wait(own_yard.submit("true"))["done"]
+        assert own_queue.daemon is not None
+        assert notice in own_queue.daemon.log
+        assert own_queue.wait(own_queue.submit("true"))["done"]
 
 
 @pytest.mark.parametrize(

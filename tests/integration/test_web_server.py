@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.queue_fixture import DEADLINE_S, Yard, until
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
 from tests.integration.web_fixture import Door, hear_until
 from tests.unit.leases import as_root, child, wait_for_word
@@ -30,8 +30,8 @@ HEADERS = {
 EVENTS = "/v1/events?watch=/status"
 
 
-def held_job(yard: Yard, *words: str, **options: Any) -> int:
-    return yard.submit("true", *words, hold=True, **options)
+def held_job(queue: QueueUnderTest, *words: str, **options: Any) -> int:
+    return queue.submit("true", *words, hold=True, **options)
 
 
 def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothing_to_see(door: Door) -> None:
@@ -52,7 +52,7 @@ def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothi
     page = door.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"/static/" in page.body
-    user = door.yard.get("/jobs/1")["user"] if door.yard.submit("true") else ""
+    user = door.queue.get("/jobs/1")["user"] if door.queue.submit("true") else ""
     assert door.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
     for target in ("/v1/status", "/v1/session", "/static/index.html", "/metrics", "/openapi.json", EVENTS, "/nothing"):
         refused = door.ask("GET", target)
@@ -60,9 +60,9 @@ def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothi
 
 
 def test_a_script_shows_the_token(door: Door) -> None:
-    assert door.ask("GET", "/v1/status", **door.bearer).json["pid"] == door.yard.get("/status")["pid"]
+    assert door.ask("GET", "/v1/status", **door.bearer).json["pid"] == door.queue.get("/status")["pid"]
     told = door.ask("POST", "/v1/submissions", '{"command": ["true"]}', **door.bearer, Content_Type="application/json")
-    assert door.yard.wait(told.json["ids"])["done"]
+    assert door.queue.wait(told.json["ids"])["done"]
     assert door.ask("GET", f"/v1/status?token={door.token}").status == 401
 
 
@@ -77,7 +77,7 @@ def test_wrong_tokens_are_bounded_and_keep_the_right_one_out_of_nothing(door: Do
 
 
 def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(door: Door) -> None:
-    job = held_job(door.yard)
+    job = held_job(door.queue)
     cancel = f'{{"ids": "{job}"}}'
     elsewhere = [
         {"Host": f"evil.example:{door.port}", "Origin": f"http://evil.example:{door.port}"},
@@ -103,7 +103,7 @@ def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(do
         "OPTIONS", "/v1/jobs/cancel", Origin="http://evil.example", Access_Control_Request_Method="POST"
     )
     assert (preflight.status, preflight.headers["allow"]) == (405, "GET, HEAD, POST")
-    assert door.yard.state(job) == "held"
+    assert door.queue.state(job) == "held"
     assert door.post("/v1/jobs/cancel", {"ids": str(job)}).json["count"] == 1
 
 
@@ -123,7 +123,7 @@ def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(
         assert door.get(target).status == 403
     assert door.get("/v1/events?watch=/web").status == 403
     assert door.get("/v1/events?watch=/status%20/%2577eb").status == 403
-    assert door.yard.get("/web")["url"] == door.url
+    assert door.queue.get("/web")["url"] == door.url
 
 
 def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(door: Door) -> None:
@@ -175,9 +175,9 @@ def test_files_are_of_the_page_and_of_no_other_folder(door: Door) -> None:
         assert (refused.status, token in refused.body) == (404, "web.token" in name), name
 
 
-def test_a_page_for_looking_shows_and_changes_nothing(yard: Yard) -> None:
-    job = held_job(yard, environment={"PATH": "/bin", "SECRET": "hidden-word"})
-    door = Door(yard, read_only=True)
+def test_a_page_for_looking_shows_and_changes_nothing(queue: QueueUnderTest) -> None:
+    job = held_job(queue, environment={"PATH": "/bin", "SECRET": "hidden-word"})
+    door = Door(queue, read_only=True)
     assert door.get("/v1/session").json["read_only"] is True
     assert door.get("/v1/jobs").json["jobs"][0]["id"] == job
     shown = door.get(f"/v1/jobs/{job}")
@@ -186,8 +186,8 @@ def test_a_page_for_looking_shows_and_changes_nothing(yard: Yard) -> None:
     assert door.get(f"/v1/events?watch=/jobs/{job}?environment=1").status == 403
     assert door.post("/v1/jobs/cancel", {"ids": "all"}).status == 403
     assert door.post("/v1/submissions", {"command": ["true"]}, **door.bearer).status == 403
-    assert yard.counts() == {"held": 1}
-    assert b"hidden-word" in Door(yard, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
+    assert queue.counts() == {"held": 1}
+    assert b"hidden-word" in Door(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
 
 
 # Bounds
@@ -214,7 +214,7 @@ def test_who_asks_too_much_at_once_is_told_when_to_ask_again(door: Door) -> None
     assert served >= 200
     assert refused >= 1
     assert b"Retry-After: 1\r\n" in told
-    assert door.yard.get("/status")["pid"]
+    assert door.queue.get("/status")["pid"]
     until(lambda: door.get("/v1/status").status == 200, "the end of the wait")
 
 
@@ -229,7 +229,7 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Doo
         assert door.get("/v1/status").status == 200
         idle = [stack.enter_context(door.dial()) for _ in range(70)]
         until(lambda: b" 503 " in hear_until(idle[-1], b"\r\n\r\n"), "the bound")
-        assert door.yard.get("/status")["pid"]
+        assert door.queue.get("/status")["pid"]
         viewers[0].close()
 
         def is_room() -> bool:
@@ -261,20 +261,20 @@ def test_strangers_who_stay_connected_keep_nobody_out(door: Door) -> None:
 
 
 def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> None:
-    job = held_job(door.yard, "x" * 60_000)
+    job = held_job(door.queue, "x" * 60_000)
     watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
     with door.dial(receive_bytes=4096) as sleeper, door.dial() as reader:
         for viewer in (sleeper, reader):
             viewer.sendall(door.head("GET", f"/v1/events?watch={watch}"))
-        until(lambda: door.yard.get("/status")["viewers"] == 2, "two viewers")
+        until(lambda: door.queue.get("/status")["viewers"] == 2, "two viewers")
         for priority in range(1, 50):
-            door.yard.post("/jobs/priority", ids=str(job), priority=priority)
+            door.queue.post("/jobs/priority", ids=str(job), priority=priority)
             for nth in range(3):
                 hear_until(reader, f'nth={nth}", "answer"'.encode())
-            if door.yard.get("/status")["viewers"] == 1:
+            if door.queue.get("/status")["viewers"] == 1:
                 break
         assert priority < 49, "who does not read is still there"
-        door.yard.post("/jobs/priority", ids=str(job), priority=77)
+        door.queue.post("/jobs/priority", ids=str(job), priority=77)
         assert b'"priority":77' in hear_until(reader, b'"priority":77')
 
 
@@ -285,7 +285,7 @@ def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(door: 
     with door.dial() as viewer:
         viewer.sendall(door.head("GET", EVENTS))
         hear_until(viewer, b"\n\n")
-        fresh = Door(door.yard, port=door.port, new_token=True)
+        fresh = Door(door.queue, port=door.port, new_token=True)
         hear_until(viewer, b"nothing ends so")  # to its end
     assert (fresh.port, fresh.token != door.token) == (door.port, True)
     assert door.get("/v1/status").status == 401
@@ -295,8 +295,8 @@ def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(door: 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(door: Door) -> None:
-    door.yard.restart()
-    again = Door(door.yard, port=door.port)
+    door.queue.restart()
+    again = Door(door.queue, port=door.port)
     assert again.url == door.url
     assert door.get("/v1/status").status == 200
     assert door.post("/v1/pause").status == 200
@@ -370,7 +370,7 @@ def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abru
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("is_abrupt", [True, False])
 def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(door: Door, is_abrupt: bool) -> None:
-    job, daemon = held_job(door.yard), door.yard.daemon
+    job, daemon = held_job(door.queue), door.queue.daemon
     assert daemon is not None
     body = f'{{"ids": "{job}"}}'
     request = door.head("POST", "/v1/jobs/cancel", **door.from_page, Content_Length=str(len(body))) + body.encode()
@@ -382,4 +382,4 @@ def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(door
         os.kill(daemon.pid, signal.SIGCONT)
     for _ in range(3):
         assert door.get("/v1/status").status == 200
-    assert door.yard.state(job) == "held"
+    assert door.queue.state(job) == "held"

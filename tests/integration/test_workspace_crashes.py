@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.queue_fixture import Yard, is_gone
+from tests.integration.queue_fixture import QueueUnderTest, is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -38,7 +38,7 @@ def until_seen(ws: Workspace, names: set[str]) -> None:
 def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_the_other_and_together(
     workspaces: Workspaces,
 ) -> None:
-    ws, yard = workspaces.make(), workspaces.yard
+    ws, queue = workspaces.make(), workspaces.queue
     ws.add_gated(*CONFIGS, "exp4", "exp5")
     ws.do("start", "exp1,exp2,exp3", "0,0,1")
     ws.until_running(*CONFIGS)
@@ -47,10 +47,10 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     until_seen(ws, names)
     ws.tmux.wait_to_see("T_scheduler", "● running")  # who comes to look where no daemon runs starts one
 
-    yard.kill9()
+    queue.kill9()
     kill9(ws.tmux.server())
     until_seen(ws, names)  # again, with no daemon there
-    yard.start()
+    queue.start()
     ws.let_go("exp1")
     ws.until_state("exp1", "succeeded")
 
@@ -59,8 +59,8 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     left = sessions_of(ws, "exp2", "exp3", "exp4")
     until_seen(ws, left)
     os.kill(ws.tmux.server(), signal.SIGKILL)
-    yard.kill9()
-    yard.start()
+    queue.kill9()
+    queue.start()
     until_seen(ws, left)
     assert {config: task["state"] for config, task in ws.tasks().items()} == {
         "exp1": "succeeded", "exp2": "running", "exp3": "running", "exp4": "running", "exp5": "queued",
@@ -85,7 +85,7 @@ VICTIMS: dict[str, Callable[[Workspace], int]] = {
 
 @pytest.mark.parametrize("victim", some(VICTIMS, 2))
 def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
-    victim: str, workspaces: Workspaces, own_yard: Yard
+    victim: str, workspaces: Workspaces, own_queue: QueueUnderTest
 ) -> None:
     again = workspaces.make("again", auto_restart_failed=True, max_retries=1)
     once = workspaces.make("once")
@@ -106,7 +106,7 @@ def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
     again.let_go("exp")
     assert again.until_over()["exp"]["state"] == "completed"
     assert (len(again.starts()), len(again.ends()), again.markers()) == (2, 1, {"exp"})
-    until(lambda: not list((own_yard.home / "sessions").iterdir()), "the end of the sockets")
+    until(lambda: not list((own_queue.home / "sessions").iterdir()), "the end of the sockets")
     row = once.rows()["exp"]
     assert (row["state"], row["attempt"], once.markers()) == ("failed", 1, set())
     assert len(once.starts()) == 1

@@ -74,7 +74,7 @@ def test_a_task_whose_hook_fails_before_it_is_run_again_as_any_that_fails(worksp
 
 
 def test_a_hook_goes_on_when_the_daemon_is_killed(workspaces: Workspaces) -> None:
-    workspace, yard = workspaces.make(), workspaces.yard
+    workspace, queue = workspaces.make(), workspaces.queue
     gates = {phase: workspace.folder / f"gate-{phase}" for phase in ("before", "after")}
     for gate in gates.values():
         os.mkfifo(gate)
@@ -84,9 +84,9 @@ def test_a_hook_goes_on_when_the_daemon_is_killed(workspaces: Workspaces) -> Non
     workspace.do("start")
     for phase in ("before", "after"):
         until(lambda: told(workspace)[-1:] == [f"{phase} begins"], f"the hook {phase}")  # noqa: B023 - at once
-        yard.kill9()
+        queue.kill9()
         open_gate(gates[phase])
-        yard.start()
+        queue.start()
     row = workspace.until_over()["exp"]
     assert (row["state"], row["attempt"], row["note"]) == ("completed", 1, None)
     assert told(workspace) == ["before begins", "ends", "after begins", "ends"]

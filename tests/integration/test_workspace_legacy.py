@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.fakes import train
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.session_fixture import OwnTmux
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     BIN,
@@ -87,8 +87,8 @@ def old(workspaces: Workspaces) -> Path:
     return folder
 
 
-def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, tmux: OwnTmux) -> None:
-    own_yard.start()
+def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_queue: QueueUnderTest, tmux: OwnTmux) -> None:
+    own_queue.start()
     before = (old / "scheduler_config.yml").read_text()
     values = yaml.safe_load(before)
     assert len(values) == 21
@@ -108,7 +108,7 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, t
     told = shell("./scheduler.sh", "start", cwd=old)
     assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in told
     assert "exp2  job 1\nexp3  job 2\n" in told
-    own_yard.wait()
+    own_queue.wait()
     assert {path.name for path in (old / "out").iterdir()} == {f"exp{n}_completed.txt" for n in (1, 2, 3)}
     assert (old / "out/exp1_completed.txt").read_text() == "done in spring\n"
     rows = {row["config"]: row for row in json.loads(shell("./scheduler.sh", "status", "--json", cwd=old))["tasks"]}
@@ -122,15 +122,15 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_yard: Yard, t
 
 
 @pytest.mark.full
-def test_the_old_way_to_call_the_scheduler_works_with_any_configuration(old: Path, own_yard: Yard) -> None:
-    own_yard.start()
+def test_the_old_way_to_call_the_scheduler_works_with_any_configuration(old: Path, own_queue: QueueUnderTest) -> None:
+    own_queue.start()
     shell(BIN / "setup_workspace.sh", old, "--force", cwd=old.parent)
     other = old.parent / "other config.yml"
     other.write_text(f"{OLD_CONFIG.format(folder=old)}\nsessions: none\n".replace("exp*.yml", "[n]*.yml"))
     main: tuple[str | Path, ...] = (BIN / "scheduler_main.sh", other.name, old.name)
     assert "notes  job 1\n" in shell(*main, "start", cwd=old.parent)
     until((old / "out/notes_completed.txt").exists, "the end of the task")
-    own_yard.wait()
+    own_queue.wait()
     assert "1 of 1 done" in shell(*main, "status", cwd=old.parent)
     assert "OLD_TASK" in shell(*main, "config", cwd=old.parent)
     by_default = shell(BIN / "scheduler_main.sh", old / "scheduler_config.yml", old, "status", cwd=old.parent)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -107,7 +107,7 @@ def test_a_workspace_whose_paths_and_settings_are_hostile_runs_as_data(workspace
     assert (start["cwd"], start["env"]["EVIL"]) == (str(work), EVIL)
     ws.let_go(f"exp {EVIL}")
     assert ws.until_over()[f"exp {EVIL}"]["state"] == "completed"
-    workspaces.yard.wait()
+    workspaces.queue.wait()
     assert (ws.folder / f"out {EVIL}" / f"exp {EVIL}_completed.txt").read_text().startswith("slope ")
     assert "epoch 2: loss" in (ws.folder / f"logs {EVIL}" / "train_logs" / f"exp {EVIL}.log").read_text()
     assert "completed" in (ws.folder / f"logs {EVIL}" / f"T {EVIL}_scheduler.log").read_text()
@@ -118,14 +118,14 @@ def test_a_workspace_whose_paths_and_settings_are_hostile_runs_as_data(workspace
 
 @pytest.mark.parametrize("name", ["new\nline", "bell\x07", "es\x1b[31mcape"])
 def test_a_config_whose_name_would_break_a_line_is_refused_before_anything_starts(
-    workspace: Workspace, own_yard: Yard, name: str
+    workspace: Workspace, own_queue: QueueUnderTest, name: str
 ) -> None:
     workspace.add("exp1", name)
     refused = workspace.scheduler("start")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "has control characters in it" in refused.stderr
     assert not any(letter in refused.stderr for letter in "\x07\x1b")
-    assert own_yard.counts() == {}
+    assert own_queue.counts() == {}
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard, is_gone
+from tests.integration.queue_fixture import QueueUnderTest, is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     make_tmux,
@@ -174,21 +174,23 @@ def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs
 
 
 @pytest.mark.full
-def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(workspace: Workspace, own_yard: Yard) -> None:
+def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(
+    workspace: Workspace, own_queue: QueueUnderTest
+) -> None:
     workspace.configure(gpu_count=1)
     workspace.add_gated("first", memory_mb=8 * 1024)
     workspace.add("greedy", memory_mb=18 * 1024)
     workspace.do("start", "first")
     until(lambda: "at the gate" in workspace.log("first"), "its memory")
     workspace.do("start", "greedy")
-    until(lambda: len(own_yard.job(2)["attempts"]) == 1 and own_yard.state(2) in ("delayed", "queued"), "its failure")
-    failed = own_yard.job(2)
+    until(lambda: len(own_queue.job(2)["attempts"]) == 1 and own_queue.state(2) in ("delayed", "queued"), "its failure")
+    failed = own_queue.job(2)
     assert failed["attempts"][0]["outcome"] == "out-of-memory"
     assert (failed["retries"], failed["failures"]) == (0, 0)
     assert failed["growth"]["memory_mb"] > 12 * 1024
     workspace.let_go("first")
     row = workspace.until_over()["greedy"]
-    assert (row["state"], own_yard.job(2)["failures"]) == ("completed", 0)
+    assert (row["state"], own_queue.job(2)["failures"]) == ("completed", 0)
     assert row["attempt"] == len(workspace.starts("greedy")) > 1
 
 
@@ -223,7 +225,7 @@ def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
 
 @pytest.mark.full
 @unmeasured
-def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_yard: Yard) -> None:
+def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_queue: QueueUnderTest) -> None:
     """Even where it then ends with status 0."""
     script = workspace.folder / "train.py"
     gentle = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
@@ -232,7 +234,7 @@ def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, ow
     workspace.add_gated("exp1")
     workspace.do("start")
     until(lambda: "at the gate" in workspace.log("exp1"), "the task at its gate")
-    own_yard.post("/jobs/cancel", ids="1")
+    own_queue.post("/jobs/cancel", ids="1")
     assert workspace.until_over()["exp1"]["state"] == "stopped"
     assert workspace.markers() == set()
 

@@ -131,10 +131,10 @@ def test_tasks_go_on_where_nobody_looks(workspace: Workspace, workspaces: Worksp
     program = workspace.program("exp1")
     # Who comes to look where no daemon runs starts one; who has looked already waits for the next.
     workspace.tmux.wait_to_see("T_scheduler", "● running")
-    workspaces.yard.stop()
+    workspaces.queue.stop()
     workspace.let_go("exp1")
     until(lambda: is_gone(program), "its end")
     until(workspace.marker("exp1").exists, "its marker")
-    workspaces.yard.start()
+    workspaces.queue.start()
     row = workspace.until_over()["exp1"]
     assert (row["state"], row["attempt"]) == ("completed", 1)

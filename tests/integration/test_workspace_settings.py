@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -31,7 +31,7 @@ def environment_of(ws: Workspace, config: str) -> Any:
 # The workspace's
 
 
-def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_yard: Yard) -> None:
+def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_queue: QueueUnderTest) -> None:
     workspace.configure(
         vram="5G", env={"ALPHA": "1e-3", "BETA": "$(touch pwned) yes"}, priority=7, timeout="2h", gpu_count=1,
         cuda_visible_devices_var="MY_DEVICES", worker_prefix="W", max_jobs_per_gpu=3, scheduler_session_suffix="-all",
@@ -40,7 +40,7 @@ def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_yard: 
     workspace.do("start")
     workspace.until_running("exp1", "exp2")
     assert workspace.per_gpu() == {0: 2}
-    job = own_yard.job(1)
+    job = own_queue.job(1)
     assert (job["priority"], job["time_limit_s"], job["vram_mb"]) == (7, 7200.0, 5 * 1024)
     assert workspace.tasks()["exp1"]["reserved_mb"] == 5 * 1024
     environment = environment_of(workspace, "exp1")
@@ -80,7 +80,7 @@ def test_a_task_runs_in_its_conda_environment(
 
 
 def test_a_conda_environment_that_is_missing_is_told_before_anything_starts(
-    workspace: Workspace, own_yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, own_queue: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conda = Installation(tmp_path / "miniconda")
     conda.add("torch")
@@ -90,7 +90,7 @@ def test_a_conda_environment_that_is_missing_is_told_before_anything_starts(
     refused = workspace.scheduler("start")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "there is no conda environment 'tohrc'" in refused.stderr
-    assert own_yard.counts() == {}
+    assert own_queue.counts() == {}
     assert workspace.tmux.sessions() == []
 
 
@@ -107,7 +107,7 @@ def test_a_command_is_run_when_all_is_over(workspace: Workspace) -> None:
 # A task's own
 
 
-def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_yard: Yard) -> None:
+def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_queue: QueueUnderTest) -> None:
     workspace.configure(vram="2G", timeout="1h", env={"WHO": "all", "ALSO": "this"})
     workspace.add_gated("none", scheduler={"gpus": 0})
     workspace.add_gated("both", scheduler={"gpus": 2, "vram": "6G", "env": {"WHO": "me"}})
@@ -122,7 +122,7 @@ def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_yard: Y
     both = environment_of(workspace, "both")
     assert (both["CUDA_VISIBLE_DEVICES"], both["WHO"], both["ALSO"]) == ("0,1", "me", "this")
     assert {"T_none_cpu", "T_both_gpu0_1"} < workspace.session_names()
-    assert own_yard.job(tasks["none"]["id"])["time_limit_s"] == 3600
+    assert own_queue.job(tasks["none"]["id"])["time_limit_s"] == 3600
     assert tasks["short"]["outcome"] == "timed-out"
     workspace.let_go("none", "both")
     assert {config: row["state"] for config, row in workspace.until_over().items()} == {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.integration.queue_fixture import DEADLINE_S, Yard
+from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest
 
 
 class Told(NamedTuple):
@@ -25,9 +25,9 @@ class Told(NamedTuple):
 class Door:
     """Where the page is, and its keys."""
 
-    def __init__(self, yard: Yard, **settings: object) -> None:
-        self.yard = yard
-        self.answer = yard.post("/web", **{"port": 0, **settings})
+    def __init__(self, queue: QueueUnderTest, **settings: object) -> None:
+        self.queue = queue
+        self.answer = queue.post("/web", **{"port": 0, **settings})
         self.url: str = self.answer["url"]
         self.token = self.url.partition("token=")[2]
         self.port: int = self.answer["port"]
@@ -77,5 +77,5 @@ def hear_until(connection: socket.socket, part: bytes) -> bytes:
 
 
 @pytest.fixture
-def door(yard: Yard) -> Door:
-    return Door(yard)
+def door(queue: QueueUnderTest) -> Door:
+    return Door(queue)

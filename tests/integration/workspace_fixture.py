@@ -23,7 +23,7 @@ import yaml
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.task_names import workspace_tag
 from tests.fakes import train
-from tests.integration.queue_fixture import Yard, is_gone
+from tests.integration.queue_fixture import QueueUnderTest, is_gone
 from tests.integration.session_fixture import OwnTmux
 from tests.integration.terminal import Terminal
 
@@ -45,9 +45,9 @@ def until(is_so: Callable[[], object], what: str) -> None:
 class Workspace:
     """Its configs may stand at gates: those run until the test lets them go."""
 
-    def __init__(self, folder: Path, yard: Yard, tmux: OwnTmux, **settings: Any) -> None:
+    def __init__(self, folder: Path, queue: QueueUnderTest, tmux: OwnTmux, **settings: Any) -> None:
         self.folder, self.work_dir, self.tmux = folder, folder, tmux
-        self._yard = yard
+        self._queue = queue
         self._gates: dict[str, Path] = {}
         self._let_go: dict[str, int] = {}
         init(folder, force=False)
@@ -137,7 +137,7 @@ class Workspace:
 
     def tasks(self) -> dict[str, Any]:
         """As the queue has them."""
-        return {task["config"]: task for task in self._yard.get("/tasks", tag=self.tag)["tasks"]}
+        return {task["config"]: task for task in self._queue.get("/tasks", tag=self.tag)["tasks"]}
 
     def until_state(self, config: str, *states: str) -> Any:
         until(lambda: self.tasks()[config]["state"] in states, f"{config} {' or '.join(states)}")
@@ -191,13 +191,13 @@ class Workspace:
 class Workspaces:
     """All of one test; the queue starts with the first."""
 
-    def __init__(self, place: Path, yard: Yard, tmux: OwnTmux) -> None:
-        self.place, self.yard, self.tmux = place, yard, tmux
+    def __init__(self, place: Path, queue: QueueUnderTest, tmux: OwnTmux) -> None:
+        self.place, self.queue, self.tmux = place, queue, tmux
 
     def make(self, name: str = "sweep", **settings: Any) -> Workspace:
-        if self.yard.daemon is None:
-            self.yard.start()
-        return Workspace(self.place / name, self.yard, self.tmux, **settings)
+        if self.queue.daemon is None:
+            self.queue.start()
+        return Workspace(self.place / name, self.queue, self.tmux, **settings)
 
     @contextlib.contextmanager
     def attached(self, session: str) -> Iterator[Terminal]:
@@ -257,9 +257,9 @@ def make_tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTm
 
 
 @pytest.fixture(name="workspaces")
-def make_workspaces(tmux: OwnTmux, own_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+def make_workspaces(tmux: OwnTmux, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> Workspaces:
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    return Workspaces(own_yard.home.parent, own_yard, tmux)
+    return Workspaces(own_queue.home.parent, own_queue, tmux)
 
 
 @pytest.fixture(name="workspace")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.ray_cluster import RayCluster, require_ray
 from tests.slurm_cluster import SlurmCluster
 from tests.slurm_cluster import slurm as slurm  # noqa: PLC0414 - fixtures are found where they are named
@@ -19,23 +19,25 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster
 
 
 @pytest.fixture
-def on_slurm(slurm: SlurmCluster, own_yard: Yard, monkeypatch: pytest.MonkeyPatch, unmeasured: None) -> Yard:
+def on_slurm(
+    slurm: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
+) -> QueueUnderTest:
     """A queue whose jobs go to the cluster unless they say otherwise."""
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
-    configure(own_yard.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\ngpu_memory = "24G"\nshard_mb = 1024\n')
-    own_yard.start()
-    return own_yard
+    configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\ngpu_memory = "24G"\nshard_mb = 1024\n')
+    own_queue.start()
+    return own_queue
 
 
 @pytest.fixture
-def on_ray(ray_cluster: RayCluster, own_yard: Yard, unmeasured: None) -> Yard:
+def on_ray(ray_cluster: RayCluster, own_queue: QueueUnderTest, unmeasured: None) -> QueueUnderTest:
     configure(
-        own_yard.home,
+        own_queue.home,
         f'[queue]\nengine = "ray"\n[ray]\naddress = "{ray_cluster.address}"\npoll_s = 1\ngpu_memory = "24G"\n',
     )
-    own_yard.start()
-    return own_yard
+    own_queue.start()
+    return own_queue
 
 
 def configure(home: Path, text: str) -> None:
@@ -44,7 +46,7 @@ def configure(home: Path, text: str) -> None:
 
 
 @pytest.fixture
-def waiting(yard: Yard) -> Yard:
+def waiting(queue: QueueUnderTest) -> QueueUnderTest:
     """A queue in which nothing starts."""
-    yard.post("/pause")
-    return yard
+    queue.post("/pause")
+    return queue

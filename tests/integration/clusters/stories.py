@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB "
@@ -25,88 +25,88 @@ def noting(folder: Path) -> str:
     return f"echo $GPUYARD_ATTEMPT >>{folder}/ran.$GPUYARD_JOB_ID; "
 
 
-def run_an_array(yard: Yard, count: int) -> None:
-    first = yard.shell(
+def run_an_array(queue: QueueUnderTest, count: int) -> None:
+    first = queue.shell(
         "echo element {index} of job $GPUYARD_JOB_ID; exit $(( {index} % 10 == 3 ))", array=f"0-{count - 1}", gpus=0
     )
-    yard.wait()
+    queue.wait()
     failed = [index for index in range(count) if index % 10 == 3]
-    assert yard.counts() == {"succeeded": count - len(failed), "failed": len(failed)}
+    assert queue.counts() == {"succeeded": count - len(failed), "failed": len(failed)}
     for index in range(count):
-        assert yard.log_of(first + index) == f"element {index} of job {first + index}\n"
-    assert {yard.job(first + index)["status"] for index in failed} == {1}
+        assert queue.log_of(first + index) == f"element {index} of job {first + index}\n"
+    assert {queue.job(first + index)["status"] for index in failed} == {1}
 
 
-def run_one_after_the_other(yard: Yard, folder: Path) -> None:
-    first, gate = yard.start_gated(gpus=0)
-    after_ok = yard.shell(f"echo b >>{folder}/order", after=str(first), gpus=0)
-    after_failed = yard.shell("true", after_failed=str(first), gpus=0)
-    after_any = yard.shell(f"echo c >>{folder}/order", after_any=str(after_ok), gpus=0)
-    assert yard.state(after_ok) == "blocked"
+def run_one_after_the_other(queue: QueueUnderTest, folder: Path) -> None:
+    first, gate = queue.start_gated(gpus=0)
+    after_ok = queue.shell(f"echo b >>{folder}/order", after=str(first), gpus=0)
+    after_failed = queue.shell("true", after_failed=str(first), gpus=0)
+    after_any = queue.shell(f"echo c >>{folder}/order", after_any=str(after_ok), gpus=0)
+    assert queue.state(after_ok) == "blocked"
     gate.write_text("go\n")
-    yard.wait()
-    assert [yard.state(each) for each in (first, after_ok, after_failed, after_any)] == [
+    queue.wait()
+    assert [queue.state(each) for each in (first, after_ok, after_failed, after_any)] == [
         "succeeded", "succeeded", "rejected", "succeeded",
     ]  # fmt: skip
     assert (folder / "order").read_text() == "b\nc\n"
 
 
-def cancel_what_runs(yard: Yard, folder: Path) -> None:
+def cancel_what_runs(queue: QueueUnderTest, folder: Path) -> None:
     """It is asked to end before it is made to, and what it says then is in its log."""
-    job_id = yard.shell(
+    job_id = queue.shell(
         f"trap 'echo asked; exit 5' TERM; echo up; touch {folder}/up; while :; do sleep 0.1; done", gpus=0
     )
     until((folder / "up").exists, "the job's beginning")
-    yard.post("/jobs/cancel", ids=str(job_id))
-    yard.wait()
-    assert yard.state(job_id) == "cancelled"
-    assert [line for line in yard.log_of(job_id).splitlines() if line != "Terminated"] == ["up", "asked"]
+    queue.post("/jobs/cancel", ids=str(job_id))
+    queue.wait()
+    assert queue.state(job_id) == "cancelled"
+    assert [line for line in queue.log_of(job_id).splitlines() if line != "Terminated"] == ["up", "asked"]
 
 
-def give_more_after_out_of_memory(yard: Yard) -> int:
+def give_more_after_out_of_memory(queue: QueueUnderTest) -> int:
     """It runs out once, is run again with more, and none of its retries are used up."""
-    job_id = yard.shell(
+    job_id = queue.shell(
         f'[ $GPUYARD_OOM_COUNT -gt 0 ] || {{ echo "{OUT_OF_MEMORY}"; exit 1; }}; echo enough', vram="8G"
     )
-    yard.wait()
-    job = yard.job(job_id)
+    queue.wait()
+    job = queue.job(job_id)
     assert (job["state"], job["failures"], job["attempt"]) == ("succeeded", 0, 2)
     first, second = job["attempts"]
     assert (first["outcome"], second["outcome"]) == ("out-of-memory", "succeeded")
     assert first["reserved_mb"] == 8192.0
     assert second["reserved_mb"] > first["reserved_mb"]
-    assert yard.log_of(job_id, 2) == "enough\n"
+    assert queue.log_of(job_id, 2) == "enough\n"
     return job_id
 
 
-def end_what_takes_too_long(yard: Yard) -> None:
-    job_id = yard.shell("echo begun; exec sleep 600", time_limit="5s", gpus=0)
-    yard.wait()
-    job = yard.job(job_id)
-    told = (job["state"], job["outcome"], yard.log_of(job_id))
+def end_what_takes_too_long(queue: QueueUnderTest) -> None:
+    job_id = queue.shell("echo begun; exec sleep 600", time_limit="5s", gpus=0)
+    queue.wait()
+    job = queue.job(job_id)
+    told = (job["state"], job["outcome"], queue.log_of(job_id))
     assert told == ("failed", "timed-out", "begun\n"), (told, job["reason"])
     assert 4.9 <= job["elapsed_s"] < 60, (job["elapsed_s"], job)
 
 
-def outlive_the_daemon(yard: Yard, folder: Path, count: int) -> None:
+def outlive_the_daemon(queue: QueueUnderTest, folder: Path, count: int) -> None:
     """It is killed with so many jobs out there: the next one picks up all of them, and none runs twice."""
     gate = folder / "go"
-    first = yard.shell(
+    first = queue.shell(
         f"{noting(folder)} while ! [ -e {gate} ]; do sleep 0.2; done; echo done {{index}}",
         array=f"0-{count - 1}",
         gpus=0,
     )
-    until(lambda: yard.counts().get("running", 0) >= 2, "some that run")
-    yard.kill9()
+    until(lambda: queue.counts().get("running", 0) >= 2, "some that run")
+    queue.kill9()
     gate.touch()
-    yard.start()
-    yard.wait()
-    assert yard.counts() == {"succeeded": count}
+    queue.start()
+    queue.wait()
+    assert queue.counts() == {"succeeded": count}
     assert [runs_of(folder, first + index) for index in range(count)] == [1] * count
-    assert [yard.log_of(first + index) for index in range(count)] == [f"done {index}\n" for index in range(count)]
+    assert [queue.log_of(first + index) for index in range(count)] == [f"done {index}\n" for index in range(count)]
 
 
-def sweep_a_workspace(yard: Yard, folder: Path, engine: str) -> None:
+def sweep_a_workspace(queue: QueueUnderTest, folder: Path, engine: str) -> None:
     """Configs become jobs, and leave their markers; where one fails there is none."""
     assert run("workspace", "init", str(folder)).returncode == 0
     (folder / "train.sh").write_text('grep -q bad "$2" && exit 3; echo "trained $2"\n')
@@ -117,23 +117,23 @@ def sweep_a_workspace(yard: Yard, folder: Path, engine: str) -> None:
         (folder / "configs" / f"{name}.yml").write_text(f"kind: {name}\nscheduler: {{gpus: 0}}\n")
     started = run("workspace", "--workspace", str(folder), "start", "--engine", engine)
     assert (started.returncode, started.stderr) == (0, "")
-    yard.wait()
+    queue.wait()
     markers = {path.name for path in (folder / "out").rglob("*") if path.is_file()}
     assert {name for name in ("one", "two", "bad") if any(name in marker for marker in markers)} == {"one", "two"}
-    jobs = {job["name"]: job["id"] for job in yard.get("/jobs", all="1")["jobs"]}
-    assert {name: yard.state(job) for name, job in jobs.items()} == {
+    jobs = {job["name"]: job["id"] for job in queue.get("/jobs", all="1")["jobs"]}
+    assert {name: queue.state(job) for name, job in jobs.items()} == {
         "one": "succeeded", "two": "succeeded", "bad": "failed",
     }  # fmt: skip
-    assert {yard.job(job)["engine"] for job in jobs.values()} == {engine}
-    assert re.search(r"trained .*one\.yml", yard.log_of(jobs["one"]))
+    assert {queue.job(job)["engine"] for job in jobs.values()} == {engine}
+    assert re.search(r"trained .*one\.yml", queue.log_of(jobs["one"]))
 
 
-def ask_why(yard: Yard, job_id: int, text: str) -> None:
+def ask_why(queue: QueueUnderTest, job_id: int, text: str) -> None:
     """Sooner or later that is the reason."""
     told = [""]
 
     def is_told() -> bool:
-        if (why := yard.why(job_id)) != told[-1]:
+        if (why := queue.why(job_id)) != told[-1]:
             told.append(why)
         return text in why
 
@@ -161,21 +161,21 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def learn_from_what_ran_there(yard: Yard, engine: str) -> None:
+def learn_from_what_ran_there(queue: QueueUnderTest, engine: str) -> None:
     """What it took of a GPU there, and how long, is known when it comes again."""
-    environment = {"PATH": os.environ["PATH"], "GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(yard.home)}
+    environment = {"PATH": os.environ["PATH"], "GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(queue.home)}
     words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "6G", "--seconds", "5")
-    first = yard.submit(*words, environment=environment)
-    yard.wait(first)
-    [attempt] = yard.job(first)["attempts"]
+    first = queue.submit(*words, environment=environment)
+    queue.wait(first)
+    [attempt] = queue.job(first)["attempts"]
     assert (attempt["outcome"], attempt["reserved_mb"]) == ("succeeded", None)
     assert max(attempt["peaks_mb"].values()) == 6144.0
     assert attempt["ram_mb"] > 1
-    again = yard.submit(*words, environment=environment)
-    yard.wait(again)
-    [attempt] = yard.job(again)["attempts"]
+    again = queue.submit(*words, environment=environment)
+    queue.wait(again)
+    [attempt] = queue.job(again)["attempts"]
     assert attempt["engine"] == engine
     assert 6144.0 < attempt["reserved_mb"] < 12288.0
-    [learned] = [each for each in yard.get("/estimates")["estimates"] if each["kind"] == "command"]
+    [learned] = [each for each in queue.get("/estimates")["estimates"] if each["kind"] == "command"]
     assert (learned["runs"], learned["measured_runs"]) == (2, 2)
     assert 5.0 <= learned["mean_s"] < 60.0

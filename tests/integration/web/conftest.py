@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 
 
 class Site:
     """The page of a queue: `url` opens it, `origin` is where it is."""
 
-    def __init__(self, yard: Yard, **settings: object) -> None:
-        self.yard = yard
-        self.url: str = yard.post("/web", **{"port": 0, **settings})["url"]
+    def __init__(self, queue: QueueUnderTest, **settings: object) -> None:
+        self.queue = queue
+        self.url: str = queue.post("/web", **{"port": 0, **settings})["url"]
         self.origin = self.url.partition("/?")[0]
         self.token = self.url.partition("token=")[2]
         self.port = urlsplit(self.url).port
@@ -46,8 +46,8 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def site(yard: Yard) -> Site:
-    return Site(yard)
+def site(queue: QueueUnderTest) -> Site:
+    return Site(queue)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect
 
 from tests.fakes import gated_job
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site
 
 SIMULATED = "2x24GB"
@@ -19,9 +19,9 @@ expect.set_options(timeout=20_000)
 class Shown:
     """A yard, and its page in a window."""
 
-    def __init__(self, yard: Yard, context: BrowserContext) -> None:
-        self.yard = yard
-        self.site = Site(yard)
+    def __init__(self, queue: QueueUnderTest, context: BrowserContext) -> None:
+        self.queue = queue
+        self.site = Site(queue)
         self.context = context
         self.faults: list[str] = []
         self.page = self.window()
@@ -43,15 +43,15 @@ class Shown:
 
     def holds(self, name: str, memory_mb: int, **options: Any) -> tuple[int, Path]:
         """A job that has taken its memory, and the file that lets it end."""
-        gate = self.yard.home.parent / f"{name}.gate"
+        gate = self.queue.home.parent / f"{name}.gate"
         words = (*gated_job.COMMAND, "--vram", str(memory_mb), "--load", "40", str(gate))
-        job_id = self.yard.submit(*words, name=name, environment=self.environment, **options)
-        self.yard.until_state(job_id, "running")
+        job_id = self.queue.submit(*words, name=name, environment=self.environment, **options)
+        self.queue.until_state(job_id, "running")
         return job_id, gate
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], "GPUYARD_HOME": str(self.yard.home), "GPUYARD_SIMULATE": SIMULATED}
+        return {"PATH": os.environ["PATH"], "GPUYARD_HOME": str(self.queue.home), "GPUYARD_SIMULATE": SIMULATED}
 
     # What is on the page
 
@@ -68,12 +68,12 @@ def shown(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUYARD_HOME", str(home))
         patch.setenv("GPUYARD_SIMULATE", SIMULATED)
-        yard = Yard(home)
-        yard.start()
+        queue = QueueUnderTest(home)
+        queue.start()
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         context.set_default_timeout(20_000)
-        shown = Shown(yard, context)
+        shown = Shown(queue, context)
         yield shown
         context.close()
-        yard.close()
+        queue.close()
         assert shown.faults == []

@@ -33,14 +33,14 @@ def test_a_batch_of_simulated_jobs_is_shown_as_the_queue_tells_it(site: Site, pa
         told = as_told()
         return stage(told) and as_shown(page) == told
 
-    yard = site.yard
-    gate = yard.gate()
-    first = yard.shell(f"read word < {gate}", array="1-8", vram="12G")
+    queue = site.queue
+    gate = queue.gate()
+    first = queue.shell(f"read word < {gate}", array="1-8", vram="12G")
     until(lambda: agrees(lambda told: told == {"running": 4, "queued": 4}), "four that run, four that wait")
-    yard.submit(GPUYARD, "sim-job", "--vram", "30G", "--seconds", "0", vram="1G")
-    yard.post("/jobs/hold", ids=str(first + 7))
+    queue.submit(GPUYARD, "sim-job", "--vram", "30G", "--seconds", "0", vram="1G")
+    queue.post("/jobs/hold", ids=str(first + 7))
     until(lambda: agrees(lambda told: told.get("held") == 1), "one that is held")
-    yard.post("/jobs/cancel", ids=f"{first}-{first + 6}")
+    queue.post("/jobs/cancel", ids=f"{first}-{first + 6}")
     until(lambda: agrees(lambda told: told.get("cancelled") == 7 and "running" not in told), "what is left")
     rows = {job["id"]: job["state"] for job in json.loads(run("queue", "--all", "--json").stdout)["jobs"]}
     for job_id, state in rows.items():

@@ -149,7 +149,7 @@ def hostile(request: pytest.FixtureRequest, context: BrowserContext, page: Page)
 
 @pytest.mark.parametrize("hostile", some(["127.0.0.1", "localhost", "evil.localhost"], 2), indirect=True)
 def test_a_hostile_page_sees_nothing_and_changes_nothing(hostile: Page, page: Page, site: Site) -> None:
-    job = site.yard.submit("true", name="secret-name", hold=True)
+    job = site.queue.submit("true", name="secret-name", hold=True)
     assert job == 1
     told: list[tuple[str, int]] = []
     hostile.on("response", lambda response: told.append((response.url, response.status)))
@@ -162,14 +162,14 @@ def test_a_hostile_page_sees_nothing_and_changes_nothing(hostile: Page, page: Pa
     refused = {status for url, status in told if "/v1/" in url}
     assert (f"{site.origin}/v1/jobs/cancel", 403) in told
     assert refused <= {401, 403, 405}, told
-    assert site.yard.counts() == {"held": 1}
+    assert site.queue.counts() == {"held": 1}
     # The page beside it goes on, cookie and all.
     same = """async () => {
         const sent = {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"ids": "1"}'};
         return [(await fetch("/v1/session")).status, (await fetch("/v1/jobs/cancel", sent)).status];
     }"""
     assert page.evaluate(same) == [200, 200]
-    until(lambda: site.yard.counts() == {"cancelled": 1}, "what the page itself asked for")
+    until(lambda: site.queue.counts() == {"cancelled": 1}, "what the page itself asked for")
 
 
 def test_a_window_that_a_hostile_page_opens_is_out_of_its_reach(hostile: Page, site: Site) -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured
 
 def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa: F811
     holder, gate = shown.holds("holder", 1024, gpus=2, exclusive=True)
-    job = shown.yard.shell("true", vram="8G", name="waits")
+    job = shown.queue.shell("true", vram="8G", name="waits")
     page = shown.at(f"/job/{job}")
     why = page.get_by_role("region", name="Why it waits")
     expect(why).to_contain_text(f"job {job} waits for 1 GPU")
@@ -48,8 +48,8 @@ def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) 
 
 def test_what_ran_out_of_memory_says_so(shown: Shown) -> None:  # noqa: F811
     says = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB."
-    job = shown.yard.shell(f'[ "$GPUYARD_ATTEMPT" -gt 1 ] || {{ echo "{says}" >&2; exit 1; }}', vram="2G")
-    shown.yard.wait(job)
+    job = shown.queue.shell(f'[ "$GPUYARD_ATTEMPT" -gt 1 ] || {{ echo "{says}" >&2; exit 1; }}', vram="2G")
+    shown.queue.wait(job)
     page = shown.at(f"/job/{job}")
     attempts = page.get_by_role("region", name="Attempts").get_by_role("row")
     expect(attempts.last).to_contain_text("out of memory")
@@ -57,12 +57,12 @@ def test_what_ran_out_of_memory_says_so(shown: Shown) -> None:  # noqa: F811
 
 def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  # noqa: F811
     # Two gates: of one, the second reader could get the end of the first writer.
-    gate, last = shown.yard.gate("log"), shown.yard.gate("last")
+    gate, last = shown.queue.gate("log"), shown.queue.gate("last")
     script = (
         "printf '\\033[1;32mgreen\\033[0m\\n'; printf ' 10%%\\r 20%%\\r 30%%'; "
         f"read word < {gate}; printf '\\r100%%\\n'; read word < {last}; echo '<b>last</b>'"
     )
-    job = shown.yard.shell(script, gpus=0)
+    job = shown.queue.shell(script, gpus=0)
     page = shown.at(f"/job/{job}")
     lines = page.get_by_role("log").locator("div")
     expect(lines).to_have_text(["green", " 30%"])
@@ -75,8 +75,8 @@ def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  #
 
 @pytest.mark.full
 def test_a_long_log_stays_at_its_end_until_it_is_scrolled_up(shown: Shown) -> None:  # noqa: F811
-    gate = shown.yard.gate("long")
-    job = shown.yard.shell(f"seq 1 6000; read word < {gate}; seq 6001 6100", gpus=0)
+    gate = shown.queue.gate("long")
+    job = shown.queue.shell(f"seq 1 6000; read word < {gate}; seq 6001 6100", gpus=0)
     page = shown.at(f"/job/{job}")
     log = page.get_by_role("log")
     expect(log.get_by_text("6000", exact=True)).to_be_in_viewport()
@@ -91,9 +91,9 @@ def test_a_long_log_stays_at_its_end_until_it_is_scrolled_up(shown: Shown) -> No
 
 
 def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: Shown) -> None:  # noqa: F811
-    shown.yard.post("/pause")
-    gate = shown.yard.home.parent / "acted.gate"
-    job = shown.yard.submit(
+    shown.queue.post("/pause")
+    gate = shown.queue.home.parent / "acted.gate"
+    job = shown.queue.submit(
         *gated_job.COMMAND, "--vram", "1024", str(gate), name="acted", vram="2G", environment=shown.environment
     )
     page = shown.at(f"/job/{job}")
@@ -101,7 +101,7 @@ def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: S
     for verb, comes in (("Hold", "held"), ("Release", "queued")):
         shown.button(verb).click()
         expect(state).to_have_text(comes)
-    shown.yard.post("/unpause")
+    shown.queue.post("/unpause")
     expect(state).to_have_text("running")
     expect(page.get_by_role("log")).to_contain_text("holding")
     for verb, comes in (("Suspend", "suspended"), ("Resume", "running"), ("Cancel", "cancelled"), ("Retry", "running")):
@@ -113,8 +113,8 @@ def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: S
 
 
 def test_a_job_is_submitted_again_with_other_arguments(shown: Shown) -> None:  # noqa: F811
-    job = shown.yard.submit("echo", "--lr", "1e-3", name="again", gpus=0, priority=3, cwd="/usr")
-    shown.yard.wait(job)
+    job = shown.queue.submit("echo", "--lr", "1e-3", name="again", gpus=0, priority=3, cwd="/usr")
+    shown.queue.wait(job)
     page = shown.at(f"/job/{job}")
     shown.button("Submit again…").click()
     dialog = page.get_by_role("dialog")
@@ -127,7 +127,7 @@ def test_a_job_is_submitted_again_with_other_arguments(shown: Shown) -> None:  #
     expect(page.get_by_role("log")).to_have_text("--lr 1e-4")
     new = int(page.url.rpartition("/")[2])
     assert new != job
-    told = shown.yard.job(new)
+    told = shown.queue.job(new)
     assert (told["name"], told["priority"], told["cwd"], told["gpus"]) == ("again", 7, "/usr", 0)
 
 
@@ -142,7 +142,7 @@ def test_the_form_submits_a_job_with_what_was_filled_in(shown: Shown) -> None:  
     shown.button("Submit").click()
     expect(page.get_by_role("heading", name="formed · job")).to_be_visible()
     expect(page.get_by_role("log")).to_have_text("TWO WORDS {INDEX}/usr")
-    told = shown.yard.job(int(page.url.rpartition("/")[2]))
+    told = shown.queue.job(int(page.url.rpartition("/")[2]))
     assert (told["time_limit_s"], told["retries"], told["tag"], told["priority"]) == (3600, 2, "forms", 5)
 
 
@@ -173,7 +173,7 @@ def test_a_sweep_of_the_form_is_a_job_for_each_value(shown: Shown) -> None:  # n
     page.get_by_label("Sweep").fill("lr=1,2\nseed=0-2")
     shown.button("Submit").click()
     expect(page.get_by_text("6 jobs are in the queue")).to_be_visible()
-    until(lambda: shown.yard.get("/jobs", all="1", search="swept")["total"] == 6, "the jobs of the sweep")
+    until(lambda: shown.queue.get("/jobs", all="1", search="swept")["total"] == 6, "the jobs of the sweep")
 
 
 def test_a_job_that_is_not_there_is_said_to_be_so(shown: Shown) -> None:  # noqa: F811

@@ -40,8 +40,8 @@ def test_a_command_line_is_taken_as_a_shell_would_take_it(shown: Shown) -> None:
 
 
 def test_however_long_its_lines_are_only_so_much_of_a_log_is_kept(shown: Shown) -> None:  # noqa: F811
-    job = shown.yard.shell("true", gpus=0)
-    shown.yard.wait(job)
+    job = shown.queue.shell("true", gpus=0)
+    shown.queue.wait(job)
     letters, last, lines, newest = shown.page.evaluate(LONG_LINES, job)
     assert letters < 2_500_000
     assert last == "the last"
@@ -49,11 +49,11 @@ def test_however_long_its_lines_are_only_so_much_of_a_log_is_kept(shown: Shown) 
 
 
 def test_who_clicks_twice_submits_once(shown: Shown) -> None:  # noqa: F811
-    job = shown.yard.submit("true", gpus=0, name="once")
-    shown.yard.wait(job)
+    job = shown.queue.submit("true", gpus=0, name="once")
+    shown.queue.wait(job)
     page = shown.at(f"/job/{job}")
     shown.button("Submit again…").click()
     page.get_by_role("dialog").get_by_role("button", name="Submit again").dblclick()
     page.wait_for_url(f"**/#/job/{job + 1}")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    assert [each["id"] for each in shown.yard.get("/jobs", all="1", search="once")["jobs"]] == [job + 1, job]
+    assert [each["id"] for each in shown.queue.get("/jobs", all="1", search="once")["jobs"]] == [job + 1, job]

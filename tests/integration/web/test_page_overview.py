@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.fakes import gated_job
 from tests.fakes.queue_command import GPUYARD
-from tests.integration.queue_fixture import Yard
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site
 from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
 
@@ -115,23 +115,23 @@ def test_a_suspended_stretch_is_hatched_and_others_go_on(
     packed: tuple[int, int],
 ) -> None:
     page = shown.at()
-    shown.yard.post("/jobs/suspend", ids=str(packed[1]))
-    shown.yard.until_state(packed[1], "suspended")
+    shown.queue.post("/jobs/suspend", ids=str(packed[1]))
+    shown.queue.until_state(packed[1], "suspended")
     stretch = page.locator(f'.stretch[data-job="{packed[1]}"]')
     expect(stretch.locator(".suspended")).to_have_count(1)
     expect(stretch).to_have_attribute("data-tone", "parked")
-    shown.yard.post("/jobs/resume", ids=str(packed[1]))
+    shown.queue.post("/jobs/resume", ids=str(packed[1]))
     expect(stretch).to_have_attribute("data-tone", "live")
     expect(stretch.locator(".suspended")).to_have_count(1)
 
 
 def test_a_paused_queue_says_so_and_goes_on_when_told(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
-    shown.yard.post("/pause")
+    shown.queue.post("/pause")
     expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_visible()
     shown.button("Unpause").click()
     expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_hidden()
-    assert shown.yard.get("/status")["paused"] is False
+    assert shown.queue.get("/status")["paused"] is False
 
 
 def test_light_or_dark_follows_the_system_until_the_user_chooses(shown: Shown) -> None:  # noqa: F811
@@ -166,7 +166,7 @@ def test_a_page_that_nobody_looks_at_listens_to_nothing(shown: Shown) -> None:  
     with page.expect_request(lambda request: "/v1/events" in request.url):
         page.evaluate(show, False)
     assert len([url for url in opened if "/v1/events" in url]) == 1
-    held = shown.yard.shell("true", hold=True, gpus=0)
+    held = shown.queue.shell("true", hold=True, gpus=0)
     expect(shown.row(held)).to_contain_text("held")
 
 
@@ -225,20 +225,20 @@ def test_the_page_comes_back_by_itself_when_the_daemon_does(
         monkeypatch.setenv(name, value)
     page = shown.at()
     expect(page.locator("#connection")).to_have_text("live")
-    shown.yard.kill9()
+    shown.queue.kill9()
     expect(page.locator("#connection")).to_have_text("reconnecting")
-    shown.yard.start()
-    shown.yard.post("/web", port=shown.site.port)
+    shown.queue.start()
+    shown.queue.post("/web", port=shown.site.port)
     expect(page.locator("#connection")).to_have_text("live")
-    held = shown.yard.shell("true", hold=True, gpus=0)
+    held = shown.queue.shell("true", hold=True, gpus=0)
     expect(shown.row(held)).to_be_visible()
 
 
 @pytest.mark.full
-def test_who_may_only_look_is_shown_nothing_to_do(yard: Yard, page: Page) -> None:
-    held = yard.shell("true", hold=True, gpus=0)
-    yard.post("/pause")
-    site = Site(yard, read_only=True)
+def test_who_may_only_look_is_shown_nothing_to_do(queue: QueueUnderTest, page: Page) -> None:
+    held = queue.shell("true", hold=True, gpus=0)
+    queue.post("/pause")
+    site = Site(queue, read_only=True)
     site.enter(page)
     expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_visible()
     expect(page.locator("#jobs-body tr")).to_have_count(1)

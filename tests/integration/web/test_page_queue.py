@@ -14,7 +14,7 @@ MANY = 3000
 @pytest.fixture(scope="module")
 def many(shown: Shown) -> int:  # noqa: F811 - as above
     """The first of very many that are held."""
-    return shown.yard.submit("echo", "part-{index}", array=f"0-{MANY - 1}", name="many", hold=True, gpus=0)
+    return shown.queue.submit("echo", "part-{index}", array=f"0-{MANY - 1}", name="many", hold=True, gpus=0)
 
 
 def _total(page: Page, text: str) -> None:
@@ -53,8 +53,8 @@ def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -
 
 
 def test_a_state_of_the_head_filters_the_queue(shown: Shown, many: int) -> None:  # noqa: F811
-    done = shown.yard.shell("true", gpus=0, name="done")
-    shown.yard.wait(done)
+    done = shown.queue.shell("true", gpus=0, name="done")
+    shown.queue.wait(done)
     page = shown.at("/")
     chip = page.get_by_role("button", name="succeeded")
     chip.click()
@@ -67,17 +67,17 @@ def test_a_state_of_the_head_filters_the_queue(shown: Shown, many: int) -> None:
 
 
 def test_rows_are_changed_where_they_stand(shown: Shown) -> None:  # noqa: F811
-    job = shown.yard.shell("true", gpus=0, name="stays", hold=True)
+    job = shown.queue.shell("true", gpus=0, name="stays", hold=True)
     page = shown.at("/?search=stays")
     shown.row(job).evaluate("(row) => { row.mark = 'the same' }")
-    shown.yard.post("/jobs/release", ids=str(job))
+    shown.queue.post("/jobs/release", ids=str(job))
     expect(shown.row(job)).to_contain_text("succeeded")
     assert shown.row(job).evaluate("(row) => row.mark") == "the same"
     assert page.evaluate("document.querySelectorAll('#jobs-body tr').length") == 1
 
 
 def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
-    job, gate = shown.yard.start_gated("ticks", gpus=0, tag="ticks")
+    job, gate = shown.queue.start_gated("ticks", gpus=0, tag="ticks")
     shown.at("/?search=ticks")
     for seconds in (2, 3):
         expect(shown.row(job).get_by_text(f"{seconds}s", exact=True)).to_be_visible()
@@ -85,8 +85,8 @@ def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
 
 
 def test_selected_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa: F811
-    shown.yard.post("/pause")
-    first = shown.yard.submit("true", array="0-3", gpus=0, name="bulk")
+    shown.queue.post("/pause")
+    first = shown.queue.submit("true", array="0-3", gpus=0, name="bulk")
     page = shown.at("/?search=bulk")
     for job in (first, first + 2):
         page.get_by_role("checkbox", name=f"Select job {job}").check()
@@ -102,9 +102,9 @@ def test_selected_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noq
     shown.button("Priority…").click()
     page.get_by_role("dialog").get_by_label("Priority").fill("42")
     shown.button("Change").click()
-    until(lambda: shown.yard.job(first + 1)["priority"] == 42, "its priority")
-    shown.yard.post("/jobs/cancel", ids=f"{first}-{first + 3}")
-    shown.yard.post("/unpause")
+    until(lambda: shown.queue.job(first + 1)["priority"] == 42, "its priority")
+    shown.queue.post("/jobs/cancel", ids=f"{first}-{first + 3}")
+    shown.queue.post("/unpause")
 
 
 def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: int) -> None:  # noqa: F811
@@ -115,19 +115,19 @@ def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: i
     shown.button("Select all 111 that match").click()
     shown.button("Cancel").click()
     shown.button("Keep as it is").click()
-    assert shown.yard.counts()["held"] == MANY
+    assert shown.queue.counts()["held"] == MANY
     shown.button("Cancel").click()
     shown.button("Cancel 111").click()
     expect(page.get_by_text("111 jobs cancelled")).to_be_visible()
-    assert shown.yard.counts()["held"] == MANY - 111
-    assert shown.yard.state(many + 1799) == "cancelled"
-    assert shown.yard.state(many + 1800) == "held"
+    assert shown.queue.counts()["held"] == MANY - 111
+    assert shown.queue.state(many + 1799) == "cancelled"
+    assert shown.queue.state(many + 1800) == "held"
 
 
 def test_names_and_commands_are_text_whatever_they_look_like(shown: Shown) -> None:  # noqa: F811
     name, line = "<script>alert(1)</script>", "<img src=x onerror=alert(2)>"
-    job = shown.yard.submit("echo", line, name=name, tag="<b>bold</b>", gpus=0)
-    shown.yard.wait(job)
+    job = shown.queue.submit("echo", line, name=name, tag="<b>bold</b>", gpus=0)
+    shown.queue.wait(job)
     for route in ("/?search=script", f"/job/{job}"):
         page = shown.at(route)
         expect(page.get_by_text(name).filter(visible=True).first).to_be_visible()
@@ -137,7 +137,7 @@ def test_names_and_commands_are_text_whatever_they_look_like(shown: Shown) -> No
 
 
 def test_the_keyboard_alone_finds_chooses_and_opens_a_job(shown: Shown) -> None:  # noqa: F811
-    first = shown.yard.submit("true", array="0-2", gpus=0, name="keyed", hold=True)
+    first = shown.queue.submit("true", array="0-2", gpus=0, name="keyed", hold=True)
     page = shown.at("/")
     expect(page.locator("#jobs-body tr")).not_to_have_count(0)
     page.keyboard.press("/")

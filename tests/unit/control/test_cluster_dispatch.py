@@ -69,7 +69,7 @@ class Yonder(PlacesNothing):
         return 1
 
 
-class Yard:
+class QueueUnderTest:
     """A controller with that engine, and a clock that stands still until it is told."""
 
     def __init__(self) -> None:
@@ -122,17 +122,17 @@ class Yard:
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    yard = Yard()
-    yield yard
-    yard.database.close()
+def queue() -> Iterator[QueueUnderTest]:
+    queue = QueueUnderTest()
+    yield queue
+    queue.database.close()
 
 
 # On what terms
 
 
-def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(yard: Yard) -> None:
-    job_id = yard.submit(
+def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(queue: QueueUnderTest) -> None:
+    job_id = queue.submit(
         "train",
         gpus="1",
         vram="8G",
@@ -143,8 +143,8 @@ def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(yar
         name="x",
         engine_option=["-q a"],
     )
-    yard.step()
-    launch = yard.engine.given[job_id]
+    queue.step()
+    launch = queue.engine.given[job_id]
     terms = launch.terms
     assert terms is not None
     assert (terms.need.devices, terms.need.memory) == (1, FixedMemory(8192.0))
@@ -154,19 +154,19 @@ def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(yar
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "7", "what is this machine's is left out on the node"
 
 
-def test_an_array_s_limit_goes_with_it(yard: Yard) -> None:
-    first = yard.submit("train", "{index}", array="0-2%2")
-    yard.step()
-    assert {(launch.terms.group, launch.terms.at_most) for launch in yard.engine.given.values() if launch.terms} == {
+def test_an_array_s_limit_goes_with_it(queue: QueueUnderTest) -> None:
+    first = queue.submit("train", "{index}", array="0-2%2")
+    queue.step()
+    assert {(launch.terms.group, launch.terms.at_most) for launch in queue.engine.given.values() if launch.terms} == {
         (first, 2)
     }
 
 
-def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(yard: Yard) -> None:
+def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(queue: QueueUnderTest) -> None:
     crew = TagSharing(most_per_device=3, stagger_s=0.0)
-    job_id = yard.submit("train", gpus="1", crew=crew, tag="w")
-    yard.step()
-    terms = yard.engine.given[job_id].terms
+    job_id = queue.submit("train", gpus="1", crew=crew, tag="w")
+    queue.step()
+    terms = queue.engine.given[job_id].terms
     assert terms is not None
     assert terms.need.memory == PartOfDevice(1 / 3)
 
@@ -174,67 +174,67 @@ def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(ya
 # How it stands there
 
 
-def test_a_job_is_pending_until_its_engine_has_it_running_and_its_time_counts_from_there(yard: Yard) -> None:
-    job_id = yard.submit("train", time_limit="100s")
-    yard.step()
-    assert yard.job(job_id).state is JobState.PENDING
-    yard.see(job_id, reason="Priority")
-    assert (yard.job(job_id).state, yard.job(job_id).reason) == (JobState.PENDING, "yonder 77: Priority")
-    began = yard.world.now + 30.0
-    yard.step(after_s=40.0)
-    yard.see(job_id, place="n3", at=began)
-    job, attempt = yard.job(job_id), yard.attempt(job_id)
+def test_a_job_is_pending_until_its_engine_has_it_running_and_its_time_counts_from_there(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train", time_limit="100s")
+    queue.step()
+    assert queue.job(job_id).state is JobState.PENDING
+    queue.see(job_id, reason="Priority")
+    assert (queue.job(job_id).state, queue.job(job_id).reason) == (JobState.PENDING, "yonder 77: Priority")
+    began = queue.world.now + 30.0
+    queue.step(after_s=40.0)
+    queue.see(job_id, place="n3", at=began)
+    job, attempt = queue.job(job_id), queue.attempt(job_id)
     assert (job.state, job.reason, attempt.place, attempt.started_at) == (JobState.RUNNING, None, "n3", began)
-    yard.step(after_s=began + 99.0 - yard.world.now)
-    assert yard.job(job_id).state is JobState.RUNNING
-    step = yard.step(after_s=1.0)
-    assert yard.job(job_id).state is JobState.STOPPING
-    assert yard.engine.signals == [f"{job_id}.1"]
+    queue.step(after_s=began + 99.0 - queue.world.now)
+    assert queue.job(job_id).state is JobState.RUNNING
+    step = queue.step(after_s=1.0)
+    assert queue.job(job_id).state is JobState.STOPPING
+    assert queue.engine.signals == [f"{job_id}.1"]
     assert step.wake_at is not None
 
 
-def test_what_runs_does_not_wait_again_and_keeps_the_name_that_it_had(yard: Yard) -> None:
-    job_id = yard.submit("train")
-    yard.step()
-    yard.see(job_id, place="n3", at=yard.world.now)
-    yard.see(job_id, reason="yonder cannot be reached", site_id="")
-    assert (yard.job(job_id).state, yard.attempt(job_id).place) == (JobState.RUNNING, "n3")
-    yard.see(job_id, place="n4", at=yard.world.now, site_id="")
-    assert (yard.attempt(job_id).place, yard.attempt(job_id).site_id) == ("n4", "77")
+def test_what_runs_does_not_wait_again_and_keeps_the_name_that_it_had(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
+    queue.step()
+    queue.see(job_id, place="n3", at=queue.world.now)
+    queue.see(job_id, reason="yonder cannot be reached", site_id="")
+    assert (queue.job(job_id).state, queue.attempt(job_id).place) == (JobState.RUNNING, "n3")
+    queue.see(job_id, place="n4", at=queue.world.now, site_id="")
+    assert (queue.attempt(job_id).place, queue.attempt(job_id).site_id) == ("n4", "77")
 
 
-def test_what_is_told_of_an_earlier_attempt_changes_nothing(yard: Yard) -> None:
-    job_id = yard.submit("train", retries="1")
-    yard.step()
-    yard.end(job_id, OutcomeKind.LOST)
-    yard.step(after_s=1.0)
-    assert yard.job(job_id).state is JobState.PENDING
-    yard.see(job_id, attempt=1, place="n3")
-    yard.end(job_id, OutcomeKind.SUCCEEDED, attempt=1)
-    assert (yard.job(job_id).state, yard.attempt(job_id).number) == (JobState.PENDING, 2)
+def test_what_is_told_of_an_earlier_attempt_changes_nothing(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train", retries="1")
+    queue.step()
+    queue.end(job_id, OutcomeKind.LOST)
+    queue.step(after_s=1.0)
+    assert queue.job(job_id).state is JobState.PENDING
+    queue.see(job_id, attempt=1, place="n3")
+    queue.end(job_id, OutcomeKind.SUCCEEDED, attempt=1)
+    assert (queue.job(job_id).state, queue.attempt(job_id).number) == (JobState.PENDING, 2)
 
 
 # How it ends there
 
 
-def test_what_was_cancelled_there_is_cancelled_in_the_engine_s_words(yard: Yard) -> None:
-    ids = [yard.submit("train"), yard.submit("train")]
-    yard.step()
-    yard.see(ids[1], place="n3", at=yard.world.now)
+def test_what_was_cancelled_there_is_cancelled_in_the_engine_s_words(queue: QueueUnderTest) -> None:
+    ids = [queue.submit("train"), queue.submit("train")]
+    queue.step()
+    queue.see(ids[1], place="n3", at=queue.world.now)
     for job_id in ids:
-        yard.end(job_id, OutcomeKind.CANCELLED, reason="cancelled at yonder (by root)")
-        assert (yard.job(job_id).state, yard.job(job_id).reason) == (
+        queue.end(job_id, OutcomeKind.CANCELLED, reason="cancelled at yonder (by root)")
+        assert (queue.job(job_id).state, queue.job(job_id).reason) == (
             JobState.CANCELLED,
             "cancelled at yonder (by root)",
         )
 
 
-def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(yard: Yard) -> None:
-    job_id = yard.submit("train")
-    yard.step()
-    yard.end(job_id, OutcomeKind.PREEMPTED)
-    yard.step()
-    assert (yard.job(job_id).state, yard.job(job_id).failures) == (JobState.PENDING, 0)
+def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
+    queue.step()
+    queue.end(job_id, OutcomeKind.PREEMPTED)
+    queue.step()
+    assert (queue.job(job_id).state, queue.job(job_id).failures) == (JobState.PENDING, 0)
 
 
 @pytest.mark.parametrize(
@@ -247,112 +247,112 @@ def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(
     ],
 )
 def test_what_was_lost_is_run_again_unless_somebody_said_otherwise(
-    yard: Yard, wish: str | None, state: JobState, failures: int
+    queue: QueueUnderTest, wish: str | None, state: JobState, failures: int
 ) -> None:
     options: dict[str, Any] = {} if wish is None else {"on_reboot": wish}
-    job_id = yard.submit("train", **options)
-    yard.step()
-    yard.end(job_id, OutcomeKind.LOST)
-    yard.step()
-    assert (yard.job(job_id).state, yard.job(job_id).failures) == (state, failures)
+    job_id = queue.submit("train", **options)
+    queue.step()
+    queue.end(job_id, OutcomeKind.LOST)
+    queue.step()
+    assert (queue.job(job_id).state, queue.job(job_id).failures) == (state, failures)
 
 
-def test_what_is_lost_again_and_again_waits_for_a_person(yard: Yard) -> None:
-    job_id = yard.submit("train")
+def test_what_is_lost_again_and_again_waits_for_a_person(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
     for number in range(1, 8):
-        yard.step()
-        if yard.job(job_id).state is JobState.HELD:
+        queue.step()
+        if queue.job(job_id).state is JobState.HELD:
             break
-        yard.end(job_id, OutcomeKind.LOST, attempt=number)
-    assert yard.job(job_id).state is JobState.HELD
-    assert "gpuyard release" in (yard.job(job_id).reason or "")
+        queue.end(job_id, OutcomeKind.LOST, attempt=number)
+    assert queue.job(job_id).state is JobState.HELD
+    assert "gpuyard release" in (queue.job(job_id).reason or "")
 
 
-def test_what_took_longer_than_ever_is_run_again_with_all_the_time_it_needs(yard: Yard) -> None:
-    first = yard.submit("train")
-    yard.step()
-    yard.see(first, place="n3", at=yard.world.now)
-    yard.step(after_s=100.0)
-    yard.end(first, OutcomeKind.SUCCEEDED)
-    job_id = yard.submit("train")
-    yard.step()
-    terms = yard.engine.given[job_id].terms
+def test_what_took_longer_than_ever_is_run_again_with_all_the_time_it_needs(queue: QueueUnderTest) -> None:
+    first = queue.submit("train")
+    queue.step()
+    queue.see(first, place="n3", at=queue.world.now)
+    queue.step(after_s=100.0)
+    queue.end(first, OutcomeKind.SUCCEEDED)
+    job_id = queue.submit("train")
+    queue.step()
+    terms = queue.engine.given[job_id].terms
     assert terms is not None
     assert terms.expected_s is not None
     assert terms.expected_s > 300.0
-    yard.end(job_id, OutcomeKind.TIMED_OUT)
-    yard.step()
-    assert yard.job(job_id).state is JobState.PENDING
-    again = yard.engine.given[job_id].terms
+    queue.end(job_id, OutcomeKind.TIMED_OUT)
+    queue.step()
+    assert queue.job(job_id).state is JobState.PENDING
+    again = queue.engine.given[job_id].terms
     assert again is not None
     assert again.expected_s is None
-    yard.end(job_id, OutcomeKind.TIMED_OUT, attempt=2)
-    assert yard.job(job_id).state is JobState.FAILED
+    queue.end(job_id, OutcomeKind.TIMED_OUT, attempt=2)
+    assert queue.job(job_id).state is JobState.FAILED
 
 
 # What an engine does not take
 
 
-def refuse(yard: Yard, job_id: int) -> float:
+def refuse(queue: QueueUnderTest, job_id: int) -> float:
     """How long it is waited then."""
-    yard.end(job_id, OutcomeKind.NEVER_STARTED, reason="no such partition")
-    wait_s = yard.wakes_after(yard.step())
-    assert yard.job(job_id).state is JobState.QUEUED
+    queue.end(job_id, OutcomeKind.NEVER_STARTED, reason="no such partition")
+    wait_s = queue.wakes_after(queue.step())
+    assert queue.job(job_id).state is JobState.QUEUED
     return wait_s
 
 
-def test_what_was_refused_is_offered_again_later_and_later_and_was_no_attempt(yard: Yard) -> None:
-    job_id = yard.submit("train")
-    yard.step()
+def test_what_was_refused_is_offered_again_later_and_later_and_was_no_attempt(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
+    queue.step()
     waits = []
     for _ in range(9):
-        waits.append(round(refuse(yard, job_id)))
-        [(kind, text)] = yard.why(job_id)
+        waits.append(round(refuse(queue, job_id)))
+        [(kind, text)] = queue.why(job_id)
         assert kind is ReasonKind.NO_ENGINE
         assert text.startswith("yonder refused it: no such partition; next try in")
-        assert yard.job(job_id).attempts == 0
-        yard.step(after_s=waits[-1] + 0.01)
-        assert yard.job(job_id).state is JobState.PENDING
+        assert queue.job(job_id).attempts == 0
+        queue.step(after_s=waits[-1] + 0.01)
+        assert queue.job(job_id).state is JobState.PENDING
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_a_refusal_of_long_ago_is_forgotten(yard: Yard) -> None:
-    job_id = yard.submit("train")
-    yard.step()
-    assert refuse(yard, job_id) == pytest.approx(5.0)
-    yard.step(after_s=5.01)
-    yard.see(job_id, reason="Priority")
-    yard.step(after_s=3600.0)
-    assert refuse(yard, job_id) == pytest.approx(5.0)
+def test_a_refusal_of_long_ago_is_forgotten(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
+    queue.step()
+    assert refuse(queue, job_id) == pytest.approx(5.0)
+    queue.step(after_s=5.01)
+    queue.see(job_id, reason="Priority")
+    queue.step(after_s=3600.0)
+    assert refuse(queue, job_id) == pytest.approx(5.0)
 
 
-def test_others_that_are_unlike_it_are_handed_over_meanwhile(yard: Yard) -> None:
-    refused, other = yard.submit("train"), yard.submit("train", priority="2")
-    yard.step()
-    yard.end(refused, OutcomeKind.NEVER_STARTED)
-    later, like = yard.submit("train", priority="2"), yard.submit("train")
-    yard.step()
-    states = [yard.job(each).state for each in (refused, other, later, like)]
+def test_others_that_are_unlike_it_are_handed_over_meanwhile(queue: QueueUnderTest) -> None:
+    refused, other = queue.submit("train"), queue.submit("train", priority="2")
+    queue.step()
+    queue.end(refused, OutcomeKind.NEVER_STARTED)
+    later, like = queue.submit("train", priority="2"), queue.submit("train")
+    queue.step()
+    states = [queue.job(each).state for each in (refused, other, later, like)]
     assert states == [JobState.QUEUED, JobState.PENDING, JobState.PENDING, JobState.QUEUED]
 
 
-def test_what_cannot_even_be_prepared_waits_and_says_why(yard: Yard) -> None:
-    job_id = yard.submit("train")
-    yard.engine.fault = "the folder /net cannot be made"
-    assert yard.wakes_after(yard.step()) == pytest.approx(5.0)
-    assert yard.job(job_id).state is JobState.QUEUED
-    assert "the folder /net cannot be made" in yard.why(job_id)[0][1]
-    yard.engine.fault = None
-    yard.step(after_s=5.01)
-    assert yard.job(job_id).state is JobState.PENDING
+def test_what_cannot_even_be_prepared_waits_and_says_why(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train")
+    queue.engine.fault = "the folder /net cannot be made"
+    assert queue.wakes_after(queue.step()) == pytest.approx(5.0)
+    assert queue.job(job_id).state is JobState.QUEUED
+    assert "the folder /net cannot be made" in queue.why(job_id)[0][1]
+    queue.engine.fault = None
+    queue.step(after_s=5.01)
+    assert queue.job(job_id).state is JobState.PENDING
 
 
-def test_an_engine_that_is_full_says_what_is_missing_and_is_not_asked_without_end(yard: Yard) -> None:
-    yard.engine.offered = Offer(free=Amount(gpus=1.0))
-    first, second = yard.submit("a", gpus="1"), yard.submit("b", gpus="2")
-    step = yard.step()
-    assert [yard.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.QUEUED]
-    assert yard.why(second) == [(ReasonKind.NO_ROOM, "yonder has 1 GPUs free, 2 needed")]
+def test_an_engine_that_is_full_says_what_is_missing_and_is_not_asked_without_end(queue: QueueUnderTest) -> None:
+    queue.engine.offered = Offer(free=Amount(gpus=1.0))
+    first, second = queue.submit("a", gpus="1"), queue.submit("b", gpus="2")
+    step = queue.step()
+    assert [queue.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.QUEUED]
+    assert queue.why(second) == [(ReasonKind.NO_ROOM, "yonder has 1 GPUs free, 2 needed")]
     assert step.wake_at is None, "the engine tells when there is more"
 
 
@@ -397,7 +397,7 @@ def test_one_that_cannot_be_opened_says_why_and_is_tried_again_after_a_while(err
     assert not door.engines.is_closed("yonder")
 
 
-def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(yard: Yard) -> None:
+def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(queue: QueueUnderTest) -> None:
     door = Door(EnvironmentFault("no folder"))
     door.engines.adopt([attempt_of(1), attempt_of(2)])
     assert door.engines.ended() == []
@@ -411,12 +411,12 @@ def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(yard: Yar
     assert len(door.engine.adopted) == 2
 
 
-def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_comes_back_to_it(yard: Yard) -> None:
+def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_comes_back_to_it(queue: QueueUnderTest) -> None:
     def cannot(_: str) -> Yonder:
         raise EnvironmentFault("its package is broken")
 
-    yard.life.controller.engines._open_engine = cannot
-    job_id, here = yard.submit("train"), yard.submit("run", "5", engine="local")
-    assert yard.wakes_after(yard.step()) == pytest.approx(OPEN_AGAIN_S)
-    assert yard.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]
-    assert yard.job(here).state is JobState.RUNNING
+    queue.life.controller.engines._open_engine = cannot
+    job_id, here = queue.submit("train"), queue.submit("run", "5", engine="local")
+    assert queue.wakes_after(queue.step()) == pytest.approx(OPEN_AGAIN_S)
+    assert queue.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]
+    assert queue.job(here).state is JobState.RUNNING

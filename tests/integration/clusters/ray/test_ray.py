@@ -5,31 +5,33 @@ from pathlib import Path
 import pytest
 
 from tests.integration.clusters import stories
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import RayCluster
 from tests.scale import size
 
 
-def test_an_array_has_its_ends_and_its_logs(on_ray: Yard) -> None:
+def test_an_array_has_its_ends_and_its_logs(on_ray: QueueUnderTest) -> None:
     stories.run_an_array(on_ray, size(4, full=12))
 
 
 @pytest.mark.full
-def test_a_workspace_is_swept_there(on_ray: Yard, tmp_path: Path) -> None:
+def test_a_workspace_is_swept_there(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     stories.sweep_a_workspace(on_ray, tmp_path / "space", "ray")
 
 
 @pytest.mark.full
-def test_jobs_wait_for_each_other(on_ray: Yard, tmp_path: Path) -> None:
+def test_jobs_wait_for_each_other(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     stories.run_one_after_the_other(on_ray, tmp_path)
 
 
-def test_what_runs_is_cancelled_in_good_order(on_ray: Yard, tmp_path: Path) -> None:
+def test_what_runs_is_cancelled_in_good_order(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     stories.cancel_what_runs(on_ray, tmp_path)
 
 
 @pytest.mark.full
-def test_the_cluster_is_given_what_it_can_take_in_the_order_of_the_queue(on_ray: Yard, tmp_path: Path) -> None:
+def test_the_cluster_is_given_what_it_can_take_in_the_order_of_the_queue(
+    on_ray: QueueUnderTest, tmp_path: Path
+) -> None:
     """It has two GPUs of 24 GB: two of 12 GB share one of them, a whole one has the other, and the rest waits here."""
 
     def held(gate: str) -> str:
@@ -51,27 +53,27 @@ def test_the_cluster_is_given_what_it_can_take_in_the_order_of_the_queue(on_ray:
     assert on_ray.counts() == {"succeeded": 5}
 
 
-def test_one_that_runs_out_of_memory_is_given_more(on_ray: Yard) -> None:
+def test_one_that_runs_out_of_memory_is_given_more(on_ray: QueueUnderTest) -> None:
     stories.give_more_after_out_of_memory(on_ray)
 
 
 @pytest.mark.full
-def test_what_ran_there_teaches_how_much_it_takes(on_ray: Yard) -> None:
+def test_what_ran_there_teaches_how_much_it_takes(on_ray: QueueUnderTest) -> None:
     stories.learn_from_what_ran_there(on_ray, "ray")
 
 
 @pytest.mark.full
-def test_one_that_takes_too_long_is_ended(on_ray: Yard) -> None:
+def test_one_that_takes_too_long_is_ended(on_ray: QueueUnderTest) -> None:
     stories.end_what_takes_too_long(on_ray)
 
 
-def test_jobs_outlive_the_daemon(on_ray: Yard, tmp_path: Path) -> None:
+def test_jobs_outlive_the_daemon(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     stories.outlive_the_daemon(on_ray, tmp_path, size(3, full=6))
 
 
 @pytest.mark.full
 def test_a_cluster_that_is_started_anew_has_lost_its_jobs_and_runs_them_again(
-    ray_cluster: RayCluster, on_ray: Yard, tmp_path: Path
+    ray_cluster: RayCluster, on_ray: QueueUnderTest, tmp_path: Path
 ) -> None:
     job_id = on_ray.shell(f"{stories.noting(tmp_path)} [ $GPUYARD_ATTEMPT -gt 1 ] || sleep 600; echo again")
     on_ray.until_state(job_id, "running")

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.integration.clusters.exported import SAID, SAY, STRANGE, play
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import RayCluster
 
 
 @pytest.mark.full
-def test_ray_runs_what_waited_here_in_its_order(waiting: Yard, ray_cluster: RayCluster, tmp_path: Path) -> None:
+def test_ray_runs_what_waited_here_in_its_order(
+    waiting: QueueUnderTest, ray_cluster: RayCluster, tmp_path: Path
+) -> None:
     waiting.submit("sh", "-c", SAY, "x", *STRANGE, cwd=str(tmp_path), gpus=0)
     waiting.shell("test -e said && touch last", after="1", cwd=str(tmp_path), gpus=0)
     waiting.submit("touch", "never", after_failed="1", cwd=str(tmp_path), gpus=0)

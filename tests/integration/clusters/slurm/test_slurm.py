@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.clusters import stories
 from tests.integration.clusters.conftest import configure
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.scale import size
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
@@ -31,12 +31,14 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
     return lambda: Counter((folder / "calls").read_text().split())
 
 
-def test_an_array_is_one_call_and_each_has_its_own_end_and_log(calls: Counting, on_slurm: Yard) -> None:
+def test_an_array_is_one_call_and_each_has_its_own_end_and_log(calls: Counting, on_slurm: QueueUnderTest) -> None:
     stories.run_an_array(on_slurm, size(30, full=200))
     assert calls()["sbatch"] == 1
 
 
-def test_a_thousand_jobs_are_handed_over_and_taken_back_in_a_handful_of_calls(calls: Counting, on_slurm: Yard) -> None:
+def test_a_thousand_jobs_are_handed_over_and_taken_back_in_a_handful_of_calls(
+    calls: Counting, on_slurm: QueueUnderTest
+) -> None:
     on_slurm.shell("sleep 600", array="0-999", exclusive=True)
     until(lambda: on_slurm.counts().get("running", 0) == 4, "four that run: there are as many GPUs")
     assert on_slurm.counts() == {"running": 4, "pending": 996}
@@ -48,19 +50,19 @@ def test_a_thousand_jobs_are_handed_over_and_taken_back_in_a_handful_of_calls(ca
     assert calls()["scancel"] <= 6
 
 
-def test_a_workspace_is_swept_there(on_slurm: Yard, tmp_path: Path) -> None:
+def test_a_workspace_is_swept_there(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     stories.sweep_a_workspace(on_slurm, tmp_path / "space", "slurm")
 
 
-def test_jobs_wait_for_each_other(on_slurm: Yard, tmp_path: Path) -> None:
+def test_jobs_wait_for_each_other(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     stories.run_one_after_the_other(on_slurm, tmp_path)
 
 
-def test_what_runs_is_cancelled_in_good_order(on_slurm: Yard, tmp_path: Path) -> None:
+def test_what_runs_is_cancelled_in_good_order(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     stories.cancel_what_runs(on_slurm, tmp_path)
 
 
-def test_what_waits_there_says_why_and_is_taken_back(on_slurm: Yard) -> None:
+def test_what_waits_there_says_why_and_is_taken_back(on_slurm: QueueUnderTest) -> None:
     first = on_slurm.shell("sleep 600", array="0-3", exclusive=True)
     last = on_slurm.shell("sleep 600", gpus="2", exclusive=True)
     stories.ask_why(on_slurm, last, "Resources")
@@ -70,25 +72,25 @@ def test_what_waits_there_says_why_and_is_taken_back(on_slurm: Yard) -> None:
     assert on_slurm.state(first) == "running"
 
 
-def test_one_that_runs_out_of_memory_is_given_more_shards(on_slurm: Yard) -> None:
+def test_one_that_runs_out_of_memory_is_given_more_shards(on_slurm: QueueUnderTest) -> None:
     job_id = stories.give_more_after_out_of_memory(on_slurm)
     assert on_slurm.job(job_id)["growth"]["memory_mb"] > 8192
 
 
-def test_what_ran_there_teaches_how_much_it_takes(on_slurm: Yard) -> None:
+def test_what_ran_there_teaches_how_much_it_takes(on_slurm: QueueUnderTest) -> None:
     stories.learn_from_what_ran_there(on_slurm, "slurm")
 
 
-def test_one_that_takes_too_long_is_ended(on_slurm: Yard) -> None:
+def test_one_that_takes_too_long_is_ended(on_slurm: QueueUnderTest) -> None:
     stories.end_what_takes_too_long(on_slurm)
 
 
-def test_jobs_outlive_the_daemon(on_slurm: Yard, tmp_path: Path) -> None:
+def test_jobs_outlive_the_daemon(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     stories.outlive_the_daemon(on_slurm, tmp_path, size(12, full=50))
 
 
 def test_what_was_on_a_node_that_died_runs_again_on_another(
-    slurm: SlurmCluster, on_slurm: Yard, tmp_path: Path
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
 ) -> None:
     job_id = on_slurm.shell(
         f"{stories.noting(tmp_path)} [ $GPUYARD_ATTEMPT -gt 1 ] || sleep 600; echo on $SLURMD_NODENAME", gpus=0
@@ -108,7 +110,7 @@ def test_what_was_on_a_node_that_died_runs_again_on_another(
 
 
 def test_while_its_controller_is_down_jobs_wait_and_then_go_on(
-    slurm: SlurmCluster, on_slurm: Yard, tmp_path: Path
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
 ) -> None:
     out = on_slurm.shell(f"{stories.noting(tmp_path)} while ! [ -e {tmp_path}/go ]; do sleep 0.2; done", gpus=0)
     on_slurm.until_state(out, "running")
@@ -126,7 +128,7 @@ def test_while_its_controller_is_down_jobs_wait_and_then_go_on(
 
 
 def test_without_its_commands_jobs_wait_and_say_what_is_missing(
-    on_slurm: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_slurm.stop()
     path = os.environ["PATH"]
@@ -141,7 +143,7 @@ def test_without_its_commands_jobs_wait_and_say_what_is_missing(
     assert on_slurm.state(job_id) == "succeeded"
 
 
-def test_one_that_slurm_refuses_is_held_with_its_words_and_others_go_on(on_slurm: Yard) -> None:
+def test_one_that_slurm_refuses_is_held_with_its_words_and_others_go_on(on_slurm: QueueUnderTest) -> None:
     refused = on_slurm.shell("true", gpus=0, engine_option=["--partition=nowhere"])
     stories.ask_why(on_slurm, refused, "invalid partition")
     other = on_slurm.shell("echo fine", gpus=0)
@@ -149,7 +151,7 @@ def test_one_that_slurm_refuses_is_held_with_its_words_and_others_go_on(on_slurm
     assert (on_slurm.state(other), on_slurm.state(refused)) == ("succeeded", "queued")
 
 
-def test_jobs_that_a_bad_setting_kept_back_go_on_when_it_is_mended(on_slurm: Yard) -> None:
+def test_jobs_that_a_bad_setting_kept_back_go_on_when_it_is_mended(on_slurm: QueueUnderTest) -> None:
     good = (on_slurm.home / "config.toml").read_text()
     configure(on_slurm.home, f'{good}partition = "nowhere"\n')
     on_slurm.restart()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.clusters.exported import SAID, SAY, STRANGE, play
-from tests.integration.queue_fixture import Yard, until
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
 
@@ -27,7 +27,7 @@ def said(*words: str) -> str:
 
 
 @needs_slurm
-def test_slurm_runs_what_waited_here_in_its_order(waiting: Yard, there: None, tmp_path: Path) -> None:
+def test_slurm_runs_what_waited_here_in_its_order(waiting: QueueUnderTest, there: None, tmp_path: Path) -> None:
     here = {"cwd": str(tmp_path), "gpus": 0}
     waiting.submit("sh", "-c", SAY, "x", *STRANGE, **here)
     waiting.shell(
@@ -50,7 +50,7 @@ def test_slurm_runs_what_waited_here_in_its_order(waiting: Yard, there: None, tm
 
 
 @needs_slurm
-def test_slurm_queues_again_what_failed_and_has_retries(waiting: Yard, there: None, tmp_path: Path) -> None:
+def test_slurm_queues_again_what_failed_and_has_retries(waiting: QueueUnderTest, there: None, tmp_path: Path) -> None:
     waiting.shell("exit 3", retries=1, gpus=0, cwd=str(tmp_path))
     number = play("slurm", tmp_path).split()[-1]
 
