@@ -17,7 +17,14 @@ from gpuyard.core.lease import Holder, Lease, Share, Ticket
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.machine_parts import EPOCH, EventQueue, VirtualClock, find_shortage, read_device
+from gpuyard.simulator.machine_parts import (
+    EPOCH,
+    EventQueue,
+    ScheduledEvent,
+    VirtualClock,
+    find_shortage,
+    read_device,
+)
 from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
 from tests.simulation.programs import Program
 
