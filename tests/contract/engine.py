@@ -118,7 +118,7 @@ def wait_until_it_runs(place: Place, job_id: int) -> None:
 class EngineContract:
     """The checks; `place` is a fixture of whoever runs them."""
 
-    def test_what_was_prepared_runs_when_it_is_let_to_and_its_end_is_told_once(self, place: Place) -> None:
+    def test_a_prepared_attempt_runs_when_started_and_its_end_is_reported_once(self, place: Place) -> None:
         engine = place.engine()
         for job_id, kind in ((1, "succeeds"), (2, "fails")):
             prepared = engine.prepare(place.launch(job_id, kind), None)
@@ -133,7 +133,7 @@ class EngineContract:
         assert place.runs(1) == place.runs(2) == 1
         assert engine.ended() == []
 
-    def test_what_was_abandoned_never_runs_and_is_not_told_of(self, place: Place) -> None:
+    def test_a_discarded_attempt_never_runs_and_is_not_reported(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "succeeds"), None)
         engine.discard_prepared()
@@ -142,7 +142,7 @@ class EngineContract:
         assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 0
 
-    def test_an_abandoned_attempt_may_be_prepared_again_under_its_number(self, place: Place) -> None:
+    def test_a_discarded_attempt_may_be_prepared_again_under_its_number(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "fails"), None)
         engine.discard_prepared()
@@ -151,14 +151,14 @@ class EngineContract:
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 1
 
-    def test_whoever_dies_before_the_word_leaves_what_never_ran(self, place: Place) -> None:
+    def test_attempts_of_a_daemon_killed_before_starting_them_never_ran(self, place: Place) -> None:
         prepared = place.die([place.launch(1, "succeeds"), place.launch(2, "succeeds")], begun=False)
         engine = place.engine()
         engine.adopt([attempt_of(place, one) for one in prepared])
         assert kinds(place.ended(engine, 2)) == {1: OutcomeKind.NEVER_STARTED, 2: OutcomeKind.NEVER_STARTED}
         assert place.runs(1) == place.runs(2) == 0
 
-    def test_an_attempt_that_never_began_may_be_made_again_under_its_number(self, place: Place) -> None:
+    def test_an_attempt_that_never_started_may_be_prepared_again_under_its_number(self, place: Place) -> None:
         place.die([place.launch(1, "fails")], begun=False)
         engine = place.engine()
         engine.adopt([])
@@ -166,7 +166,7 @@ class EngineContract:
         engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
 
-    def test_what_runs_outlives_its_daemon_and_the_next_one_hears_of_its_end(self, place: Place) -> None:
+    def test_a_running_attempt_outlives_its_daemon_and_the_next_one_reports_its_end(self, place: Place) -> None:
         prepared = place.die([place.launch(1, "waits")], begun=True)
         engine = place.engine()
         engine.adopt([attempt_of(place, one) for one in prepared])
@@ -175,7 +175,7 @@ class EngineContract:
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 1
 
-    def test_what_was_told_and_not_recorded_is_told_again_to_the_next_daemon(self, place: Place) -> None:
+    def test_an_end_that_was_not_recorded_is_reported_again_to_the_next_daemon(self, place: Place) -> None:
         first = place.engine()
         prepared = first.prepare(place.launch(1, "fails"), None)
         first.start_prepared()
@@ -186,7 +186,7 @@ class EngineContract:
         assert [(one.outcome.kind, one.outcome.status) for one in again] == [(OutcomeKind.FAILED, 3)]
         assert kinds(again) == kinds(told)
 
-    def test_one_whose_supervisor_was_killed_is_lost(self, place: Place) -> None:
+    def test_an_attempt_whose_supervisor_was_killed_is_lost(self, place: Place) -> None:
         engine = place.engine()
         prepared = engine.prepare(place.launch(1, "waits"), None)
         engine.start_prepared()
@@ -196,7 +196,7 @@ class EngineContract:
         assert kinds(told) == {1: OutcomeKind.LOST}, told
         engine.signal(attempt_of(place, prepared), signal.SIGKILL)
 
-    def test_one_that_nobody_has_seen_never_began_whatever_else_runs(self, place: Place) -> None:
+    def test_an_attempt_unknown_to_the_engine_never_started(self, place: Place) -> None:
         [other] = place.die([place.launch(2, "waits")], begun=True)
         stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1))
         engine = place.engine()
@@ -206,7 +206,7 @@ class EngineContract:
         engine.signal(attempt_of(place, other), signal.SIGKILL)
         assert kinds(place.ended(engine, 1))[2] in ended_by_signal(place)
 
-    def test_a_signal_reaches_the_program_and_its_supervisor_tells_of_it(self, place: Place) -> None:
+    def test_a_signal_reaches_the_program_and_its_supervisor_reports_the_end(self, place: Place) -> None:
         engine = place.engine()
         prepared = engine.prepare(place.launch(1, "waits"), None)
         engine.start_prepared()
@@ -218,7 +218,7 @@ class EngineContract:
         assert told.outcome.status == 128 + signal.SIGTERM
         assert engine.signal(attempt, signal.SIGTERM) == 0
 
-    def test_a_command_that_no_program_can_be_given_is_the_user_s_mistake(self, place: Place) -> None:
+    def test_a_command_with_a_null_byte_is_a_user_error(self, place: Place) -> None:
         engine = place.engine()
         launch = place.launch(1, "succeeds")
         with pytest.raises(UserError):

@@ -109,7 +109,7 @@ class MemoryContract:
             memory.free(buffer)
             assert bytes(clone.tolist()) == b"before"
 
-    def test_what_does_not_fit_is_refused_and_leaves_all_as_it_was(self, memory: DeviceMemory) -> None:
+    def test_an_allocation_that_does_not_fit_is_refused_and_changes_nothing(self, memory: DeviceMemory) -> None:
         first, second = memory.allocate(100 * MB), memory.allocate(100 * MB)
         used = memory.used()
         with pytest.raises(DeviceFull):
@@ -121,11 +121,11 @@ class MemoryContract:
         for buffer in (second, third):
             memory.free(buffer)
 
-    def test_nearly_all_of_the_budget_can_be_had_again_and_again(self, memory: DeviceMemory) -> None:
+    def test_nearly_the_whole_budget_can_be_allocated_repeatedly(self, memory: DeviceMemory) -> None:
         for size in (BUDGET - SLACK, 60 * MB, BUDGET - SLACK, MB, BUDGET - SLACK):
             memory.free(memory.allocate(size))
 
-    def test_what_is_used_is_what_was_made_and_not_freed(self, memory: DeviceMemory) -> None:
+    def test_used_memory_is_what_was_allocated_and_not_freed(self, memory: DeviceMemory) -> None:
         assert memory.used() == 0
         buffers = [memory.allocate(30 * MB), memory.allocate(5 * MB)]
         assert memory.used() == 35 * MB
@@ -134,25 +134,25 @@ class MemoryContract:
         assert memory.used() == 0
         assert memory.peak() == 35 * MB
 
-    def test_the_peak_is_the_most_at_once_and_not_all_together(self, memory: DeviceMemory) -> None:
+    def test_the_peak_is_the_maximum_at_one_time_and_not_the_sum(self, memory: DeviceMemory) -> None:
         for _ in range(3):
             memory.free(memory.allocate(10 * MB))
         assert memory.peak() == 10 * MB
 
-    def test_a_freed_buffer_is_free_though_somebody_still_knows_it(self, memory: DeviceMemory) -> None:
+    def test_a_freed_buffer_is_free_even_while_it_is_referenced(self, memory: DeviceMemory) -> None:
         buffer = memory.allocate(BUDGET - SLACK)
         memory.free(buffer)
         again = memory.allocate(BUDGET - SLACK)
         assert again is not buffer
         memory.free(again)
 
-    def test_an_emptied_cache_leaves_what_is_used(self, memory: DeviceMemory) -> None:
+    def test_emptying_the_cache_keeps_used_buffers(self, memory: DeviceMemory) -> None:
         buffer = uploaded(memory, b"still here")
         memory.free(memory.allocate(50 * MB))
         memory.empty_cache()
         assert downloaded(memory, buffer, 10) == b"still here"
 
-    def test_work_of_a_lane_is_done_when_it_is_finished(self, memory: DeviceMemory) -> None:
+    def test_the_work_of_a_lane_is_done_after_finish(self, memory: DeviceMemory) -> None:
         source, target = uploaded(memory, b"new"), uploaded(memory, b"old")
         with memory.lane() as lane:
             for_bytes = {"dtype": "u1", "shape": (3,), "offset": 0, "strides": (1,)}
@@ -160,7 +160,7 @@ class MemoryContract:
             lane.finish()
         assert downloaded(memory, target, 3) == b"new"
 
-    def test_an_upload_waits_for_what_a_lane_still_does_with_the_buffer(self, memory: DeviceMemory) -> None:
+    def test_an_upload_waits_until_a_lane_no_longer_uses_the_buffer(self, memory: DeviceMemory) -> None:
         """A stream's two buffers: the next frame must not come over one that is still drawn."""
         nbytes = 8 * MB
         buffer, drawn = memory.allocate(nbytes), memory.allocate(nbytes)

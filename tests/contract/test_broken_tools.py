@@ -65,7 +65,7 @@ def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str
 
 
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
-def test_a_tool_that_may_not_be_executed_is_told_from_a_missing_one(tools: Tools, tool: str) -> None:
+def test_a_tool_that_may_not_be_executed_is_distinguished_from_a_missing_one(tools: Tools, tool: str) -> None:
     tools(tool, "").chmod(0o644)
     snapshot = local_machine(LONG_S).snapshot()
     assert snapshot.host.memory_total_mb is not None
@@ -87,7 +87,7 @@ def test_all_tools_hanging_at_once_take_no_longer_than_one(tools: Tools) -> None
     assert {problem.vendor for problem in snapshot.problems} == {"nvidia", "amd", "intel", "apple"}
 
 
-def test_behind_a_hung_tool_the_next_one_answers_in_the_same_snapshot(tools: Tools) -> None:
+def test_after_a_hung_tool_the_next_one_answers_in_the_same_snapshot(tools: Tools) -> None:
     tools("amd-smi", BROKEN["hung"][0])
     tools("rocm-smi", f"print({ROCM_SMI_JSON!r})")
     snapshot = snapshot_in_time(5 * DEADLINE_S)
@@ -95,7 +95,7 @@ def test_behind_a_hung_tool_the_next_one_answers_in_the_same_snapshot(tools: Too
     assert any(problem.source == "amd-smi" and problem.kind == "timeout" for problem in snapshot.problems)
 
 
-def test_every_probe_says_who_it_is() -> None:
+def test_every_probe_has_a_unique_name_and_its_vendor() -> None:
     probes = [probe for chain in local_probes().values() for probe in chain]
     assert len({probe.name for probe in probes}) == len(probes)
     assert {vendor: {probe.vendor for probe in chain} for vendor, chain in local_probes().items()} == {

@@ -171,7 +171,7 @@ def leased(book: LeaseLedger) -> list[str]:
     return sorted(share.device_id for lease in look(book)[0] for share in lease.shares)
 
 
-def test_all_that_is_wanted_is_granted_and_everybody_sees_it(place: Place) -> None:
+def test_all_wanted_claims_are_granted_and_visible_to_every_daemon(place: Place) -> None:
     mine, other = place.book(), place.book()
     first, second = mine.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1", label="job 2")])
     assert [share.device_id for share in first.lease.shares] == ["SIM-0"]
@@ -183,7 +183,7 @@ def test_all_that_is_wanted_is_granted_and_everybody_sees_it(place: Place) -> No
     assert leased(other) == []
 
 
-def test_one_who_decides_is_shown_what_was_granted_before(place: Place) -> None:
+def test_a_decision_sees_the_leases_granted_before(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     [later] = book.grant(
@@ -204,7 +204,7 @@ def test_a_decision_that_fails_grants_nothing(place: Place) -> None:
     assert leased(book) == []
 
 
-def test_a_lease_that_was_left_lives_as_long_as_whoever_inherited_it(place: Place) -> None:
+def test_a_lease_that_was_handed_over_lives_as_long_as_the_process_that_inherited_it(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
@@ -214,14 +214,14 @@ def test_a_lease_that_was_left_lives_as_long_as_whoever_inherited_it(place: Plac
     assert leased(book) == []
 
 
-def test_a_lease_that_was_left_to_nobody_ends(place: Place) -> None:
+def test_a_lease_that_no_process_inherited_ends(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.leave()
     assert leased(book) == []
 
 
-def test_a_lease_that_was_released_ends_for_those_who_inherited_it_too(place: Place) -> None:
+def test_releasing_a_lease_ends_it_for_processes_that_inherited_it_too(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
@@ -230,7 +230,7 @@ def test_a_lease_that_was_released_ends_for_those_who_inherited_it_too(place: Pl
     place.kill(pid)
 
 
-def test_a_daemon_that_is_killed_holds_nothing_but_what_others_inherited(place: Place) -> None:
+def test_a_killed_daemon_holds_only_leases_that_others_inherited(place: Place) -> None:
     pid = place.die()
     book = place.book()
     assert leased(book) == ["SIM-1"]
@@ -239,7 +239,7 @@ def test_a_daemon_that_is_killed_holds_nothing_but_what_others_inherited(place: 
     assert leased(book) == []
 
 
-def test_a_place_in_the_line_is_seen_by_all_and_kept_while_the_wish_is_the_same(place: Place) -> None:
+def test_a_ticket_is_visible_to_all_and_kept_while_the_need_is_the_same(place: Place) -> None:
     mine, other = place.book(), place.book()
     assert mine.my_ticket() is None
     mine.take_ticket(Need(devices=2), 3, "job 9")
@@ -254,7 +254,7 @@ def test_a_place_in_the_line_is_seen_by_all_and_kept_while_the_wish_is_the_same(
     assert look(other)[1] == ()
 
 
-def test_another_wish_takes_another_place(place: Place) -> None:
+def test_another_need_takes_another_ticket(place: Place) -> None:
     book = place.book()
     book.take_ticket(Need(devices=1), 0, "job 1")
     before = book.my_ticket()
@@ -265,7 +265,7 @@ def test_another_wish_takes_another_place(place: Place) -> None:
     book.return_ticket()
 
 
-def test_a_lease_that_has_used_nothing_yet_is_measured_as_nothing(place: Place) -> None:
+def test_a_lease_that_uses_no_memory_yet_is_measured_as_zero(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
     measured = book.measure(place.snapshot(), look(book)[0])
@@ -274,7 +274,7 @@ def test_a_lease_that_has_used_nothing_yet_is_measured_as_nothing(place: Place) 
     assert book.measure(place.snapshot(), ()) == {}
 
 
-def test_leases_are_told_with_whom_they_belong_to(place: Place) -> None:
+def test_leases_are_listed_with_their_holders(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     [seen] = look(book)[0]
@@ -290,7 +290,7 @@ def part(device_id: str, memory_mb: float) -> Share:
     return Share(device_id=device_id, memory_mb=memory_mb, is_exclusive=False)
 
 
-def test_a_lease_that_is_amended_is_for_something_else_from_then_on(place: Place) -> None:
+def test_an_amended_lease_has_the_new_shares(place: Place) -> None:
     mine, other = place.book(), place.book()
     [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     shares = (part("SIM-0", 512.0),)
@@ -300,7 +300,7 @@ def test_a_lease_that_is_amended_is_for_something_else_from_then_on(place: Place
     held.release()
 
 
-def test_a_lease_for_nothing_is_nobodys_until_it_is_for_something_again(place: Place) -> None:
+def test_a_lease_amended_to_nothing_is_hidden_until_it_has_shares_again(place: Place) -> None:
     """Whoever holds it keeps it: it comes back under the same name, and dies with its holder."""
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
@@ -317,7 +317,7 @@ def test_a_lease_for_nothing_is_nobodys_until_it_is_for_something_again(place: P
     assert leased(book) == []
 
 
-def test_what_is_amended_and_what_is_new_come_with_one_decision(place: Place) -> None:
+def test_one_decision_can_amend_a_lease_and_grant_a_new_one(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     amended = WantedClaim(claim=Claim(shares=()), amends=held.lease.id)
@@ -328,7 +328,7 @@ def test_what_is_amended_and_what_is_new_come_with_one_decision(place: Place) ->
     held.release()
 
 
-def test_to_amend_a_lease_that_has_ended_changes_nothing(place: Place) -> None:
+def test_amending_an_ended_lease_changes_nothing(place: Place) -> None:
     book = place.book()
     [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.release()

@@ -196,7 +196,7 @@ def test_memory_leaves_the_device_and_comes_back(place: Place) -> None:
     assert suspender.moved() == []
 
 
-def test_what_is_done_already_is_done_when_it_is_asked_for_again(place: Place) -> None:
+def test_repeated_suspend_and_resume_requests_succeed(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     for _ in range(2):
         suspender.suspend(attempt)
@@ -208,7 +208,7 @@ def test_what_is_done_already_is_done_when_it_is_asked_for_again(place: Place) -
         assert place.used_mb() == HELD_MB
 
 
-def test_where_there_is_no_room_all_stays_as_it_is_and_may_be_asked_for_again(place: Place) -> None:
+def test_a_resume_without_free_memory_changes_nothing_and_may_be_repeated(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     suspender.suspend(attempt)
     place.told(suspender)
@@ -222,7 +222,7 @@ def test_where_there_is_no_room_all_stays_as_it_is_and_may_be_asked_for_again(pl
     assert place.told(suspender).is_done
 
 
-def test_what_is_put_back_where_it_does_not_fit_is_ruined(place: Place) -> None:
+def test_a_resume_forced_without_free_memory_ruins_the_attempt(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     suspender.suspend(attempt)
     place.told(suspender)
@@ -234,7 +234,7 @@ def test_what_is_put_back_where_it_does_not_fit_is_ruined(place: Place) -> None:
     assert place.told(suspender).is_ruined, "however much room there is by now"
 
 
-def test_what_one_daemon_asked_for_the_next_one_finds_done(place: Place) -> None:
+def test_the_next_daemon_finds_a_requested_suspend_done(place: Place) -> None:
     attempt, first, second = place.attempt(), place.suspender(), place.suspender()
     first.suspend(attempt)
     second.suspend(attempt)
@@ -245,7 +245,7 @@ def test_what_one_daemon_asked_for_the_next_one_finds_done(place: Place) -> None
     assert place.used_mb() == HELD_MB
 
 
-def test_of_what_is_not_there_any_more_it_is_said_that_it_could_not_be(place: Place) -> None:
+def test_suspending_an_attempt_that_has_ended_fails(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     place.kill(attempt)
     suspender.suspend(attempt)
@@ -254,7 +254,7 @@ def test_of_what_is_not_there_any_more_it_is_said_that_it_could_not_be(place: Pl
     assert moved.text
 
 
-def test_a_device_that_is_not_seen_speaks_against_it(place: Place) -> None:
+def test_an_attempt_on_an_unseen_device_is_refused(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     unseen = Snapshot(taken_at=None, host=Host())
     assert suspender.refusal(attempt, unseen) is not None

@@ -44,7 +44,7 @@ def check(snapshot: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("tool", PRINTED)
-def test_a_vendor_s_devices_are_seen_through_its_tool(tools: Tools, tool: str) -> None:
+def test_each_tool_reports_its_vendor_s_devices(tools: Tools, tool: str) -> None:
     prints(tools, tool)
     snapshot = local_machine(20).snapshot()
     assert snapshot.devices
@@ -52,7 +52,7 @@ def test_a_vendor_s_devices_are_seen_through_its_tool(tools: Tools, tool: str) -
     check(snapshot)
 
 
-def test_all_vendors_in_one_machine_are_seen_at_once(tools: Tools) -> None:
+def test_devices_of_all_vendors_are_in_one_snapshot(tools: Tools) -> None:
     for tool in ("nvidia-smi", "rocm-smi", "intel_gpu_top", "ioreg"):
         prints(tools, tool)
     snapshot = local_machine(20).snapshot()
@@ -60,7 +60,7 @@ def test_all_vendors_in_one_machine_are_seen_at_once(tools: Tools) -> None:
     check(snapshot)
 
 
-def test_a_tool_that_works_again_is_believed_again(tools: Tools) -> None:
+def test_a_tool_that_works_again_is_used_again(tools: Tools) -> None:
     machine = local_machine(20)
     tools("rocm-smi", "raise SystemExit(3)")
     assert machine.snapshot().devices == ()

@@ -33,7 +33,7 @@ FAULTS = (
         old="    umask = os.umask(0o177)\n",
         new="    umask = os.umask(0o000)\n",
         breaks="The daemon's socket can be opened by everybody, and only one check is left.",
-        near=(f"{_TESTS}/test_daemon_http.py::test_the_socket_is_its_owners_alone_whatever_the_umask",),
+        near=(f"{_TESTS}/test_daemon_http.py::test_only_the_owner_can_use_the_socket_under_any_umask",),
     ),
     # The page's lock
     Fault(
@@ -107,7 +107,7 @@ FAULTS = (
         old="    if len(value) > 18 or int(value) > max_bytes:\n",
         new="    if len(value) > 18:\n",
         breaks="One request fills the daemon's memory.",
-        near=(f"{_TESTS}/test_daemon_http.py::test_what_is_too_long_or_of_unknown_length_is_refused",),
+        near=(f"{_TESTS}/test_daemon_http.py::test_a_body_that_is_too_long_or_of_unknown_length_is_refused",),
     ),
     Fault(
         id="daemon-silent-clients-stay",
@@ -115,7 +115,7 @@ FAULTS = (
         old="            self._set_timer(limits.silent_s, self._transport.abort)\n",
         new="            self._cancel_timer()\n",
         breaks="Clients that say nothing use up all connections, and nobody is answered any more.",
-        near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_when_their_time_is_up",),
+        near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_after_a_timeout",),
     ),
     Fault(
         id="daemon-slow-viewer-fills-memory",
@@ -125,7 +125,7 @@ FAULTS = (
         breaks="A browser that is put to sleep makes the daemon keep all it was to be told.",
         near=(
             f"{_TESTS}/test_daemon_http_crowds.py",
-            f"{_TESTS}/test_events.py::test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on",
+            f"{_TESTS}/test_events.py::test_a_viewer_that_stops_reading_is_dropped_and_the_others_continue",
         ),
     ),
     Fault(
@@ -243,7 +243,7 @@ FAULTS = (
         old="        if status is None and time.monotonic() < self._deadline:\n",
         new="        if status is None:\n",
         breaks="A notification command that hangs is never ended, and no later one is sent.",
-        near=(f"{_TESTS}/test_notifying.py::test_a_command_that_hangs_is_ended_with_all_that_it_started",),
+        near=(f"{_TESTS}/test_notifying.py::test_a_command_that_hangs_is_killed_with_its_children",),
     ),
     Fault(
         id="daemon-notification-tells-its-secret",
@@ -252,8 +252,8 @@ FAULTS = (
         new="        shown = last\n",
         breaks="The daemon's log shows the secret of a notification's URL.",
         near=(
-            f"{_TESTS}/test_notifying.py::test_a_service_that_fails_twice_is_told_of_without_its_secrets",
-            f"{_TESTS}/test_notifying.py::test_what_a_service_says_of_its_address_is_not_repeated",
+            f"{_TESTS}/test_notifying.py::test_a_service_that_fails_twice_is_reported_without_its_secrets",
+            f"{_TESTS}/test_notifying.py::test_an_address_in_a_service_s_error_is_not_repeated",
         ),
     ),
 )

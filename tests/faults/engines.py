@@ -88,7 +88,7 @@ FAULTS = (
         old="            if self._reported:\n                self._poll.wake()\n",
         new="",
         breaks="Of jobs that end together some are told only when something else happens.",
-        near=(f"{_TESTS}/test_engine.py::test_while_there_is_more_to_be_told_its_descriptor_is_readable",),
+        near=(f"{_TESTS}/test_engine.py::test_the_descriptor_is_readable_while_ends_are_left_to_report",),
     ),
     Fault(
         id="engines-unreachable-keeper-taken-for-gone",
@@ -112,7 +112,7 @@ FAULTS = (
         old='        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
         new="",
         breaks="What is left of an attempt is killed together with the next one.",
-        near=(f"{_TESTS}/test_engine_tree.py::test_another_attempt_of_the_same_keeper_is_left_alone",),
+        near=(f"{_TESTS}/test_engine_tree.py::test_a_signal_spares_another_attempt_of_the_same_keeper",),
     ),
     Fault(
         id="engines-log-cut-twice-repeats-itself",

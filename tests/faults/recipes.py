@@ -5,7 +5,7 @@ from tests.faults.fault import Fault
 _RECIPES = "src/gpuyard/recipes"
 _TESTS = "tests/unit/recipes"
 _CLI = "tests/integration/test_batch_cli.py"
-_AGAIN = "test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_another_beside_a_finished_one"
+_AGAIN = "test_the_same_command_continues_an_unfinished_batch_and_begins_another_after_a_finished_one"
 _CRASHES = "tests/integration/test_batch_crashes.py"
 
 FAULTS = (
@@ -16,7 +16,7 @@ FAULTS = (
         old="    record = replace(record, parts=(*record.parts, part))\n    _write_record(record)\n",
         new="    record = replace(record, parts=(*record.parts, part))\n",
         breaks="A batch whose command is killed as it submits is submitted a second time, and every seed is run twice.",
-        near=(f"{_CRASHES}::test_a_command_that_is_killed_at_any_step_of_its_beginning_is_gone_on_with",),
+        near=(f"{_CRASHES}::test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued",),
     ),
     Fault(
         id="recipes-failed-runs-not-resumed",
@@ -48,7 +48,7 @@ FAULTS = (
         old="        if folder.is_dir() and has_frame(folder, plan.frames):\n",
         new="        if folder.is_dir() and not has_frame(folder, plan.frames):\n",
         breaks="Runs with data are moved away, and empty ones stay.",
-        near=(f"{_CLI}::test_what_came_out_empty_is_pruned_by_the_scheduler",),
+        near=(f"{_CLI}::test_empty_runs_are_pruned_by_gpuyard",),
     ),
     Fault(
         id="recipes-cancelled-runs-are-pruned",

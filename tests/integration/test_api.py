@@ -49,7 +49,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
     process.communicate("\n", timeout=90)
 
 
-def test_a_block_has_a_gpu_of_its_own_and_gives_it_back() -> None:
+def test_a_block_leases_a_gpu_and_releases_it() -> None:
     with GPUScheduler() as gpu_ids:
         assert gpu_ids == [0]
         assert held() == ["SIM-0"]
@@ -57,7 +57,7 @@ def test_a_block_has_a_gpu_of_its_own_and_gives_it_back() -> None:
     assert sorted(os.listdir(lease_dir())) == ["mutex"]
 
 
-def test_several_gpus_are_taken_all_or_none(script: Script) -> None:
+def test_several_gpus_are_leased_all_or_none(script: Script) -> None:
     with GPUScheduler(num_gpus=2) as gpu_ids:
         assert gpu_ids == [0, 1]
     other = script()
@@ -67,7 +67,7 @@ def test_several_gpus_are_taken_all_or_none(script: Script) -> None:
     assert held() == ["SIM-0"]
 
 
-def test_two_scripts_never_meet(script: Script) -> None:
+def test_two_scripts_never_get_the_same_gpu(script: Script) -> None:
     first, second = script(), script()
     assert sorted([said(first), said(second)]) == ["[0]", "[1]"]
     third = script(label="third")
@@ -84,7 +84,7 @@ def test_a_script_that_is_killed_holds_nothing(script: Script) -> None:
         assert gpu_ids == [0, 1]
 
 
-def test_waiting_too_long_says_what_was_free_and_what_was_missing(script: Script) -> None:
+def test_a_timeout_reports_what_was_free_and_what_was_missing(script: Script) -> None:
     other = script(label="nightly", specific_gpus=[0])
     said(other)
     with SimulatedUse() as usage:
@@ -107,7 +107,7 @@ def test_a_shared_lease_takes_memory_beside_others(script: Script) -> None:
             GPUScheduler(specific_gpus=[0], memory_free_threshold_gb=1, max_wait_time=0.1).acquire()
 
 
-def test_busy_and_hungry_gpus_are_left_alone() -> None:
+def test_gpus_over_the_load_or_power_limit_are_not_taken() -> None:
     with SimulatedUse() as usage:
         usage.set_load("SIM-0", 50)
         with GPUScheduler() as gpu_ids:
@@ -156,7 +156,7 @@ def test_a_decorated_function_has_its_gpu_for_the_time_of_each_call() -> None:
     assert held() == []
 
 
-def test_threads_each_have_their_own() -> None:
+def test_each_thread_gets_a_gpu_of_its_own() -> None:
     scheduler = GPUScheduler(max_wait_time=90)
     both_hold = threading.Barrier(2, timeout=90)
     taken: list[list[int]] = []
@@ -196,7 +196,7 @@ def test_a_child_forked_in_the_block_does_not_end_its_parent_s_lease() -> None:
     assert sorted(os.listdir(lease_dir())) == ["mutex"], "a program that ends leaves no file behind"
 
 
-def test_the_more_important_one_goes_first(script: Script) -> None:
+def test_the_request_with_the_higher_priority_goes_first(script: Script) -> None:
     holder = script(num_gpus=2)
     said(holder)
     low = script(num_gpus=2, priority=0, label="low")
@@ -234,14 +234,14 @@ def test_banned_gpus_are_never_taken(own_home: Path) -> None:
     assert find_free_gpus() == [1]
 
 
-def test_a_script_may_put_a_new_list_in_the_old_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_assign_a_new_list_of_banned_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_scheduler.gpu_info
 
     monkeypatch.setattr(gpu_scheduler.gpu_info, "BANNED_GPUS", [1])
     assert find_free_gpus() == [0]
 
 
-def test_the_helpers_have_the_shapes_that_scripts_know() -> None:
+def test_the_helpers_return_the_same_shapes_as_before() -> None:
     with SimulatedUse() as usage:
         usage.allocate("SIM-1", 8192)
         usage.set_load("SIM-1", 40)
@@ -267,7 +267,7 @@ def test_the_helpers_have_the_shapes_that_scripts_know() -> None:
         assert find_free_gpus(10, None, None) == [0, 1]
 
 
-def test_existing_scripts_find_their_names() -> None:
+def test_existing_scripts_can_import_the_names_they_use() -> None:
     import gpu_scheduler
     from gpu_scheduler import gpu_info
 
@@ -287,17 +287,17 @@ def test_existing_scripts_find_their_names() -> None:
         ({"vram": "lots"}, "not a size"),
     ],
 )
-def test_a_mistake_is_told_at_once(options: dict[str, object], said: str) -> None:
+def test_a_wrong_argument_is_refused_at_once(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
-def test_more_gpus_than_there_are_will_never_come() -> None:
+def test_more_gpus_than_the_machine_has_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="3 GPUs"):
         GPUScheduler(num_gpus=3).acquire()
 
 
-def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> None:
+def test_a_wrong_configuration_is_refused_with_a_suggestion(own_home: Path) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text("[devices]\nbaned = [0]\n")
     with pytest.raises(UserError) as mistake:
@@ -316,13 +316,13 @@ def test_a_wrong_configuration_is_told_with_what_was_meant(own_home: Path) -> No
         ({"vram": 0}, "vram is 0"),
     ],
 )
-def test_what_can_never_be_had_is_told_and_not_waited_for(options: dict[str, object], said: str) -> None:
+def test_an_impossible_request_is_refused_instead_of_waiting(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{"priority": 5.5}, {"priority": "high"}, {"num_gpus": 1.5}])
-def test_a_number_that_is_none_is_refused_at_once(options: dict[str, object]) -> None:
+def test_a_number_of_the_wrong_type_is_refused_at_once(options: dict[str, object]) -> None:
     with pytest.raises(TypeError):
         GPUScheduler(**options)  # type: ignore[arg-type]
 
@@ -333,7 +333,7 @@ def test_a_single_gpu_may_be_named_without_a_list() -> None:
             assert gpu_ids == [1]
 
 
-def test_functions_whose_body_runs_later_cannot_be_decorated() -> None:
+def test_generators_and_coroutines_cannot_be_decorated() -> None:
     async def coroutine() -> None: ...
 
     def generator() -> Iterator[int]:
@@ -345,7 +345,7 @@ def test_functions_whose_body_runs_later_cannot_be_decorated() -> None:
 
 
 @pytest.mark.parametrize("banned", [[0], ["0"], ["SIM-0"]])
-def test_a_ban_is_understood_in_every_spelling(own_home: Path, banned: list[object]) -> None:
+def test_a_banned_gpu_may_be_spelled_in_several_ways(own_home: Path, banned: list[object]) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text(f"[devices]\nbanned = {banned!r}\n")
     assert find_free_gpus() == [1]
@@ -359,7 +359,7 @@ def test_a_relative_lease_directory_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("options", ["", "vram='4G'"])
-def test_a_script_inside_gpuyard_run_uses_the_lease_around_it(options: str) -> None:
+def test_a_script_inside_gpuyard_run_uses_the_enclosing_lease(options: str) -> None:
     program = (
         f"from gpuyard import GPUScheduler\nwith GPUScheduler(max_wait_time=90, {options}) as gpu_ids: print(gpu_ids)\n"
     )
@@ -371,7 +371,7 @@ def test_a_script_inside_gpuyard_run_uses_the_lease_around_it(options: str) -> N
     assert held() == []
 
 
-def test_more_than_the_lease_around_has_is_told_and_not_waited_for() -> None:
+def test_a_request_beyond_the_enclosing_lease_is_refused_instead_of_waiting() -> None:
     program = "from gpuyard import GPUScheduler; GPUScheduler(vram='20G').acquire()"
     command = [sys.executable, "-m", "gpuyard", "run", "--vram", "4G", "--", sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
@@ -389,7 +389,7 @@ def _halt_outside_the_ledger(process: "subprocess.Popen[str]") -> None:
     pytest.fail("it is in the ledger whenever it is looked at")
 
 
-def test_a_waiter_that_is_halted_does_not_hold_up_those_behind_it(script: Script) -> None:
+def test_a_stopped_waiting_process_does_not_block_the_requests_behind_it(script: Script) -> None:
     holder = script(num_gpus=2)
     said(holder)
     halted = script(num_gpus=2, label="halted")
@@ -403,7 +403,7 @@ def test_a_waiter_that_is_halted_does_not_hold_up_those_behind_it(script: Script
     assert said(halted) == "[0, 1]"
 
 
-def test_a_child_forked_while_waiting_does_not_keep_a_dead_parent_s_place(script: Script) -> None:
+def test_a_child_forked_while_waiting_does_not_keep_a_dead_parent_s_ticket(script: Script) -> None:
     holder = script(num_gpus=2)
     said(holder)
     program = (

@@ -22,7 +22,7 @@ def held() -> list[str]:
 @pytest.mark.parametrize(("visible", "order"), [
     (None, ["SIM-0", "SIM-1"]), ("1,0", ["SIM-1", "SIM-0"]), ("SIM-1", ["SIM-1"]), ("1", ["SIM-1"]), ("-1", []),
 ])  # fmt: skip
-def test_every_number_is_that_of_this_process(
+def test_every_gpu_number_is_the_process_s_own(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, order: list[str]
 ) -> None:
     if visible is not None:
@@ -41,7 +41,7 @@ def test_every_number_is_that_of_this_process(
 
 
 @pytest.mark.parametrize("visible", [None, "1", "SIM-1,SIM-0"])
-def test_what_is_found_free_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+def test_a_gpu_reported_as_free_can_be_requested(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with SimulatedUse() as usage:
@@ -54,7 +54,7 @@ def test_what_is_found_free_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, vi
                 GPUScheduler(specific_gpus=find_free_gpus()).acquire()
 
 
-def test_the_configuration_counts_as_the_machine_does(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_numbers_in_the_configuration_are_the_machine_s(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text("[devices]\nbanned = [0]\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
@@ -63,7 +63,7 @@ def test_the_configuration_counts_as_the_machine_does(own_home: Path, monkeypatc
         assert held() == ["SIM-1"]
 
 
-def test_a_gpu_that_is_hidden_from_this_process_is_not_leased_under_another_s_number(
+def test_a_gpu_hidden_from_this_process_is_not_leased_under_another_s_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -62,7 +62,7 @@ def until_waiting() -> None:
         pause.wait(0.01)
 
 
-def test_a_line_says_what_it_waits_for_and_another_that_it_goes_on(
+def test_one_line_says_what_it_waits_for_and_another_that_it_continues(
     waiter: Script, holder: "subprocess.Popen[str]"
 ) -> None:
     waiting = waiter()
@@ -78,21 +78,21 @@ def test_a_line_says_what_it_waits_for_and_another_that_it_goes_on(
     assert rest.count("\n") == 1
 
 
-def test_quiet_says_nothing(waiter: Script, holder: "subprocess.Popen[str]") -> None:
+def test_quiet_prints_nothing(waiter: Script, holder: "subprocess.Popen[str]") -> None:
     waiting = waiter(quiet=True)
     until_waiting()
     let_go(holder)
     assert waiting.communicate("\n", timeout=DEADLINE_S) == ("[1]\n", "")
 
 
-def test_one_that_need_not_wait_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_request_granted_at_once_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     with GPUScheduler(), GPUScheduler(progress=lines.append):
         pass
     assert (lines, capfd.readouterr().err) == ([], "")
 
 
-def test_progress_gets_the_lines_in_place_of_stderr_and_hears_of_changes(
+def test_progress_receives_the_lines_in_place_of_stderr(
     script: Script, holder: "subprocess.Popen[str]", capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines: Queue[str] = Queue()
@@ -111,7 +111,7 @@ def test_progress_gets_the_lines_in_place_of_stderr_and_hears_of_changes(
     assert capfd.readouterr().err == ""
 
 
-def test_a_progress_that_raises_ends_the_waiting(holder: "subprocess.Popen[str]") -> None:
+def test_a_progress_callback_that_raises_ends_the_wait(holder: "subprocess.Popen[str]") -> None:
     def stop(line: str) -> None:
         raise InterruptedError(line)
 
@@ -120,7 +120,7 @@ def test_a_progress_that_raises_ends_the_waiting(holder: "subprocess.Popen[str]"
     assert Ledger(lease_dir()).tickets() == ()
 
 
-def test_a_progress_that_raises_when_it_goes_on_gives_the_gpu_back(script: Script) -> None:
+def test_a_progress_callback_that_raises_after_the_grant_releases_the_gpu(script: Script) -> None:
     other = script(num_gpus=2)
     assert other.stdout is not None
     assert other.stdout.readline() == "[0, 1]\n"
@@ -149,7 +149,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Queue[float]:
 
 
 @pytest.mark.parametrize("poll_interval", [0.1, 0.7])
-def test_it_looks_at_the_gpus_once_in_each_poll_interval(looks: Queue[float], poll_interval: float) -> None:
+def test_the_gpus_are_sampled_once_per_poll_interval(looks: Queue[float], poll_interval: float) -> None:
     """Memory that a process outside gpuyard gives back is no news: only a look at the GPU tells of it."""
     taken: list[list[int]] = []
     scheduler = GPUScheduler(specific_gpus=[0], poll_interval=poll_interval, quiet=True)
@@ -166,12 +166,12 @@ def test_it_looks_at_the_gpus_once_in_each_poll_interval(looks: Queue[float], po
 
 
 @pytest.mark.parametrize("poll_interval", [-1, float("nan")])
-def test_an_interval_that_is_none_is_refused(poll_interval: float) -> None:
+def test_an_invalid_poll_interval_is_refused(poll_interval: float) -> None:
     with pytest.raises(UserError, match="poll_interval is"):
         GPUScheduler(poll_interval=poll_interval)
 
 
-def test_a_ledger_that_stays_locked_is_a_timeout_too() -> None:
+def test_a_ledger_that_stays_locked_raises_a_timeout() -> None:
     with GPUScheduler():
         pass  # the ledger is there
     with hold_mutex(Path(lease_dir()), 1.0), pytest.raises(TimeoutError, match=r"was busy for 0\.1 s"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("queue")
 # What would be run
 
 
-def test_a_dry_run_prints_the_exact_commands_and_makes_and_starts_nothing(own_home: Path) -> None:
+def test_a_dry_run_prints_the_commands_and_creates_and_starts_nothing(own_home: Path) -> None:
     command = ("--seed", "7", "--output-root", "out", "--", "no such program", "{index}", "-s{seed}", "{output}", "{x}")
     result = run("batch", "--count", "2", "--dry-run", *command)
     out = own_home.parent / "out"
@@ -31,7 +31,7 @@ def test_a_dry_run_prints_the_exact_commands_and_makes_and_starts_nothing(own_ho
     assert running_pid(own_home / "daemon.lock") is None
 
 
-def test_datagen_tells_a_simulator_what_it_understands(own_home: Path) -> None:
+def test_datagen_passes_the_simulator_its_own_options(own_home: Path) -> None:
     folder = own_home.parent
 
     def commands(*arguments: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_datagen_tells_a_simulator_what_it_understands(own_home: Path) -> None:
 # A whole batch
 
 
-def test_a_batch_runs_each_command_once_and_says_how_it_came_out(tmp_path: Path) -> None:
+def test_a_batch_runs_each_command_once_and_prints_a_summary(tmp_path: Path) -> None:
     out = tmp_path / "out"
     program = "echo {index} {seed} > {output}/data; echo frames: 4"
     result = batch(5, "--concurrency", "3", "--seed", "40", "--output-root", "out", program=program)
@@ -70,7 +70,7 @@ def test_a_batch_runs_each_command_once_and_says_how_it_came_out(tmp_path: Path)
     assert (told["runs"], told["succeeded"], told["attempts"], told["frames"]) == (5, 5, 5, 20)
 
 
-def test_a_failed_run_is_tried_again_with_its_seed_then_reported_and_the_status_says_so(tmp_path: Path) -> None:
+def test_a_failed_run_is_retried_with_its_seed_then_reported_in_the_exit_status(tmp_path: Path) -> None:
     program = "echo {seed} >> seeds; [ {index} != 1 ] || exit 3"
     result = batch(3, "--retries", "2", "--seed", "5", "--output-root", "out", program=program)
     assert result.returncode == 1
@@ -90,7 +90,7 @@ def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
     assert (told["name"], told["failures"][0]["index"], told["failures"][0]["reason"]) == ("night", 1, "exit status 1")
 
 
-def test_without_an_output_root_a_run_has_a_folder_of_gpuyard_s_own(own_home: Path) -> None:
+def test_without_an_output_root_a_run_gets_a_folder_of_gpuyard(own_home: Path) -> None:
     result = batch(1, program="pwd; echo {output}")
     assert result.returncode == 0
     assert run("logs", "1").stdout.splitlines()[0] == str(own_home.parent)
@@ -103,7 +103,7 @@ def test_a_sample_log_is_written_where_the_command_was_typed(tmp_path: Path) -> 
     assert events.count("launch") == 2
 
 
-def test_what_came_out_empty_is_pruned_by_the_scheduler(tmp_path: Path) -> None:
+def test_empty_runs_are_pruned_by_gpuyard(tmp_path: Path) -> None:
     program = "echo log > {output}/log.txt; [ {index} = 1 ] || echo data > {output}/1.png"
     pruning = ("--output-root", "out", "--prune-output-root", "empty", "--frames", "*.png")
     result = batch(3, *pruning, program=program)
@@ -162,7 +162,7 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     assert (other.returncode, "started with another seed: 0, not 1" in other.stderr) == (2, True)
 
 
-def test_the_same_command_again_goes_on_with_an_unfinished_batch_and_begins_another_beside_a_finished_one(
+def test_the_same_command_continues_an_unfinished_batch_and_begins_another_after_a_finished_one(
     tmp_path: Path,
 ) -> None:
     program = "echo {output} >> done; [ {index} != 1 ] || [ -e mended ] && echo > {output}/frame"
@@ -213,7 +213,7 @@ def test_append_adds_runs_with_the_next_seeds_once_the_batch_is_finished(tmp_pat
     assert summary_in(tmp_path / "out")["runs"] == 4
 
 
-def test_the_way_back_to_a_batch_beside_another_names_its_root(tmp_path: Path) -> None:
+def test_the_resume_hint_of_a_batch_beside_another_names_its_root(tmp_path: Path) -> None:
     assert batch(1, "--output-root", "out", program="true").returncode == 0
     os.mkfifo(tmp_path / "gate")
     begun = batch(1, "--detach", "--output-root=out", program="read word < gate")
@@ -225,7 +225,7 @@ def test_the_way_back_to_a_batch_beside_another_names_its_root(tmp_path: Path) -
     assert (followed.returncode, followed.stdout.startswith("sh: the run succeeded")) == (0, True)
 
 
-def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
+def test_a_detached_batch_runs_in_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
     begun = batch(2, "--detach", "--output-root", "out", program=GATED)
     assert (begun.returncode, begun.stdout) == (0, "1-2\n")
     way_back = begun.stderr.splitlines()[-1]
@@ -240,7 +240,7 @@ def test_detached_it_is_left_to_the_queue_and_can_be_followed_later(tmp_path: Pa
     assert batch(2, "--resume", "--output-root", "out", program=GATED).returncode == 0
 
 
-def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: Path) -> None:
+def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_path: Path) -> None:
     program = "true"
     done = batch(1, "--output-root", "out", program=program)
     assert done.returncode == 0
@@ -293,9 +293,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_told_by_its_summary(tmp_path: P
         (["datagen", "--count", "1", "--program", "true", "--prune-output-root", "out/x"], "inside the output root"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do_before_anything_is_begun(
-    own_home: Path, arguments: list[str], told: str
-) -> None:
+def test_a_usage_error_names_the_remedy_before_anything_starts(own_home: Path, arguments: list[str], told: str) -> None:
     result = run(*arguments)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
     assert told in result.stderr
@@ -317,14 +315,14 @@ def test_a_program_of_the_current_folder_is_not_started_by_its_bare_name(own_hom
     assert running_pid(own_home / "daemon.lock") is None
 
 
-def test_a_sample_log_that_cannot_be_written_is_told_before_anything_is_begun(own_home: Path) -> None:
+def test_a_sample_log_that_cannot_be_written_is_refused_before_anything_starts(own_home: Path) -> None:
     result = batch(1, "--sample-log", "nowhere/gates.csv", program="true")
     assert (result.returncode, result.stdout) == (1, "")
     assert "nowhere/gates.csv': No such file or directory\n  name another file with --sample-log" in result.stderr
     assert running_pid(own_home / "daemon.lock") is None
 
 
-def test_what_the_queue_refuses_leaves_the_root_as_it_was(tmp_path: Path) -> None:
+def test_a_batch_refused_by_the_queue_leaves_the_output_root_unchanged(tmp_path: Path) -> None:
     command = ("batch", "--count", "2", "--max-cpu", "100", "--min-free-mem-mb", "0", "--output-root", "out")
     refused = run(*command, "--device", "7", "--", "true")
     assert (refused.returncode, "there is no GPU '7'" in refused.stderr) == (2, True)

@@ -33,7 +33,7 @@ TELLS_EVERY_S = 5.0
 interrupted = pytest.mark.usefixtures("unmeasured")
 
 
-def test_progress_in_a_pipe_is_a_line_now_and_then(tmp_path: Path) -> None:
+def test_progress_in_a_pipe_is_an_occasional_line(tmp_path: Path) -> None:
     began = time.monotonic()
     result = batch(2, program="true")
     took_s, lines = time.monotonic() - began, result.stderr.splitlines()
@@ -41,7 +41,7 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(tmp_path: Path) -> None:
     assert 1 <= len(lines) <= 3 + took_s // TELLS_EVERY_S
 
 
-def test_a_paused_queue_is_told_as_what_holds_the_batch(tmp_path: Path) -> None:
+def test_a_paused_queue_is_named_as_what_the_batch_waits_for(tmp_path: Path) -> None:
     run("pause")
     with begun("batch", "--count", "1", *OPEN, "--", "true") as process:
         assert process.stderr is not None
@@ -51,9 +51,7 @@ def test_a_paused_queue_is_told_as_what_holds_the_batch(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_daemon_killed_in_the_middle_does_not_end_the_command_and_no_seed_is_done_twice(
-    own_home: Path, tmp_path: Path
-) -> None:
+def test_a_daemon_killed_midway_does_not_end_the_command_and_no_seed_runs_twice(own_home: Path, tmp_path: Path) -> None:
     with begun("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         await_run(tmp_path, 0)
         pid = running_pid(own_home / "daemon.lock")
@@ -65,7 +63,7 @@ def test_a_daemon_killed_in_the_middle_does_not_end_the_command_and_no_seed_is_d
     assert (tmp_path / "seeds").read_text().split() == ["0", "1", "2"]
 
 
-def test_the_command_killed_in_the_middle_leaves_the_batch_to_the_queue(tmp_path: Path) -> None:
+def test_when_the_command_is_killed_the_batch_continues_in_the_queue(tmp_path: Path) -> None:
     with begun("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         await_run(tmp_path, 0)
         process.kill()
@@ -92,7 +90,9 @@ ASKED = "Leave it running, or stop it? [L/s] "
 @interrupted
 @pytest.mark.needs("setsid")
 @pytest.mark.parametrize("answer", some(["\n", "l\n", "\x04", "\x03"], 0, 2), ids=["enter", "l", "end", "ctrl-c"])
-def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_asks_and_can_leave_the_batch_running(
+    tmp_path: Path, answer: str, on_terminal: Callable[..., Terminal]
+) -> None:
     terminal = on_terminal("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
     await_run(tmp_path, 0)
     terminal.read_until("1 running")
@@ -108,7 +108,7 @@ def test_ctrl_c_asks_and_leaves_it_running(tmp_path: Path, answer: str, on_termi
 
 @interrupted
 @pytest.mark.needs("setsid")
-def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
+def test_ctrl_c_asks_and_can_cancel_the_batch_with_a_summary(
     tmp_path: Path, on_terminal: Callable[..., Terminal]
 ) -> None:
     terminal = on_terminal("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED)
@@ -125,7 +125,9 @@ def test_ctrl_c_asks_and_stops_it_and_what_was_done_is_summed_up(
 
 @interrupted
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
-def test_without_a_terminal_nobody_is_asked_and_it_goes_on(tmp_path: Path, signum: int, status: int) -> None:
+def test_without_a_terminal_ctrl_c_leaves_the_batch_running_without_asking(
+    tmp_path: Path, signum: int, status: int
+) -> None:
     with begun("batch", "--count", "1", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
         assert process.stderr is not None
         process.stderr.readline()
@@ -170,7 +172,7 @@ def paced(own_home: Path) -> Iterator[StandIn]:
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_a_batch_that_nobody_summed_up_is_told_as_such(paced: StandIn, state: str) -> None:
+def test_a_batch_without_a_summary_is_reported_as_such(paced: StandIn, state: str) -> None:
     paced.answers["GET /jobs/4"] = job(4, state)
     result = batch(3, program="true")
     assert (result.returncode, result.stdout) == (1, "")
@@ -178,7 +180,7 @@ def test_a_batch_that_nobody_summed_up_is_told_as_such(paced: StandIn, state: st
     assert "`gpuyard logs 4` may say why" in result.stderr
 
 
-def test_the_gate_that_holds_the_next_run_is_named_with_its_figure_and_its_gpu(
+def test_the_gate_that_blocks_the_next_run_is_named_with_its_figure_and_gpu(
     paced: StandIn, on_terminal: Callable[..., Terminal]
 ) -> None:
     paced.answers["GET /jobs/4"] = job(4, "failed")
@@ -189,7 +191,7 @@ def test_the_gate_that_holds_the_next_run_is_named_with_its_figure_and_its_gpu(
     assert said.count("gpuyard: --max-cpu is not enforced: no probe measures it") == 1
 
 
-def test_a_bound_that_nobody_can_keep_is_told_once_in_a_pipe(paced: StandIn) -> None:
+def test_a_threshold_that_cannot_be_measured_is_reported_once_in_a_pipe(paced: StandIn) -> None:
     paced.answers["GET /jobs/4"] = job(4, "failed")
     errors = batch(3, program="true").stderr
     assert errors.count("gpuyard: --max-cpu is not enforced: no probe measures it\n") == 1

@@ -81,7 +81,7 @@ def check_each_once(batch: Batch, summary: Summary | None) -> None:
 
 
 @pytest.mark.parametrize("victims", ["daemon and command", *some(["daemon", "command"])])
-def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(left_alone: Batch, victims: str) -> None:
+def test_each_seed_runs_once_however_often_the_daemon_or_the_command_is_killed(left_alone: Batch, victims: str) -> None:
     """Before the first run begins, and then after so many have begun: the moments are a seed's."""
     it, dice = left_alone, random.Random(f"{SEED} {victims}")
     moments = [0, *sorted(dice.sample(range(1, RUNS), KILLS - 1))]
@@ -105,7 +105,7 @@ def test_each_seed_is_run_once_however_often_somebody_is_killed_in_the_middle(le
     check_each_once(it, read_summary(it.root))
 
 
-def test_without_the_command_any_other_starts_the_daemon_that_brings_a_batch_to_its_end(left_alone: Batch) -> None:
+def test_any_other_command_starts_the_daemon_that_finishes_a_batch(left_alone: Batch) -> None:
     it = left_alone
     it.begin(RUNS, TAKES, **OPTIONS)
     for least in (1, RUNS // 2):
@@ -121,7 +121,7 @@ def crash_after(step: str, words: list[str]) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_a_command_that_is_killed_at_any_step_of_its_beginning_is_gone_on_with(left_alone: Batch) -> None:
+def test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued(left_alone: Batch) -> None:
     it = left_alone
     words = it.command(RUNS, TAKES, **OPTIONS, resume=True)
     for step in ("_write_record", "_post", "_write_record", "_post", "_write_record"):
@@ -131,7 +131,7 @@ def test_a_command_that_is_killed_at_any_step_of_its_beginning_is_gone_on_with(l
     check_each_once(it, read_summary(it.root))
 
 
-def test_runs_that_are_over_before_anybody_was_asked_to_sum_them_up_are_summed_up_by_the_next_command(
+def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_requested(
     left_alone: Batch,
 ) -> None:
     it = left_alone
@@ -145,7 +145,7 @@ def test_runs_that_are_over_before_anybody_was_asked_to_sum_them_up_are_summed_u
     check_each_once(it, read_summary(it.root))
 
 
-def test_what_failed_is_tried_again_with_its_seed_by_the_same_command_and_what_succeeded_is_not(
+def test_the_same_command_retries_failed_runs_with_their_seeds_but_not_succeeded_runs(
     left_alone: Batch,
 ) -> None:
     it = left_alone
@@ -164,7 +164,7 @@ def test_what_failed_is_tried_again_with_its_seed_by_the_same_command_and_what_s
     assert sorted(entry.seed for entry in it.entries("ends")) == [0, 1, 2, 3]
 
 
-def test_launches_are_as_far_apart_as_asked_for_also_where_the_daemon_is_killed_between_two(batch: Batch) -> None:
+def test_the_stagger_between_launches_holds_when_the_daemon_is_killed_between_two(batch: Batch) -> None:
     least_s = 1.0
     batch.queue.start()
     batch.begin(4, ["--seconds", "0"], concurrency=4, stagger=f"{least_s}s")

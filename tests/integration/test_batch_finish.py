@@ -37,7 +37,7 @@ def runs_in(root: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (root / "runs.jsonl").read_text().splitlines()]
 
 
-def test_a_run_that_was_pruned_and_then_made_its_data_is_not_told_as_pruned(tmp_path: Path) -> None:
+def test_a_pruned_run_that_later_produced_data_is_not_reported_as_pruned(tmp_path: Path) -> None:
     program = "test -e ready && echo data > {output}/frame"
     assert batch(2, *ROOTS, program=program).returncode == 1
     assert summary_in(tmp_path / "out")["pruned"] == 2
@@ -49,7 +49,7 @@ def test_a_run_that_was_pruned_and_then_made_its_data_is_not_told_as_pruned(tmp_
 
 
 @unmeasured
-def test_an_empty_run_that_the_simulator_left_where_it_was_is_told_as_such(tmp_path: Path) -> None:
+def test_an_empty_run_that_the_simulator_did_not_prune_is_reported_as_such(tmp_path: Path) -> None:
     result = run("datagen", "--count", "2", *OPEN, "--program", "true")
     assert result.returncode == 0
     summary = summary_in(tmp_path / "out")
@@ -68,7 +68,7 @@ def test_a_cancelled_run_is_not_a_pruned_one(tmp_path: Path, tools: Callable[[st
     assert [run["pruned_to"] for run in runs_in(tmp_path / "out")] == [None] * 3
 
 
-def test_data_that_the_simulator_keeps_in_the_prune_root_are_counted_as_kept(
+def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     tmp_path: Path, tools: Callable[[str, str], Path]
 ) -> None:
     tools("sim_view", KEEPS_THERE)
@@ -82,7 +82,7 @@ def test_data_that_the_simulator_keeps_in_the_prune_root_are_counted_as_kept(
 
 
 @unmeasured
-def test_what_was_retried_by_hand_is_summed_up_anew(tmp_path: Path) -> None:
+def test_runs_retried_by_hand_update_the_summary(tmp_path: Path) -> None:
     program = "test {index} != 1 || test -e ready"
     assert batch(3, "--output-root", "out", program=program).returncode == 1
     (tmp_path / "ready").touch()
@@ -94,7 +94,7 @@ def test_what_was_retried_by_hand_is_summed_up_anew(tmp_path: Path) -> None:
 
 
 @unmeasured
-def test_what_could_not_be_pruned_is_when_the_batch_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_could_not_be_pruned_is_pruned_when_the_batch_continues(tmp_path: Path) -> None:
     assert batch(1, *ROOTS, program="rmdir pruned").returncode == 0
     assert "missing" in summary_in(tmp_path / "out")["left"][0]["why"]
     assert batch(1, *ROOTS, "--resume", program="rmdir pruned").returncode == 0
@@ -103,7 +103,7 @@ def test_what_could_not_be_pruned_is_when_the_batch_is_gone_on_with(tmp_path: Pa
 
 
 @unmeasured
-def test_a_run_that_is_tried_again_has_its_folder_again(tmp_path: Path) -> None:
+def test_a_retried_run_gets_its_folder_again(tmp_path: Path) -> None:
     program = "if test -e once; then echo data > {output}/frame; else touch once; rmdir {output}; false; fi"
     result = batch(1, "--output-root", "out", "--retries", "1", program=program)
     assert result.returncode == 0, result.stdout
@@ -141,14 +141,14 @@ def test_braces_in_a_root_are_a_part_of_its_name(tmp_path: Path) -> None:
 
 
 @unmeasured
-def test_how_long_it_took_includes_all_attempts(tmp_path: Path) -> None:
+def test_the_duration_of_a_run_includes_all_attempts(tmp_path: Path) -> None:
     program = 'test "$GPUYARD_ATTEMPT" = 2 && exit; sleep 0.5; false'
     assert batch(1, "--output-root", "out", "--retries", "1", program=program).returncode == 0
     assert summary_in(tmp_path / "out")["seconds"] > 1.0  # half a second, and a pause of one before it is tried again
 
 
 @unmeasured
-def test_a_batch_is_begun_as_a_whole_though_somebody_interrupts_it(
+def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from click.testing import CliRunner

@@ -52,7 +52,7 @@ def held_rows(batch: Batch, words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_with_all_thresholds_at_once_every_run_is_done_and_no_launch_crosses_one(batch: Batch) -> None:
+def test_with_all_thresholds_at_once_every_run_completes_and_no_launch_crosses_one(batch: Batch) -> None:
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.5 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
     takes = ("--vram", "3000", "--load", "40", "--ram", "50", "--busy", "--seconds", "0.3")
@@ -88,7 +88,7 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("gate", some(GATES, 0))
-def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_guards(batch: Batch, gate: str) -> None:
+def test_a_gate_blocks_launches_while_the_batch_s_own_runs_use_the_resource(batch: Batch, gate: str) -> None:
     takes, bounds, words = GATES[gate]
     batch.queue.home.mkdir(mode=0o700)
     config = batch.queue.home / "config.toml"
@@ -106,7 +106,7 @@ def test_a_gate_holds_launches_back_while_runs_of_the_batch_itself_use_what_it_g
     check_launches(batch, 4, bounds)
 
 
-def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None:
+def test_memory_expected_of_running_runs_counts_before_they_use_it(batch: Batch) -> None:
     batch.queue.start(QUIET_DAEMON)
     batch.begin(6, batch.gated(), concurrency=6, run_vram="3000M", max_gpu_mem_mb=8000)
     batch.until_begun(4)
@@ -116,7 +116,7 @@ def test_memory_that_runs_will_take_counts_before_it_shows(batch: Batch) -> None
     assert [batch.most_at_once(device) for device in ("0", "1")] == [2, 2]
 
 
-def test_what_a_run_will_take_counts_beside_what_a_stranger_holds(batch: Batch, hog: Hogs) -> None:
+def test_memory_expected_of_a_run_counts_beside_that_of_a_foreign_process(batch: Batch, hog: Hogs) -> None:
     stranger = hog(GPU_HOG, "SIM-0", 0, 6000)
     stranger.take()
     batch.queue.start(QUIET_DAEMON)
@@ -139,7 +139,7 @@ def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(ba
     assert batch.finished().succeeded == 2
 
 
-def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
+def test_no_more_runs_work_at_once_than_requested(batch: Batch) -> None:
     batch.queue.start(QUIET_DAEMON)
     batch.begin(7, batch.gated(), concurrency=3, run_vram="100M")
     batch.until_begun(3)
@@ -150,7 +150,7 @@ def test_no_more_runs_are_at_work_at_once_than_asked_for(batch: Batch) -> None:
     assert summary.waits_s["concurrency"] > 0
 
 
-def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs) -> None:
+def test_runs_avoid_a_gpu_that_is_too_busy(batch: Batch, hog: Hogs) -> None:
     hog(GPU_HOG, "SIM-0", 90, 0).take()
     batch.queue.start(QUIET_DAEMON)
     batch.begin(4, ["--load", "20"], concurrency=2, run_vram="100M", max_gpu=80)
@@ -158,7 +158,7 @@ def test_where_one_gpu_is_too_busy_runs_go_to_the_other(batch: Batch, hog: Hogs)
     assert {entry.device for entry in batch.entries()} == {"1"}
 
 
-def test_without_gpus_of_their_own_runs_still_wait_for_those_that_the_thresholds_go_by(batch: Batch, hog: Hogs) -> None:
+def test_runs_without_gpus_still_wait_for_the_gpu_thresholds(batch: Batch, hog: Hogs) -> None:
     busy = hog(GPU_HOG, "SIM-0", 90, 0)
     busy.take()
     batch.queue.start(QUIET_DAEMON)
@@ -196,28 +196,28 @@ def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) ->
     assert summary.waits_s[gate] > 0
 
 
-def test_a_gpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+def test_gpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 95, 0) for device in ("SIM-0", "SIM-1")]
     batch.queue.start(QUIET_DAEMON)
     batch.begin(5, ["--load", "10", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu=80)
     check_held_back(batch, "gpu", "% > 80%", hogs)
 
 
-def test_a_gpu_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+def test_gpu_memory_used_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(GPU_HOG, device, 0, 9000) for device in ("SIM-0", "SIM-1")]
     batch.queue.start(QUIET_DAEMON)
     batch.begin(5, ["--vram", "100", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
     check_held_back(batch, "gpu-memory", " MB > 8000 MB", hogs)
 
 
-def test_a_cpu_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+def test_cpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(CPU_HOG) for _ in range(2)]
     batch.queue.start(QUIET_DAEMON)
     batch.begin(5, batch.gated(1), concurrency=1, max_cpu=percent_of(1.5))
     check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)
 
 
-def test_a_memory_hog_delays_launches_while_it_lasts_and_not_after(batch: Batch, hog: Hogs) -> None:
+def test_ram_used_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
     """It takes twice as much as it would need to, as the batch's own processes come and go."""
     takes_mb = 1000
     hogs = [hog(RAM_HOG, takes_mb)]

@@ -67,7 +67,7 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
     assert batch.queue.daemon.log.count("is not enforced") == len(unknown)
 
 
-def test_a_job_starts_also_where_every_look_at_the_machine_takes_long(batch: Batch, tools: Tools) -> None:
+def test_a_job_starts_even_when_every_sample_takes_long(batch: Batch, tools: Tools) -> None:
     answer = f"/bin/cat <<'END'\n{CARD.format(**WHOLE)}END"
     tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/sleep 0.5\n{answer}\n")
     batch.queue.start(quiet_daemon())

@@ -37,7 +37,7 @@ def runs_of(queue: QueueUnderTest, first: int, **query: str) -> Any:
 # How far it is
 
 
-def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(queue: QueueUnderTest) -> None:
+def test_the_status_of_a_batch_counts_runs_and_names_the_gate_they_wait_for(queue: QueueUnderTest) -> None:
     first = at_gate(queue, 5)
     standing = told(queue, first)
     assert (standing["id"], standing["first"], standing["last"], standing["count"]) == (first, first, first + 4, 5)
@@ -48,7 +48,7 @@ def test_a_batch_under_way_tells_what_runs_what_waits_and_for_which_gate(queue: 
     until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 
-def test_a_batch_that_is_done_is_told_as_such(queue: QueueUnderTest) -> None:
+def test_a_finished_batch_is_reported_as_done(queue: QueueUnderTest) -> None:
     first = start(queue, "exit {index}", 3)
     queue.wait()
     standing = told(queue, first)
@@ -57,7 +57,7 @@ def test_a_batch_that_is_done_is_told_as_such(queue: QueueUnderTest) -> None:
     assert (standing["running"], standing["gate"], standing["held_by"]) == ([], None, None)
 
 
-def test_a_gate_is_told_with_its_figure_and_other_jobs_go_on(queue: QueueUnderTest) -> None:
+def test_a_closed_gate_is_reported_with_its_figure_and_other_jobs_continue(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 3, min_free_mem_mb=10**9)
     until(lambda: told(queue, first)["gate"] is not None, "a gate")
     standing = told(queue, first)
@@ -81,7 +81,7 @@ def test_a_batch_that_was_cancelled_waits_for_no_gate(queue: QueueUnderTest) -> 
     until(lambda: told(queue, first)["gate"] is None, "the gate to be forgotten")
 
 
-def test_how_far_it_is_outlives_the_daemon(queue: QueueUnderTest) -> None:
+def test_the_progress_of_a_batch_survives_a_daemon_restart(queue: QueueUnderTest) -> None:
     first = at_gate(queue, 4)
     until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
     before = told(queue, first)
@@ -106,7 +106,7 @@ def test_a_batch_is_known_though_its_first_run_was_forgotten(queue: QueueUnderTe
 # What became of each run
 
 
-def test_each_run_tells_its_seed_its_end_and_its_log(queue: QueueUnderTest) -> None:
+def test_each_run_is_listed_with_its_seed_outcome_and_log(queue: QueueUnderTest) -> None:
     table = "index,seed\n0,70\n1,71\n"
     began = time.monotonic()
     first = queue.submit("/bin/sh", "-c", "echo seed {seed}; exit {index}", table=table, concurrency=1, gpus=0)
@@ -130,14 +130,14 @@ def test_a_run_that_has_not_started_has_neither_log_nor_times(queue: QueueUnderT
     assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
 
 
-def test_runs_on_devices_tell_which(queue: QueueUnderTest) -> None:
+def test_runs_on_devices_name_them(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 1, gpus=1, vram="1G")
     queue.wait()
     (run,) = runs_of(queue, first)["runs"]
     assert len(run["devices"]) == 1
 
 
-def test_runs_are_told_page_by_page(queue: QueueUnderTest) -> None:
+def test_runs_are_listed_page_by_page(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 5, hold=True)
     other = queue.submit("true", hold=True)
     pages, after = [], 0
@@ -154,7 +154,7 @@ def test_runs_are_told_page_by_page(queue: QueueUnderTest) -> None:
 # What is no batch
 
 
-def test_what_is_no_batch_is_said_to_be_none(queue: QueueUnderTest) -> None:
+def test_a_job_that_is_not_a_batch_is_rejected(queue: QueueUnderTest) -> None:
     plain = queue.submit("true", hold=True)
     first = start(queue, "true", 2, hold=True)
     for number in (plain, first + 1, 4711):

@@ -69,7 +69,7 @@ def test_devices_in_json_has_the_stable_shape(job: "subprocess.Popen[str]") -> N
     assert (second["memory_used_mb"], second["processes"], second["healthy"]) == (0, [], True)
 
 
-def test_devices_in_a_table_says_the_same(job: "subprocess.Popen[str]") -> None:
+def test_devices_prints_the_same_as_a_table(job: "subprocess.Popen[str]") -> None:
     result = run("devices", COLUMNS="80")
     assert result.returncode == 0
     assert "8/24 GB" in result.stdout
@@ -77,7 +77,7 @@ def test_devices_in_a_table_says_the_same(job: "subprocess.Popen[str]") -> None:
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 
-def test_a_machine_without_a_gpu_is_told_so_and_is_no_error(tmp_path: Path) -> None:
+def test_a_machine_without_a_gpu_is_reported_and_is_not_an_error(tmp_path: Path) -> None:
     result = run("devices", PATH=str(tmp_path), LD_LIBRARY_PATH="")
     assert result.returncode == 0
     if shutil.which("nvidia-smi") is None:
@@ -104,7 +104,7 @@ def test_watch_logs_every_sample(job: "subprocess.Popen[str]", tmp_path: Path, e
     assert {str(row["memory_used_mb"]) for row in rows if row["id"] == "SIM-0"} == {"8192.0"}
 
 
-def test_watch_tells_a_problem_once(tools: Tools) -> None:
+def test_watch_reports_a_problem_once(tools: Tools) -> None:
     put_shell(tools, "nvidia-smi", "echo broken beyond repair; exit 3")
     result = run("watch", "--interval", "0.05", "--count", "4")
     assert (result.stdout + result.stderr).count("broken beyond repair") == 1
@@ -112,7 +112,7 @@ def test_watch_tells_a_problem_once(tools: Tools) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
-def test_watch_is_ended_by_ctrl_c(simulated: None) -> None:
+def test_ctrl_c_ends_watch(simulated: None) -> None:
     process = subprocess.Popen([*GPUYARD, "watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -121,7 +121,7 @@ def test_watch_is_ended_by_ctrl_c(simulated: None) -> None:
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_reader_that_leaves_early_is_no_accident(simulated: None) -> None:
+def test_a_reader_that_closes_the_pipe_early_causes_no_error(simulated: None) -> None:
     command = f"{' '.join(GPUYARD)} watch --interval 0.05 | head -n 1"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=90, check=False)
     assert result.stdout.count("\n") == 1
@@ -157,14 +157,14 @@ def wait_for_screen(tmux: list[str], condition: Callable[[str], bool]) -> str:
         assert time.monotonic() < deadline, screen
 
 
-def test_doctor_says_which_probes_work(simulated: None) -> None:
+def test_doctor_lists_which_probes_work(simulated: None) -> None:
     report = json.loads(run("doctor", "--json").stdout)
     assert [(probe["name"], probe["works"], probe["devices"]) for probe in report["probes"]] == [("simulated", True, 2)]
     assert report["healthy"] is True
     assert report["settings"]["GPUYARD_SIMULATE"] == "2x24GB"
 
 
-def test_doctor_tries_every_probe_and_gives_the_tool_s_last_words(tools: Tools) -> None:
+def test_doctor_tries_every_probe_and_quotes_the_tool_s_last_output(tools: Tools) -> None:
     put_shell(tools, "nvidia-smi", "echo no way; exit 3")
     put_shell(tools, "rocm-smi", "echo WARNING: nothing here")
     result = run("doctor")
@@ -204,7 +204,7 @@ def test_replay_reads_standard_input() -> None:
     assert len(json.loads(result.stdout)["devices"]) == 2
 
 
-def test_replay_of_anything_else_is_one_clear_line_and_status_2(tmp_path: Path) -> None:
+def test_replay_of_unknown_output_is_a_one_line_error_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("milk, eggs\nbread\n")
     for tool in ("nvidia-smi-xml", "nvidia-smi-csv", "nvidia-smi-apps", "rocm-smi", "amd-smi", "radeontop",
                  "intel_gpu_top", "xpu-smi", "powermetrics", "ioreg"):  # fmt: skip
@@ -243,27 +243,27 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
         (["doctor", "replay", "gpu-z", "x"], "nvidia-smi-xml"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_type_instead(arguments: list[str], said: str) -> None:
+def test_a_usage_error_says_what_to_type_instead(arguments: list[str], said: str) -> None:
     result = run(*arguments)
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_log_that_cannot_be_written_is_told_before_anything_is_sampled(simulated: None) -> None:
+def test_a_log_that_cannot_be_written_is_refused_before_anything_is_sampled(simulated: None) -> None:
     result = run("watch", "--count", "1", "--log", "/nowhere/usage.csv")
     assert result.returncode == 1
     assert "/nowhere/usage.csv" in result.stderr
     assert result.stdout == ""
 
 
-def test_a_wrong_simulation_is_told() -> None:
+def test_an_invalid_simulation_is_refused() -> None:
     result = run("devices", GPUYARD_SIMULATE="lots")
     assert result.returncode == 2
     assert "2x24GB" in result.stderr
 
 
-def test_version_and_help_are_everywhere() -> None:
+def test_every_command_has_version_and_help() -> None:
     assert run("--version").stdout.startswith("gpuyard ")
     overview = run("--help").stdout
     for verb in ("devices", "watch", "doctor", "sim-job", "completion"):
@@ -282,7 +282,7 @@ def test_completion_answers_with_our_verbs() -> None:
     assert "devices" in answer.stdout
 
 
-def test_the_command_starts_without_what_it_does_not_need() -> None:
+def test_the_command_imports_only_what_it_needs() -> None:
     program = (
         "import sys; sys.argv = ['gpuyard', '--version']\ntry:\n import gpuyard.__main__\nexcept SystemExit: pass\n"
     )
@@ -298,7 +298,7 @@ def test_scripts_get_a_snapshot_from_one_call(job: "subprocess.Popen[str]") -> N
 
 
 @pytest.mark.parametrize("arguments", [["devices"], ["devices", "--json"], ["watch", "--count", "1"], ["doctor"]])
-def test_an_output_that_is_full_or_closed_is_no_crash(simulated: None, arguments: list[str]) -> None:
+def test_a_full_or_closed_output_causes_no_crash(simulated: None, arguments: list[str]) -> None:
     command = " ".join([*GPUYARD, *arguments])
     full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
     assert (full.returncode, full.stderr) == (1, "gpuyard: No space left on device\n")
@@ -306,7 +306,7 @@ def test_an_output_that_is_full_or_closed_is_no_crash(simulated: None, arguments
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_a_terminal_without_unicode_gets_a_table_all_the_same(tools: Tools, tmp_path: Path) -> None:
+def test_a_terminal_without_unicode_still_gets_a_table(tools: Tools, tmp_path: Path) -> None:
     output = XML.replace("NVIDIA Yard One", f"NVIDIA Yärd {'x' * 80}")
     (tmp_path / "output").write_text(output, encoding="utf-8")
     put_shell(tools, "nvidia-smi", f"cat {tmp_path}/output")
@@ -315,20 +315,20 @@ def test_a_terminal_without_unicode_gets_a_table_all_the_same(tools: Tools, tmp_
     assert "NVIDIA Y?rd xxx" in result.stdout
 
 
-def test_devices_names_who_uses_them(job: "subprocess.Popen[str]") -> None:
+def test_devices_names_the_users_of_each_device(job: "subprocess.Popen[str]") -> None:
     line = next(line for line in run("devices", COLUMNS="100").stdout.splitlines() if str(job.pid) in line)
     assert "8 GB" in line
     assert "gpuyard sim-job --vram 8G" in line
 
 
-def test_an_unwritable_home_is_told_in_one_line(simulated: None) -> None:
+def test_an_unwritable_home_is_a_one_line_error(simulated: None) -> None:
     result = run("sim-job", "--seconds", "0", GPUYARD_HOME="/proc/nowhere")
     assert result.returncode == 1
     assert "/proc/nowhere" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_watch_that_is_told_to_stop_stops(simulated: None) -> None:
+def test_sigterm_ends_watch(simulated: None) -> None:
     process = subprocess.Popen([*GPUYARD, "watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -337,7 +337,7 @@ def test_a_watch_that_is_told_to_stop_stops(simulated: None) -> None:
     assert (process.returncode, errors) == (0, "")
 
 
-def test_snapshots_in_a_row_use_the_same_threads(simulated: None) -> None:
+def test_consecutive_snapshots_reuse_the_same_threads(simulated: None) -> None:
     program = (
         "import gpuyard, threading\n"
         "counts = []\n"
@@ -348,7 +348,7 @@ def test_snapshots_in_a_row_use_the_same_threads(simulated: None) -> None:
     assert result.stdout == "1\n"
 
 
-def test_a_forked_child_looks_for_itself(simulated: None) -> None:
+def test_a_forked_child_reads_the_devices_itself(simulated: None) -> None:
     program = (
         "import gpuyard, os\n"
         "gpuyard.snapshot()\n"

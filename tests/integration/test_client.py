@@ -57,7 +57,7 @@ def test_a_client_has_every_verb_of_the_queue() -> None:
     assert [verb for verb in QUEUE_VERBS if verb not in NOT_FOR_SCRIPTS and not hasattr(Client, verb)] == []
 
 
-def test_a_job_is_submitted_asked_about_and_waited_for(either: Client) -> None:
+def test_a_job_is_submitted_shown_and_waited_for(either: Client) -> None:
     told = either.submit("sh", "-c", "echo out; echo err >&2; exit 3", gpus=0, name="broken", time_limit="1h")
     job = told.first
     assert (told.ids, told.count) == (str(job), 1)
@@ -74,12 +74,12 @@ def test_a_job_is_submitted_asked_about_and_waited_for(either: Client) -> None:
     assert either.queue(search="nothing-like-it", all=True).jobs == []
 
 
-def test_an_option_that_is_zero_is_said(client: Client) -> None:
+def test_an_option_that_is_zero_is_sent(client: Client) -> None:
     shown = client.show(client.submit("true", gpus=0, grace=0, hold=True).first)
     assert (shown.need.devices, shown.grace_s) == (0, 0)
 
 
-def test_many_are_submitted_and_changed_at_once(either: Client) -> None:
+def test_many_jobs_are_submitted_and_changed_at_once(either: Client) -> None:
     swept = either.submit("echo", "{lr}", gpus=0, hold=True, sweep=["lr=1,2"])
     listed = either.submit(commands=["true", "false"], gpus=0, hold=True)
     filled = either.submit("echo", "{seed}", table="seed\n7\n8\n", gpus=0, hold=True, tag="night")
@@ -111,7 +111,7 @@ def test_a_log_is_followed_through_all_attempts(either: Client, queue: QueueUnde
     assert either.logs(job, attempt=1) == "begins\nfirst\n"
 
 
-def test_what_is_resubmitted_keeps_what_is_not_changed(either: Client) -> None:
+def test_a_resubmitted_job_keeps_the_options_that_are_not_changed(either: Client) -> None:
     first = either.submit("echo", "one", gpus=0, environment={"LR": "3e-4"}, cwd="/tmp", tag="night").first
     again = either.resubmit(first, "echo", "two", priority=5, hold=True).first
     shown = either.show(again, environment=True)
@@ -154,7 +154,7 @@ def test_a_job_is_suspended_and_resumed(client: Client, queue: QueueUnderTest) -
     queue.until_state(job, "running")
 
 
-def test_a_job_of_a_near_client_has_its_folder_its_variables_and_its_files(
+def test_a_local_client_s_job_has_its_directory_environment_and_files(
     client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MARK", "mine")
@@ -165,7 +165,7 @@ def test_a_job_of_a_near_client_has_its_folder_its_variables_and_its_files(
     assert client.logs(job) == f"{tmp_path} mine typed\n"
 
 
-def test_who_means_none_or_several_is_told_so(client: Client) -> None:
+def test_an_id_that_matches_no_job_or_several_is_refused(client: Client) -> None:
     client.submit("true", gpus=0, hold=True, array="0-1", name="twin")
     with pytest.raises(UserError, match="several jobs"):
         client.show("name=twin")
@@ -178,7 +178,7 @@ def test_who_means_none_or_several_is_told_so(client: Client) -> None:
         client.submit("true", colour="red")  # type: ignore[call-arg]
 
 
-def test_the_daemon_is_stopped_and_has_ended_by_then(own_queue: QueueUnderTest) -> None:
+def test_stop_returns_after_the_daemon_has_ended(own_queue: QueueUnderTest) -> None:
     own_queue.start()
     with Client() as client, Client(start=False) as modest:
         assert client.stop() == StopResult(stopping=True, running=0)
@@ -188,7 +188,7 @@ def test_the_daemon_is_stopped_and_has_ended_by_then(own_queue: QueueUnderTest) 
                 ask()
 
 
-def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(queue: QueueUnderTest) -> None:
+def test_a_client_continues_with_the_next_daemon_for_every_request(queue: QueueUnderTest) -> None:
     page = queue.post("/web", port=0)
     with Client() as near, Client(page["url"]) as far:
         first = [each.status().pid for each in (near, far)]
@@ -198,7 +198,7 @@ def test_a_client_goes_on_with_the_next_daemon_whatever_it_asks_for(queue: Queue
         assert first[0] == first[1] != near.status().pid == far.status().pid
 
 
-def test_threads_and_forked_processes_share_a_client_and_each_has_its_own_answers(either: Client) -> None:
+def test_threads_and_forked_processes_can_share_a_client(either: Client) -> None:
     jobs = [either.submit("true", gpus=0, hold=True).first for _ in range(3)]
 
     def are_own(job: int) -> bool:
@@ -215,7 +215,7 @@ def test_threads_and_forked_processes_share_a_client_and_each_has_its_own_answer
     assert os.waitpid(child, 0) == (child, 0)
 
 
-def test_who_waits_does_not_keep_other_threads_waiting(either: Client) -> None:
+def test_a_waiting_thread_does_not_block_other_threads(either: Client) -> None:
     job = either.submit("true", gpus=0, hold=True).first
     with ThreadPoolExecutor(1) as pool:
         waited = pool.submit(either.wait, job, timeout="20s")
@@ -225,7 +225,7 @@ def test_who_waits_does_not_keep_other_threads_waiting(either: Client) -> None:
         assert waited.result(60).done
 
 
-def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Client, queue: QueueUnderTest) -> None:
+def test_a_log_that_breaks_off_raises_instead_of_ending(either: Client, queue: QueueUnderTest) -> None:
     gate = queue.gate()
     job = either.submit("sh", "-c", f"echo begins; read word < {gate}", gpus=0).first
     pieces = either.logs(job, follow=True)
@@ -236,7 +236,7 @@ def test_a_log_that_breaks_off_is_not_taken_for_the_end_of_its_job(either: Clien
     gate.write_text("on\n")
 
 
-def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(queue: QueueUnderTest) -> None:
+def test_over_http_a_wrong_token_is_refused_and_a_closed_port_is_an_error(queue: QueueUnderTest) -> None:
     page = queue.post("/web", port=0)
     address = page["url"].partition("/?")[0]
     with Client(address, token="wrong") as client, pytest.raises(UserError, match="locked"):
@@ -255,7 +255,7 @@ def test_over_the_page_a_wrong_token_is_refused_and_nobody_is_no_answer(queue: Q
         assert "secret" not in str(caught.value)
 
 
-def test_over_the_page_a_token_is_taken_as_a_file_has_it(queue: QueueUnderTest) -> None:
+def test_over_http_a_token_read_from_a_file_may_end_with_a_newline(queue: QueueUnderTest) -> None:
     address, _, token = queue.post("/web", port=0)["url"].partition("/?token=")
     with Client(address, token=f"{token}\n") as client:
         assert client.status().pid

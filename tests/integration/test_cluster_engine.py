@@ -80,7 +80,7 @@ def submissions(site: ProcessSite) -> list[str]:
 # Parcels
 
 
-def test_all_of_a_step_on_the_same_terms_is_one_call_and_each_of_them_runs_once(post: Post, site: ProcessSite) -> None:
+def test_jobs_of_one_step_on_equal_terms_are_one_submission_and_each_runs_once(post: Post, site: ProcessSite) -> None:
     ids = range(1, MANY + 1)
     post.hand_over(*(post.launch(each, f"echo I am {each}") for each in ids))
     assert post.until_ended(*ids) == [SUCCEEDED] * MANY
@@ -90,7 +90,7 @@ def test_all_of_a_step_on_the_same_terms_is_one_call_and_each_of_them_runs_once(
     assert (log.read_text(), log.stat().st_mode & 0o077) == ("I am 7\n", 0)
 
 
-def test_other_terms_are_other_submissions_and_none_is_too_large(
+def test_jobs_on_different_terms_are_separate_submissions_of_limited_size(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site, "most_in_submission", 3)
@@ -100,7 +100,7 @@ def test_other_terms_are_other_submissions_and_none_is_too_large(
     assert sorted(submissions(site)) == ["submit 1", "submit 2", "submit 3", "submit 3"]
 
 
-def test_a_submission_is_there_until_the_ends_of_all_in_it_are_recorded(post: Post) -> None:
+def test_a_submission_directory_stays_until_the_ends_of_all_its_jobs_are_recorded(post: Post) -> None:
     post.hand_over(post.launch(1), post.waiting(2))
     post.until_ended(1)
     post.until_runs(2)
@@ -112,7 +112,7 @@ def test_a_submission_is_there_until_the_ends_of_all_in_it_are_recorded(post: Po
     post.until(lambda: not post.submissions(), "the end of the submission")
 
 
-def test_what_is_handed_over_is_for_its_owner_alone(post: Post) -> None:
+def test_only_the_owner_can_read_a_submission(post: Post) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
     [submission] = post.submissions()
@@ -124,7 +124,7 @@ def test_what_is_handed_over_is_for_its_owner_alone(post: Post) -> None:
 # What is offered
 
 
-def test_what_is_handed_over_is_not_offered_again_before_the_site_is_asked_anew(
+def test_capacity_handed_over_is_not_offered_again_before_the_next_report(
     sites: Callable[..., GatedSite], post_at: Callable[[Site], Post]
 ) -> None:
     site = sites(free=Amount(gpus=2.0, cpus=8.0))
@@ -142,7 +142,9 @@ def test_what_is_handed_over_is_not_offered_again_before_the_site_is_asked_anew(
 # A site that is down, or says no
 
 
-def test_what_a_site_did_not_take_never_began_and_may_be_handed_over_again(post: Post, site: ProcessSite) -> None:
+def test_a_job_that_the_site_did_not_accept_never_started_and_may_be_submitted_again(
+    post: Post, site: ProcessSite
+) -> None:
     post.until(lambda: not post.trouble(), "the first offer")
     site.down = True
     post.hand_over(post.launch(1))
@@ -157,7 +159,7 @@ def test_what_a_site_did_not_take_never_began_and_may_be_handed_over_again(post:
     assert post.runs(1) == 1
 
 
-def test_what_a_site_took_without_an_answer_runs_once(post: Post, site: ProcessSite) -> None:
+def test_a_job_accepted_without_an_answer_runs_once(post: Post, site: ProcessSite) -> None:
     site.loses_answer = True
     post.hand_over(*(post.launch(each) for each in range(1, 6)))
     assert post.until_ended(*range(1, 6)) == [SUCCEEDED] * 5
@@ -165,7 +167,9 @@ def test_what_a_site_took_without_an_answer_runs_once(post: Post, site: ProcessS
     assert submissions(site) == ["submit 5"]
 
 
-def test_a_success_is_told_while_the_site_is_down_and_a_failure_when_it_is_back(post: Post, site: ProcessSite) -> None:
+def test_a_success_is_reported_while_the_site_is_down_and_a_failure_once_it_is_back(
+    post: Post, site: ProcessSite
+) -> None:
     post.hand_over(
         post.waiting(1), replace(post.waiting(2), command=("sh", "-c", f"read w <{post.folder}/pipe2; exit 3"))
     )
@@ -180,7 +184,7 @@ def test_a_success_is_told_while_the_site_is_down_and_a_failure_when_it_is_back(
     assert post.until_ended(2) == [(OutcomeKind.FAILED, 3)]
 
 
-def test_what_waits_and_runs_goes_on_after_the_site_was_down(
+def test_waiting_and_running_jobs_continue_after_the_site_was_down(
     sites: Callable[..., GatedSite], post_at: Callable[[Site], Post]
 ) -> None:
     site = sites(most=1)
@@ -195,7 +199,7 @@ def test_what_waits_and_runs_goes_on_after_the_site_was_down(
     assert (post.runs(1), post.runs(2)) == (1, 1)
 
 
-def test_a_refusal_is_told_in_the_site_s_words_and_others_go_on(post: Post, site: ProcessSite) -> None:
+def test_a_refusal_is_quoted_from_the_site_and_other_jobs_continue(post: Post, site: ProcessSite) -> None:
     site.refuses = "there is no partition 'gpu'"
     post.hand_over(post.launch(1), post.launch(2))
     assert post.until_ended(1, 2) == [UNBEGUN, UNBEGUN]
@@ -207,7 +211,7 @@ def test_a_refusal_is_told_in_the_site_s_words_and_others_go_on(post: Post, site
     assert post.runs(1) == post.runs(2) == 0
 
 
-def test_one_that_was_refused_and_is_handed_over_again_is_not_taken_for_recorded(post: Post, site: GatedSite) -> None:
+def test_a_refused_job_that_is_submitted_again_is_not_treated_as_recorded(post: Post, site: GatedSite) -> None:
     """What is recorded is forgotten by its name, and the name is the same."""
     site.refuses = "not now"
     post.hand_over(post.launch(1))
@@ -242,7 +246,7 @@ def test_a_site_with_a_bug_loses_nothing(post: Post, site: ProcessSite, monkeypa
 # Cancelling
 
 
-def test_what_runs_and_what_waits_is_cancelled_at_the_site(
+def test_running_and_waiting_jobs_are_cancelled_at_the_site(
     sites: Callable[..., GatedSite], post_at: Callable[[Site], Post]
 ) -> None:
     site = sites(most=1)
@@ -257,7 +261,7 @@ def test_what_runs_and_what_waits_is_cancelled_at_the_site(
     assert post.engine.signal(running, signal.SIGTERM) == 0
 
 
-def test_what_is_cancelled_before_it_is_sent_is_never_sent(post: Post, site: GatedSite) -> None:
+def test_a_job_cancelled_before_it_is_sent_is_never_sent(post: Post, site: GatedSite) -> None:
     post.hand_over(post.waiting(9))
     with site.shut():
         first, _ = post.hand_over(post.launch(1), post.launch(2))
@@ -269,7 +273,7 @@ def test_what_is_cancelled_before_it_is_sent_is_never_sent(post: Post, site: Gat
     post.until_ended(9)
 
 
-def test_what_is_cancelled_while_the_site_is_down_ends_when_it_is_back(post: Post, site: ProcessSite) -> None:
+def test_a_job_cancelled_while_the_site_is_down_ends_once_it_is_back(post: Post, site: ProcessSite) -> None:
     [attempt] = post.hand_over(post.waiting(1))
     post.until_runs(1)
     post.hand_over(post.waiting(2))
@@ -303,7 +307,7 @@ def test_a_site_that_is_down_is_asked_less_and_less_often(post: Post, site: Proc
     ("dies", "comes_to"),
     some([("before submit", UNBEGUN), ("after submit", SUCCEEDED), ("when all is there", SUCCEEDED)], 0, 1),
 )
-def test_whenever_a_daemon_is_killed_the_next_one_has_all_it_handed_over(
+def test_whenever_a_daemon_is_killed_the_next_one_adopts_all_it_submitted(
     tmp_path: Path,
     sites: Callable[..., GatedSite],
     post_at: Callable[[Site], Post],
@@ -327,7 +331,7 @@ def test_whenever_a_daemon_is_killed_the_next_one_has_all_it_handed_over(
     server.close()
 
 
-def test_who_adopts_waits_for_a_folder_that_is_not_there(post: Post, site: ProcessSite) -> None:
+def test_adopting_waits_for_a_missing_shared_folder(post: Post, site: ProcessSite) -> None:
     """Without it nobody knows what was handed over: it may run."""
     attempts = post.hand_over(post.waiting(1), post.waiting(2))
     post.until_runs(1, 2)
@@ -344,7 +348,7 @@ def test_who_adopts_waits_for_a_folder_that_is_not_there(post: Post, site: Proce
     assert post.runs(1) == post.runs(2) == 1
 
 
-def test_who_adopts_hears_of_what_failed_meanwhile(post: Post) -> None:
+def test_adopting_reports_a_job_that_failed_meanwhile(post: Post) -> None:
     attempts = post.hand_over(post.launch(1, "exit 3"))
     until(lambda: [*post.folder.glob("shared/yonder/parcels/*/0.ended")], "its word")
     post.succeed(*attempts)
@@ -355,7 +359,7 @@ def test_who_adopts_hears_of_what_failed_meanwhile(post: Post) -> None:
 # What is lost
 
 
-def test_after_a_cluster_was_started_anew_what_ran_is_lost_and_what_waited_never_began(
+def test_after_a_cluster_restart_running_jobs_are_lost_and_waiting_jobs_never_started(
     sites: Callable[..., GatedSite], post_at: Callable[[Site], Post]
 ) -> None:
     site = sites(most=2)
@@ -369,7 +373,9 @@ def test_after_a_cluster_was_started_anew_what_ran_is_lost_and_what_waited_never
     assert post.until_ended(4) == [SUCCEEDED]
 
 
-def test_what_a_site_lost_track_of_is_ended_though_its_end_is_recorded_at_once(post: Post, site: ProcessSite) -> None:
+def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_at_once(
+    post: Post, site: ProcessSite
+) -> None:
     """Nothing of it may go on beside its next attempt."""
     post.hand_over(post.waiting(1))
     post.until_runs(1)
@@ -394,7 +400,7 @@ def _is_alive(process: psutil.Process) -> bool:
 # A folder that comes and goes, or takes nothing
 
 
-def test_a_folder_that_is_gone_for_a_while_loses_nothing(post: Post) -> None:
+def test_a_shared_folder_missing_for_a_while_loses_nothing(post: Post) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
     shared, away = post.folder / "shared", post.folder / "away"
@@ -407,7 +413,7 @@ def test_a_folder_that_is_gone_for_a_while_loses_nothing(post: Post) -> None:
     post.until(lambda: not post.trouble(), "that all is well")
 
 
-def test_an_end_that_was_seen_is_told_whatever_is_wrong_with_the_next_submission(post: Post, site: GatedSite) -> None:
+def test_an_observed_end_is_reported_even_when_the_next_submission_is_broken(post: Post, site: GatedSite) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
     [first] = post.submissions()
@@ -424,7 +430,7 @@ def test_an_end_that_was_seen_is_told_whatever_is_wrong_with_the_next_submission
     assert post.until_ended(2) == [SUCCEEDED]
 
 
-def test_a_folder_that_cannot_be_made_is_told_of_before_anything_is_handed_over(post: Post) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_before_anything_is_submitted(post: Post) -> None:
     (post.folder / "shared").write_text("no folder")
     with pytest.raises(EnvironmentFault, match="shared"):
         post.engine.prepare(post.launch(1), None)
@@ -433,7 +439,7 @@ def test_a_folder_that_cannot_be_made_is_told_of_before_anything_is_handed_over(
     assert post.until_ended(1) == [SUCCEEDED]
 
 
-def test_what_cannot_be_written_down_never_began(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_that_cannot_be_written_never_started(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> None:
         raise EnvironmentFault("the disk is full")
 
@@ -443,7 +449,7 @@ def test_what_cannot_be_written_down_never_began(post: Post, monkeypatch: pytest
     assert post.ends[1].outcome.reason == "the disk is full"
 
 
-def test_what_a_site_has_taken_runs_once_though_that_cannot_be_noted(
+def test_an_accepted_job_runs_once_even_when_that_cannot_be_recorded(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark_submitted(*_: object) -> None:
@@ -455,7 +461,7 @@ def test_what_a_site_has_taken_runs_once_though_that_cannot_be_noted(
     assert post.runs(1) == 1
 
 
-def test_what_no_program_can_be_given_is_refused_before_anything_is_handed_over(post: Post, site: ProcessSite) -> None:
+def test_an_invalid_environment_is_refused_before_anything_is_submitted(post: Post, site: ProcessSite) -> None:
     with pytest.raises(UserError):
         post.engine.prepare(replace(post.launch(1), environment={"": "x"}), None)
     post.engine.start_prepared()

@@ -37,7 +37,7 @@ def submissions(post: Post) -> list[Path]:
     return sorted((post.folder / "shared" / "yonder" / "parcels").iterdir())
 
 
-def test_of_a_submission_that_somebody_removed_the_site_tells_and_others_go_on(post: Post, site: ProcessSite) -> None:
+def test_a_removed_submission_is_reported_by_the_site_and_others_continue(post: Post, site: ProcessSite) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
     [first] = submissions(post)
@@ -52,7 +52,7 @@ def test_of_a_submission_that_somebody_removed_the_site_tells_and_others_go_on(p
     assert post.until_ended(1)[0][0] is OutcomeKind.LOST
 
 
-def test_a_folder_that_is_no_submission_is_left_alone(post: Post) -> None:
+def test_a_folder_that_is_not_a_submission_is_ignored(post: Post) -> None:
     attempts = post.hand_over(post.waiting(1))
     post.until_runs(1)
     stray = submissions(post)[0].parent / "stray"
@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_submission_is_left_alone(post: Post) -> None:
     assert stray.is_dir()
 
 
-def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None:
+def test_a_job_running_under_the_old_folder_is_never_reported_as_not_started(post: Post) -> None:
     """The folder was changed while it was out there: that is told, and all waits until it is set back."""
     [attempt] = post.hand_over(post.waiting(1))
     post.until_runs(1)  # its supervisor has found the folder where it was
@@ -84,7 +84,7 @@ def test_what_runs_elsewhere_is_never_said_not_to_have_begun(post: Post) -> None
     assert post.runs(1) == 1
 
 
-def test_what_began_without_a_word_is_lost_with_its_node(
+def test_a_job_that_started_without_a_record_is_lost_with_its_node(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuyard.engines.cluster.submission_dir._WRITTEN_WITHIN_S", 0.0)
@@ -98,7 +98,7 @@ def test_what_began_without_a_word_is_lost_with_its_node(
     assert post.until_ended(1)[0][0] is OutcomeKind.LOST
 
 
-def test_terms_that_cannot_be_written_down_are_told_of(post: Post) -> None:
+def test_terms_that_cannot_be_written_are_an_error(post: Post) -> None:
     strange = replace(TERMS, need=Need(model="t\udcff"))
     post.until(lambda: post.engine.offer().trouble is None, "the first offer")
     post.hand_over(post.launch(1, terms=strange))
@@ -106,7 +106,7 @@ def test_terms_that_cannot_be_written_down_are_told_of(post: Post) -> None:
     assert "a bug" in (post.ends[1].outcome.reason or "")
 
 
-def test_while_the_site_is_down_what_waits_to_be_sent_holds_up_no_end(post: Post, site: ProcessSite) -> None:
+def test_unsent_submissions_do_not_delay_reported_ends_while_the_site_is_down(post: Post, site: ProcessSite) -> None:
     post.hand_over(post.waiting(1))
     post.until_runs(1)
     site.down = True
@@ -130,7 +130,7 @@ def test_a_job_handed_over_while_the_site_goes_down_is_given_the_reason(post: Po
     assert post.until_ended(1, 2) == [SUCCEEDED, SUCCEEDED]
 
 
-def test_a_site_that_nobody_waits_for_is_not_asked_again(post: Post, site: ProcessSite) -> None:
+def test_a_site_that_no_job_waits_for_is_not_polled_again(post: Post, site: ProcessSite) -> None:
     site.down = True
     post.until(lambda: "nobody is there" in (post.engine.offer().trouble or ""), "the trouble")
     looks = len(site.calls)
@@ -144,7 +144,7 @@ def test_a_site_that_nobody_waits_for_is_not_asked_again(post: Post, site: Proce
     post.until(rests, "rest")
 
 
-def test_the_next_daemon_knows_what_a_submission_is_called_there(
+def test_the_next_daemon_knows_the_site_s_id_of_a_submission(
     post: Post, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit, report = site.submit, site.report
@@ -164,7 +164,9 @@ def test_the_next_daemon_knows_what_a_submission_is_called_there(
     assert post.until_ended(1) == [SUCCEEDED]
 
 
-def test_an_attempt_whose_files_are_gone_for_good_is_lost_and_ended_there(post: Post, site: ProcessSite) -> None:
+def test_an_attempt_whose_files_are_gone_for_good_is_lost_and_cancelled_at_the_site(
+    post: Post, site: ProcessSite
+) -> None:
     [attempt] = post.hand_over(post.waiting(1))
     post.until(lambda: post.seen and post.runs(1), "where it is")
     known = replace(attempt_of(1), site_id=post.seen[-1].site_id)

@@ -61,7 +61,7 @@ def python(script: str, *words: str) -> "subprocess.Popen[str]":
 # Requests
 
 
-def test_a_request_arrives_as_it_was_meant(own_home: Path) -> None:
+def test_a_request_arrives_unchanged(own_home: Path) -> None:
     with served(own_home / "daemon.sock"), connect(start=False) as client:
         got = client.request("POST", "/jobs/a b", {"tag": "ä&=?"}, {"env": {"A": "ü\n"}, "n": [1, None, True, 2.5]})
     assert got["path"] == "/jobs/a b"
@@ -76,7 +76,7 @@ def test_a_connection_is_kept_for_the_next_request(own_home: Path) -> None:
             assert daemon.server.connections == 1
 
 
-def test_long_answers_and_long_bodies_come_whole(own_home: Path) -> None:
+def test_long_responses_and_bodies_arrive_complete(own_home: Path) -> None:
     long = "x" * 20_000_000
     with served(own_home / "daemon.sock"), connect(start=False) as client:
         assert client.request("POST", "/", body=long)["body"] == f'"{long}"'
@@ -87,7 +87,7 @@ def test_long_answers_and_long_bodies_come_whole(own_home: Path) -> None:
     [(400, UserError), (404, UserError), (409, UserError), (413, UserError), (500, EnvironmentFault),
      (503, EnvironmentFault), (507, EnvironmentFault)],
 )  # fmt: skip
-def test_an_error_is_raised_as_the_daemon_put_it(own_home: Path, status: int, kind: type[UserError]) -> None:
+def test_an_error_of_the_daemon_is_raised_with_its_message(own_home: Path, status: int, kind: type[UserError]) -> None:
     def refuse(request: Request) -> Response:
         raise HttpError(status, "there is no job 17", hint="see `gpuyard queue`")
 
@@ -97,7 +97,7 @@ def test_an_error_is_raised_as_the_daemon_put_it(own_home: Path, status: int, ki
         assert raised.value.hint == "see `gpuyard queue`"
 
 
-def test_a_body_that_is_too_long_is_told_so_though_it_could_not_all_be_sent(own_home: Path) -> None:
+def test_a_body_that_is_too_long_is_refused_even_before_all_of_it_is_sent(own_home: Path) -> None:
     with served(own_home / "daemon.sock") as daemon, connect(start=False) as client:
         with pytest.raises(UserError, match="over 64 MiB"):
             client.request("POST", "/jobs", body="x" * 70_000_000)
@@ -105,14 +105,14 @@ def test_a_body_that_is_too_long_is_told_so_though_it_could_not_all_be_sent(own_
         assert daemon.server.connections == 1
 
 
-def test_a_daemon_that_is_full_says_so(own_home: Path) -> None:
+def test_a_daemon_with_too_many_connections_reports_it(own_home: Path) -> None:
     with served(own_home / "daemon.sock", limits=ConnectionLimits(connections=1)), connect(start=False) as first:
         first.request("GET", "/")
         with connect(start=False) as second, pytest.raises(EnvironmentFault, match="which is its limit"):
             second.request("GET", "/")
 
 
-def test_an_answer_that_does_not_come_in_time_is_not_waited_for_nor_taken_for_the_next(own_home: Path) -> None:
+def test_a_response_after_the_timeout_is_not_mistaken_for_the_next(own_home: Path) -> None:
     async def wait_for_ever() -> Response:
         return await asyncio.Future()
 
@@ -126,7 +126,7 @@ def test_an_answer_that_does_not_come_in_time_is_not_waited_for_nor_taken_for_th
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]}"])
-def test_an_answer_that_is_none_is_said_to_be_unreadable(own_home: Path, answer: bytes) -> None:
+def test_an_invalid_response_is_reported_as_unreadable(own_home: Path, answer: bytes) -> None:
     own_home.mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(paths.socket_path())
@@ -145,7 +145,7 @@ def test_an_answer_that_is_none_is_said_to_be_unreadable(own_home: Path, answer:
         thread.join(DEADLINE_S)
 
 
-def test_a_path_longer_than_a_sockets_address_is_reached(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_path_longer_than_an_address_works(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_HOME", str(own_home / ("d" * 150)))
     with served(Path(paths.socket_path())), connect(start=False) as client:
         assert client.request("GET", "/there")["path"] == "/there"
@@ -154,12 +154,12 @@ def test_a_path_longer_than_a_sockets_address_is_reached(own_home: Path, monkeyp
 # A daemon that is not there, or not for long
 
 
-def test_without_a_daemon_the_user_is_told(own_home: Path) -> None:
+def test_without_a_daemon_an_error_is_raised(own_home: Path) -> None:
     with pytest.raises(NoDaemon, match="no daemon runs"):
         connect(start=False)
 
 
-def test_a_daemon_is_started_and_stays_when_its_starter_has_gone(own_home: Path, stand_in: None) -> None:
+def test_a_started_daemon_outlives_the_process_that_started_it(own_home: Path, stand_in: None) -> None:
     script = (
         "import os, sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
         "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
@@ -174,7 +174,7 @@ def test_a_daemon_is_started_and_stays_when_its_starter_has_gone(own_home: Path,
     assert stat.S_IMODE((own_home / "daemon.log").stat().st_mode) == 0o600
 
 
-def test_a_daemon_inherits_no_descriptor_and_no_way_with_signals(own_home: Path, stand_in: None) -> None:
+def test_a_daemon_inherits_no_descriptors_and_no_signal_handling(own_home: Path, stand_in: None) -> None:
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     script = (
@@ -193,7 +193,7 @@ def test_a_daemon_inherits_no_descriptor_and_no_way_with_signals(own_home: Path,
     wait_until(lambda: running_pid(paths.lock_path()) is None)
 
 
-def test_many_that_start_a_daemon_at_once_all_find_the_same(own_home: Path, stand_in: None) -> None:
+def test_processes_that_start_a_daemon_at_once_all_reach_the_same_one(own_home: Path, stand_in: None) -> None:
     script = (
         "import sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
         "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
@@ -204,7 +204,7 @@ def test_many_that_start_a_daemon_at_once_all_find_the_same(own_home: Path, stan
     assert told == {f"{running_pid(paths.lock_path())}\n"}
 
 
-def test_a_daemon_that_cannot_start_is_reported_with_its_last_words(own_home: Path) -> None:
+def test_a_daemon_that_cannot_start_is_reported_with_its_last_log_lines(own_home: Path) -> None:
     own_home.mkdir()
     (own_home / "daemon.log").write_text("an old story\n")
     with pytest.raises(EnvironmentFault, match="no space for a queue") as raised:
@@ -213,7 +213,7 @@ def test_a_daemon_that_cannot_start_is_reported_with_its_last_words(own_home: Pa
     assert str(own_home / "daemon.log") in str(raised.value.hint)
 
 
-def test_a_daemon_that_never_listens_is_given_up(own_home: Path) -> None:
+def test_a_daemon_that_never_listens_is_a_timeout(own_home: Path) -> None:
     script = "import os, select\nprint(os.getpid(), flush=True)\nselect.select([], [], [])"
     with pytest.raises(EnvironmentFault, match=r"within 0\.5 s"):
         autostart.start_daemon([sys.executable, "-c", script], timeout_s=0.5)
@@ -221,19 +221,19 @@ def test_a_daemon_that_never_listens_is_given_up(own_home: Path) -> None:
     os.kill(int((own_home / "daemon.log").read_text()), signal.SIGKILL)
 
 
-def test_a_program_that_is_not_there_cannot_be_started(own_home: Path) -> None:
+def test_a_missing_daemon_program_is_an_error(own_home: Path) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be started"):
         autostart.start_daemon(["/nowhere/daemon"])
 
 
-def test_what_only_reads_is_asked_again_of_the_next_daemon(own_home: Path, stand_in: None) -> None:
+def test_a_read_request_is_repeated_at_the_next_daemon(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
         before = client.request("GET", "/")["pid"]
         die(before)
         assert client.request("GET", "/")["pid"] == running_pid(paths.lock_path()) != before
 
 
-def test_what_may_have_been_done_is_done_again_only_where_that_is_harmless(own_home: Path, stand_in: None) -> None:
+def test_a_request_that_may_have_been_carried_out_is_repeated_only_if_harmless(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
         with pytest.raises(EnvironmentFault, match="ended before it answered"):
             client.request("POST", "/die", body=[])
@@ -242,13 +242,13 @@ def test_what_may_have_been_done_is_done_again_only_where_that_is_harmless(own_h
             client.request("POST", "/die", body=[], is_repeatable=True)
 
 
-def test_what_a_daemon_that_has_gone_never_heard_is_asked_of_the_next(own_home: Path, stand_in: None) -> None:
+def test_a_request_that_never_reached_the_old_daemon_goes_to_the_next(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client:
         die(client.request("GET", "/")["pid"])
         assert client.request("POST", "/jobs", body=[])["path"] == "/jobs"
 
 
-def test_a_daemon_that_dies_of_the_request_is_not_killed_for_ever(own_home: Path, stand_in: None) -> None:
+def test_a_request_that_kills_the_daemon_is_not_repeated_forever(own_home: Path, stand_in: None) -> None:
     with connect(start=True) as client, pytest.raises(EnvironmentFault, match="ended twice"):
         client.request("GET", "/die")
 
@@ -306,11 +306,11 @@ def test_json_is_written_and_read_as_the_standard_library_does(value: object) ->
 
 
 @pytest.mark.parametrize("text", ["", " ", "{", "[1,]", "{} {}", "nul", '"a', "\ufeff1"])
-def test_what_is_not_json_is_refused(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|value|Expecting|Unterminated|Illegal"):
         decode(text)
 
 
-def test_what_has_no_place_in_json_is_refused() -> None:
+def test_values_that_json_cannot_express_are_refused() -> None:
     with pytest.raises(TypeError, match="bytes cannot be encoded"):
         encode({"cwd": b"/"})

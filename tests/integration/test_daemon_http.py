@@ -58,7 +58,7 @@ def test_curl_gets_and_posts(daemon: Served) -> None:
 
 
 @pytest.mark.needs("curl")
-def test_a_long_body_that_curl_holds_back_until_it_is_wanted_is_read(daemon: Served, tmp_path: Path) -> None:
+def test_a_long_body_that_curl_sends_after_100_continue_is_read(daemon: Served, tmp_path: Path) -> None:
     long = tmp_path / "long"
     long.write_bytes(b"x" * 3_000_000)
     done = curl(daemon.path, "-v", "-H", "Expect: 100-continue", "--data-binary", f"@{long}", "http://x/jobs")
@@ -66,7 +66,7 @@ def test_a_long_body_that_curl_holds_back_until_it_is_wanted_is_read(daemon: Ser
     assert f'"body":"{"x" * 3_000_000}"' in done.stdout
 
 
-def test_requests_sent_ahead_are_answered_in_order(path: Path) -> None:
+def test_pipelined_requests_are_answered_in_order(path: Path) -> None:
     async def later(request: Request) -> Response:
         await asyncio.sleep(0.01)
         return echo(request)
@@ -97,7 +97,7 @@ def test_requests_sent_ahead_are_answered_in_order(path: Path) -> None:
         b"GET / HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n",
     ],
 )
-def test_garbage_is_told_so_and_the_next_is_served(daemon: Served, garbage: bytes) -> None:
+def test_garbage_is_refused_and_the_next_client_is_served(daemon: Served, garbage: bytes) -> None:
     answer = daemon.say(garbage)
     assert status_of(answer) == 400
     assert body_of(answer)["error"]
@@ -114,13 +114,13 @@ def test_garbage_is_told_so_and_the_next_is_served(daemon: Served, garbage: byte
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 411),
     ],
 )
-def test_what_is_too_long_or_of_unknown_length_is_refused(daemon: Served, oversized: bytes, status: int) -> None:
+def test_a_body_that_is_too_long_or_of_unknown_length_is_refused(daemon: Served, oversized: bytes, status: int) -> None:
     answer = daemon.say(oversized)
     assert status_of(answer) == status
     assert body_of(answer)["error"]
 
 
-def test_half_a_request_is_given_up_when_its_time_is_up(path: Path) -> None:
+def test_an_incomplete_request_times_out(path: Path) -> None:
     with served(path, limits=ConnectionLimits(half_request_s=0.1)) as daemon:
         for half in (b"G", GET[:-2], b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfour", GET + b"GET /b"):
             answers = daemon.say(half)
@@ -128,14 +128,14 @@ def test_half_a_request_is_given_up_when_its_time_is_up(path: Path) -> None:
             assert answers.endswith(b'{"error":"the rest of the request did not arrive in time","hint":null}')
 
 
-def test_a_request_that_comes_letter_by_letter_is_whole_in_the_end(daemon: Served) -> None:
+def test_a_request_that_arrives_byte_by_byte_is_complete_in_the_end(daemon: Served) -> None:
     with daemon.dial() as connection:
         for byte in b"POST /b HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi":
             connection.sendall(bytes([byte]))
         assert body_of(hear_all(connection))["body"] == "hi"
 
 
-def test_silent_clients_hold_nobody_up(daemon: Served) -> None:
+def test_silent_clients_do_not_block_others(daemon: Served) -> None:
     silent = [daemon.dial() for _ in range(200)]
     wait_until(lambda: daemon.server.connections == 200)
     assert status_of(in_time(1.0, lambda: daemon.say(LAST))) == 200
@@ -144,7 +144,7 @@ def test_silent_clients_hold_nobody_up(daemon: Served) -> None:
         connection.close()
 
 
-def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
+def test_silent_clients_are_dropped_after_a_timeout(path: Path) -> None:
     with served(path, limits=ConnectionLimits(silent_s=0.1)) as daemon:
         silent = [daemon.dial() for _ in range(10)]
         for connection in silent:
@@ -152,7 +152,7 @@ def test_silent_clients_are_dropped_when_their_time_is_up(path: Path) -> None:
             connection.close()
 
 
-def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) -> None:
+def test_an_idle_connection_that_has_sent_a_request_is_kept_longer_than_a_silent_one(path: Path) -> None:
     with served(path, limits=ConnectionLimits(silent_s=2.0, half_request_s=2.0)) as daemon, daemon.dial() as connection:
         connection.sendall(GET)
         assert status_of(connection.recv(65536)) == 200
@@ -162,7 +162,7 @@ def test_a_client_that_has_spoken_may_rest_longer_than_a_silent_one(path: Path) 
         assert status_of(connection.recv(65536)) == 200
 
 
-def test_one_client_too_many_is_told_so(path: Path) -> None:
+def test_a_client_beyond_the_limit_is_refused(path: Path) -> None:
     with served(path, limits=ConnectionLimits(connections=2)) as daemon:
         first, second = daemon.dial(), daemon.dial()
         answer = daemon.say(LAST)
@@ -184,7 +184,7 @@ def test_one_client_too_many_is_told_so(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("is_awaited", [False, True])
-def test_what_a_handler_raises_on_purpose_is_the_answer(
+def test_an_error_raised_by_a_handler_becomes_the_response(
     path: Path, error: Exception, status: int, message: str, is_awaited: bool
 ) -> None:
     async def fail() -> Response:
@@ -199,7 +199,7 @@ def test_what_a_handler_raises_on_purpose_is_the_answer(
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
-def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_lives_on(
+def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_continues(
     path: Path, caplog: pytest.LogCaptureFixture, is_awaited: bool
 ) -> None:
     async def fail() -> Response:
@@ -255,12 +255,12 @@ def test_a_client_that_does_not_read_is_dropped(path: Path) -> None:
         assert len(hear_all(connection)) < 8_000_000
 
 
-def test_a_client_that_reads_late_gets_all(path: Path) -> None:
+def test_a_client_that_reads_late_gets_the_whole_response(path: Path) -> None:
     with served(path, lambda _: Response(body=b"x" * 1_000_000)) as daemon:
         assert daemon.say(GET * 30 + LAST).count(b"x" * 1_000_000) == 31
 
 
-def test_closing_cancels_what_is_awaited_and_removes_the_socket(path: Path) -> None:
+def test_closing_cancels_pending_handlers_and_removes_the_socket(path: Path) -> None:
     begun = threading.Event()
 
     async def wait_for_ever(request: Request) -> Response:
@@ -293,7 +293,7 @@ def test_a_handler_may_close_the_server(path: Path, is_awaited: bool) -> None:
     assert answer.endswith(b"stopped") != is_awaited
 
 
-def test_head_and_the_old_protocol_are_answered_as_they_ask(daemon: Served) -> None:
+def test_head_and_http_1_0_are_answered_correctly(daemon: Served) -> None:
     head = daemon.say(b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert head.endswith(b"\r\n\r\n")
@@ -321,7 +321,7 @@ def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
     assert said == [" ".join(f'["{n}",{m}]' for m in range(20)) for n in range(50)]
 
 
-def test_the_socket_is_its_owners_alone_whatever_the_umask(path: Path) -> None:
+def test_only_the_owner_can_use_the_socket_under_any_umask(path: Path) -> None:
     umask = os.umask(0)
     try:
         with served(path):
@@ -350,7 +350,7 @@ def test_another_user_is_not_served() -> None:
 
 
 @pytest.mark.parametrize("length", [99, 100, 101, 107, 108, 109, 250])
-def test_a_path_may_be_longer_than_a_sockets_address(length: int) -> None:
+def test_a_socket_path_may_be_longer_than_an_address(length: int) -> None:
     if length > 100 and sys.platform != "linux":
         return
     with tempfile.TemporaryDirectory() as home:
@@ -377,7 +377,7 @@ def _let_others_in(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "said"), [(_put_file, "is not a socket"), (_let_others_in, "other users can write")])
-def test_a_place_that_is_not_the_daemons_is_refused(path: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_a_path_occupied_by_another_file_is_refused(path: Path, spoil: Callable[[Path], None], said: str) -> None:
     path.parent.mkdir()
     spoil(path)
     with pytest.raises(EnvironmentFault, match=said), served(path):
@@ -385,7 +385,7 @@ def test_a_place_that_is_not_the_daemons_is_refused(path: Path, spoil: Callable[
 
 
 @given(st.lists(st.integers(1, 60)))
-def test_requests_are_the_same_however_their_bytes_arrive(sizes: list[int]) -> None:
+def test_requests_are_parsed_the_same_however_their_bytes_are_split(sizes: list[int]) -> None:
     told = GET + b"POST /b?x=1 HTTP/1.1\r\nContent-Length: 7\r\n\r\nGET / x" + b"\r\n" + LAST
     parser, taken, rest = Parser(), [], told
     for size in [*sizes, len(told)]:

@@ -34,7 +34,7 @@ def streaming(begin: Callable[[StreamClient], None]) -> ResponseStream:
     return ResponseStream(start=begun)
 
 
-def test_what_is_longer_than_may_be_left_unread_reaches_a_viewer_that_reads(path: Path) -> None:
+def test_a_response_longer_than_the_unread_limit_reaches_a_viewer_that_reads(path: Path) -> None:
     long = b"x" * 3_000_000 + b"its end"
     begun, limits = streaming(lambda viewer: viewer.send(long)), ConnectionLimits(unread_bytes=1000)
     with served(path, lambda _: begun, limits) as daemon, daemon.dial() as viewer:
@@ -68,7 +68,7 @@ def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> 
         wait_until(lambda: daemon.server.connections == 0)
 
 
-def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) -> None:
+def test_a_client_that_pipelines_many_requests_does_not_starve_others(path: Path) -> None:
     is_busy, has_come = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -88,7 +88,7 @@ def test_whoever_sends_very_much_ahead_is_not_the_only_one_served(path: Path) ->
         assert order.index("/last") < 500
 
 
-def test_who_vanishes_while_they_are_refused_leaves_nothing_in_the_log(
+def test_clients_that_disconnect_while_being_refused_are_not_logged(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def vanished(_: object) -> None:

@@ -47,7 +47,7 @@ def job_of(holder: "subprocess.Popen[str]") -> int:
     return int(holder.stdout.readline())
 
 
-def test_a_second_daemon_is_refused_and_told_who_runs(path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(path: Path, holder: "subprocess.Popen[str]") -> None:
     job_of(holder)
     with (
         pytest.raises(EnvironmentFault, match=rf"already runs \(pid {holder.pid}\)") as refused,
@@ -62,7 +62,9 @@ def test_a_second_daemon_is_refused_and_told_who_runs(path: Path, holder: "subpr
     assert running_pid(path) is None
 
 
-def test_a_killed_daemon_holds_nothing_even_while_its_jobs_go_on(path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_killed_daemon_does_not_hold_the_lock_while_its_jobs_continue(
+    path: Path, holder: "subprocess.Popen[str]"
+) -> None:
     job = job_of(holder)
     holder.kill()
     holder.wait(DEADLINE_S)
@@ -73,18 +75,18 @@ def test_a_killed_daemon_holds_nothing_even_while_its_jobs_go_on(path: Path, hol
     os.kill(job, signal.SIGKILL)
 
 
-def test_where_there_was_never_a_daemon_none_runs(path: Path) -> None:
+def test_without_a_lock_file_no_daemon_is_reported(path: Path) -> None:
     assert running_pid(path) is None
     assert not path.exists()
 
 
-def test_the_lock_is_of_this_user_alone(path: Path) -> None:
+def test_the_lock_file_is_private_to_this_user(path: Path) -> None:
     with hold_daemon_lock(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_who_only_looks_keeps_no_daemon_from_starting(path: Path) -> None:
+def test_checking_for_a_daemon_does_not_prevent_one_from_starting(path: Path) -> None:
     with hold_daemon_lock(path):
         pass
     stop, looks = threading.Event(), [0, 0, 0]
@@ -108,7 +110,7 @@ def test_who_only_looks_keeps_no_daemon_from_starting(path: Path) -> None:
             looker.join(DEADLINE_S)
 
 
-def test_a_link_in_the_locks_place_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_lock_is_refused(path: Path, tmp_path: Path) -> None:
     path.parent.mkdir()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(EnvironmentFault, match="cannot be opened"), hold_daemon_lock(path):

@@ -57,7 +57,7 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
     assert queue.state(job) == "succeeded"
 
 
-def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(home: Path) -> None:
+def test_restart_starts_a_daemon_if_none_runs_and_its_json_names_the_replaced_one(home: Path) -> None:
     told = run("daemon", "restart")
     first = pid_in(home)
     assert (told.returncode, told.stdout) == (0, f"daemon started (pid {first}); none was running\n")
@@ -66,14 +66,14 @@ def test_where_none_runs_one_is_started_and_in_json_there_is_what_was_replaced(h
     assert (second["pid"], second["version"], second["managed"]) == (pid_in(home), __version__, False)
 
 
-def test_the_page_is_open_again_at_the_same_address(home: Path, queue_at: QueueUnderTest) -> None:
+def test_the_web_page_is_available_again_at_the_same_address(home: Path, queue_at: QueueUnderTest) -> None:
     assert run("daemon", "start").returncode == 0
     before = queue_at.post("/web", port=0, read_only=True)
     assert run("daemon", "restart").returncode == 0
     assert queue_at.get("/web") == before
 
 
-def test_many_who_restart_it_at_once_leave_one_daemon(home: Path) -> None:
+def test_many_restarts_at_once_leave_one_daemon(home: Path) -> None:
     assert run("daemon", "start").returncode == 0
     commands = [subprocess.Popen([*GPUYARD, "daemon", "restart"], stderr=subprocess.PIPE, text=True) for _ in range(5)]
     told = [(command.communicate(timeout=DEADLINE_S)[1], command.returncode) for command in commands]
@@ -81,7 +81,7 @@ def test_many_who_restart_it_at_once_leave_one_daemon(home: Path) -> None:
     assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == pid_in(home)
 
 
-def test_a_daemon_does_not_end_where_another_is_meant(queue: QueueUnderTest) -> None:
+def test_a_daemon_ignores_a_stop_meant_for_another_pid(queue: QueueUnderTest) -> None:
     assert queue.daemon is not None
     with pytest.raises(UserError, match=f"this daemon is process {queue.daemon.pid}, not 1"):
         queue.post("/stop", pid=1, restart=True)
@@ -108,7 +108,7 @@ def test_a_service_manager_starts_the_next_one_itself(home: Path) -> None:
         manager.wait()
 
 
-def test_where_no_manager_starts_the_next_one_it_runs_in_the_background(
+def test_without_a_service_manager_the_next_daemon_runs_in_the_background(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_daemon, "_MANAGER_S", 0.2)

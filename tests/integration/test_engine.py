@@ -32,7 +32,9 @@ def test_arguments_arrive_as_they_are(engine: LocalEngine, folder: Path) -> None
     assert json.loads(log_of(folder, 1)) == words
 
 
-def test_nothing_runs_before_it_is_begun_and_nothing_that_was_abandoned(engine: LocalEngine, tmp_path: Path) -> None:
+def test_nothing_runs_before_it_is_started_and_discarded_attempts_never_run(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
     engine.prepare(launch_of(1, "touch", str(tmp_path / "abandoned")), None)
     engine.discard_prepared()
     assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.SUCCEEDED
@@ -45,13 +47,13 @@ def test_nothing_runs_before_it_is_begun_and_nothing_that_was_abandoned(engine: 
     assert not (tmp_path / "abandoned").exists()
 
 
-def test_an_attempt_that_was_abandoned_can_be_prepared_again(engine: LocalEngine) -> None:
+def test_a_discarded_attempt_can_be_prepared_again(engine: LocalEngine) -> None:
     engine.prepare(launch_of(1, "true"), None)
     engine.discard_prepared()
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
 
 
-def test_many_at_once_all_begin_and_are_all_told_of(engine: LocalEngine, folder: Path) -> None:
+def test_many_attempts_at_once_all_start_and_their_ends_are_all_reported(engine: LocalEngine, folder: Path) -> None:
     count = 300
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "sh", "-c", f"echo {job_id}; exit {job_id % 100}"), None)
@@ -61,7 +63,7 @@ def test_many_at_once_all_begin_and_are_all_told_of(engine: LocalEngine, folder:
     assert [log_of(folder, n) for n in range(1, count + 1)] == [f"{n}\n" for n in range(1, count + 1)]
 
 
-def test_while_there_is_more_to_be_told_its_descriptor_is_readable(engine: LocalEngine, folder: Path) -> None:
+def test_the_descriptor_is_readable_while_ends_are_left_to_report(engine: LocalEngine, folder: Path) -> None:
     """Of many that end together only some are told at once."""
     count = 8
     for job_id in range(1, count + 1):
@@ -75,7 +77,7 @@ def test_while_there_is_more_to_be_told_its_descriptor_is_readable(engine: Local
     assert sorted(told) == list(range(1, count + 1))
 
 
-def test_a_program_named_like_a_builtin_is_the_program(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_program_named_like_a_shell_builtin_is_run(engine: LocalEngine, tmp_path: Path) -> None:
     for name in ("exit", "export", "true", "find"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 7\n")
         (tmp_path / name).chmod(0o755)
@@ -84,7 +86,7 @@ def test_a_program_named_like_a_builtin_is_the_program(engine: LocalEngine, tmp_
 
 
 @pytest.mark.parametrize("places", ["bin:/usr/bin", ":/bin", "/bin:", "", "/nowhere:.:/bin"])
-def test_relative_places_on_the_path_count_from_the_jobs_directory(
+def test_relative_entries_of_path_are_relative_to_the_job_s_directory(
     engine: LocalEngine, tmp_path: Path, places: str
 ) -> None:
     program = tmp_path / ("bin/tool" if places.startswith("bin") else "tool")
@@ -94,7 +96,7 @@ def test_relative_places_on_the_path_count_from_the_jobs_directory(
     assert outcome_of(engine, launch_of(1, "tool", cwd=str(tmp_path), environment={"PATH": places})).status == 9
 
 
-def test_what_cannot_be_executed_is_passed_over_for_what_can(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_file_on_path_that_cannot_be_executed_is_skipped(engine: LocalEngine, tmp_path: Path) -> None:
     for place in ("plain", "folder/tool", "good"):
         (tmp_path / place).mkdir(parents=True)
     (tmp_path / "plain/tool").write_text("")
@@ -104,16 +106,14 @@ def test_what_cannot_be_executed_is_passed_over_for_what_can(engine: LocalEngine
     assert outcome_of(engine, launch_of(1, "tool", environment=environment)).status == 9
 
 
-def test_a_script_that_does_not_say_what_runs_it_is_run_by_sh(
-    engine: LocalEngine, folder: Path, tmp_path: Path
-) -> None:
+def test_a_script_without_an_interpreter_line_is_run_by_sh(engine: LocalEngine, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "script").write_text('echo "$0" "$@"; exit 6\n')
     (tmp_path / "script").chmod(0o755)
     assert outcome_of(engine, launch_of(1, str(tmp_path / "script"), "a b", "c")).status == 6
     assert log_of(folder, 1) == f"{tmp_path}/script a b c\n"
 
 
-def test_the_program_is_told_the_name_it_was_called_by(engine: LocalEngine, folder: Path) -> None:
+def test_the_program_gets_the_name_it_was_called_by(engine: LocalEngine, folder: Path) -> None:
     outcome_of(engine, launch_of(1, "sh", "-c", "tr '\\0' '\\n' < /proc/$$/cmdline | head -n 1"))
     assert log_of(folder, 1) == "sh\n"
 
@@ -165,7 +165,7 @@ def test_the_environment_is_exactly_that_of_the_launch(
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
-def test_a_job_has_the_daemons_umask_and_its_log_is_private_all_the_same(folder: Path, umask: int) -> None:
+def test_a_job_has_the_daemon_s_umask_and_its_log_is_still_private(folder: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         engine = LocalEngine(folder)
@@ -200,7 +200,7 @@ def _is_inheritable(descriptor: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [None, 0, 50])
-def test_a_job_has_its_streams_and_its_lease_and_nothing_else(
+def test_a_job_inherits_its_streams_and_its_lease_and_no_other_descriptor(
     engine: LocalEngine, folder: Path, tmp_path: Path, number: int | None
 ) -> None:
     (tmp_path / "lease").touch()

@@ -26,7 +26,7 @@ from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outc
         ("kill -TERM 0", (143, "signal 15 (SIGTERM)")),
     ],
 )
-def test_a_failure_says_how(engine: LocalEngine, script: str, told: tuple[int, str]) -> None:
+def test_a_failure_is_reported_with_its_cause(engine: LocalEngine, script: str, told: tuple[int, str]) -> None:
     outcome = outcome_of(engine, launch_of(1, "sh", "-c", f"ulimit -c 0; {script}"))
     assert outcome.kind is OutcomeKind.FAILED
     assert (outcome.status, outcome.reason) == told
@@ -44,7 +44,7 @@ def test_a_failure_says_how(engine: LocalEngine, script: str, told: tuple[int, s
         ({"stdin": "/no/such/file"}, 126),
     ],
 )
-def test_what_cannot_start_says_why_and_so_does_its_log(
+def test_the_reason_why_a_program_cannot_start_is_reported_and_logged(
     engine: LocalEngine, folder: Path, change: dict[str, object], status: int
 ) -> None:
     fields: dict[str, object] = {"command": ("true",), **change}
@@ -58,9 +58,7 @@ def test_what_cannot_start_says_why_and_so_does_its_log(
     assert named in log_of(folder, 1)
 
 
-def test_a_log_that_cannot_be_made_keeps_the_program_from_running(
-    engine: LocalEngine, folder: Path, tmp_path: Path
-) -> None:
+def test_a_program_whose_log_cannot_be_created_does_not_run(engine: LocalEngine, folder: Path, tmp_path: Path) -> None:
     (folder / "logs/1.1.log").mkdir()
     outcome = outcome_of(engine, launch_of(1, "touch", str(tmp_path / "ran")))
     assert outcome.kind is OutcomeKind.CANNOT_START
@@ -68,7 +66,7 @@ def test_a_log_that_cannot_be_made_keeps_the_program_from_running(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_long_journal_is_emptied_once_all_is_told(engine: LocalEngine, folder: Path) -> None:
+def test_a_long_journal_is_emptied_once_all_ends_are_reported(engine: LocalEngine, folder: Path) -> None:
     engine.adopt([])
     (folder / "journal").write_bytes(b"1.1 1 0 .\n" * 200_000)
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 3")).status == 3
@@ -78,9 +76,7 @@ def test_a_long_journal_is_emptied_once_all_is_told(engine: LocalEngine, folder:
     assert outcome_of(engine, launch_of(2, "sh", "-c", "exit 4")).status == 4
 
 
-def test_where_several_cannot_be_watched_at_once_ends_are_seen_by_looking(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_epoll_the_ends_of_programs_are_found_by_polling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(select, "epoll")
     engine = LocalEngine(folder)
     assert engine.fileno() == -1
@@ -102,7 +98,7 @@ def test_the_end_names_the_process_that_ended(engine: LocalEngine, folder: Path)
 
 
 @pytest.mark.parametrize("change", [{"command": ("true", "a\0b")}, {"cwd": "/a\0b"}, {"stdin": "a\0b"}])
-def test_what_no_program_could_be_given_is_the_users_mistake(engine: LocalEngine, change: dict[str, object]) -> None:
+def test_a_null_byte_in_a_command_or_path_is_a_user_error(engine: LocalEngine, change: dict[str, object]) -> None:
     launch = msgspec.structs.replace(launch_of(1, "true"), **change)
     with pytest.raises(UserError, match="cannot be passed"):
         engine.prepare(launch, None)
@@ -110,14 +106,14 @@ def test_what_no_program_could_be_given_is_the_users_mistake(engine: LocalEngine
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0B", "=", "\ud800"])
-def test_an_environment_that_no_program_could_have_is_the_users_mistake(engine: LocalEngine, name: str) -> None:
+def test_an_invalid_environment_is_a_user_error(engine: LocalEngine, name: str) -> None:
     with pytest.raises(UserError, match="cannot be passed"):
         engine.prepare(launch_of(1, "true", environment={name: "1"}), None)
     assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.SUCCEEDED
 
 
 @pytest.mark.parametrize("program", ["true", "script"])
-def test_a_command_longer_than_the_system_allows_says_so_and_harms_no_other(
+def test_a_command_longer_than_the_system_allows_fails_without_affecting_others(
     engine: LocalEngine, folder: Path, tmp_path: Path, program: str
 ) -> None:
     """A script without an interpreter's name is tried twice."""
@@ -134,7 +130,7 @@ def test_a_command_longer_than_the_system_allows_says_so_and_harms_no_other(
     assert told[2].kind is OutcomeKind.SUCCEEDED
 
 
-def test_a_script_that_is_too_long_only_with_its_interpreter_named_harms_no_other(
+def test_a_command_that_is_too_long_only_with_its_interpreter_does_not_affect_others(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
     """The longest that runs is looked for: one byte more, and the system takes it alone, but not with `/bin/sh`."""
@@ -153,7 +149,9 @@ def test_a_script_that_is_too_long_only_with_its_interpreter_named_harms_no_othe
     assert 0 < fits < 239_999
 
 
-def test_input_that_is_a_pipe_is_refused_and_holds_up_nobody(engine: LocalEngine, folder: Path, pipe: Path) -> None:
+def test_a_named_pipe_as_input_is_refused_and_does_not_block_others(
+    engine: LocalEngine, folder: Path, pipe: Path
+) -> None:
     engine.prepare(launch_of(1, "cat", stdin=str(pipe)), None)
     engine.prepare(launch_of(2, "true"), None)
     engine.start_prepared()
@@ -164,9 +162,7 @@ def test_input_that_is_a_pipe_is_refused_and_holds_up_nobody(engine: LocalEngine
     assert told[2].kind is OutcomeKind.SUCCEEDED
 
 
-def test_where_no_file_can_be_opened_that_is_a_fault_and_nothing_stays_open(
-    engine: LocalEngine, tmp_path: Path
-) -> None:
+def test_running_out_of_descriptors_is_a_fault_and_leaks_none(engine: LocalEngine, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     faults = 0
     for room in range(10):
@@ -188,7 +184,7 @@ def test_where_no_file_can_be_opened_that_is_a_fault_and_nothing_stays_open(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_that_cannot_be_used_is_a_fault_that_says_so(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_a_fault_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match="cannot be used for the queue"):
         LocalEngine(tmp_path / "file")

@@ -61,7 +61,7 @@ def submit(*arguments: str) -> str:
     return result.stdout.strip()
 
 
-def test_an_engine_of_somebody_s_own_runs_jobs(install: Install) -> None:
+def test_an_installed_engine_plugin_runs_jobs(install: Install) -> None:
     install("mine", MINE, "open_mine")
     job_id = submit("--engine", "mine", "--", "sh", "-c", "echo hello from $GPUYARD_JOB_ID")
     assert run("wait", job_id).returncode == 0
@@ -71,7 +71,7 @@ def test_an_engine_of_somebody_s_own_runs_jobs(install: Install) -> None:
     assert told["place"] in ("here", os.uname().nodename), "as the site says, or as the node does"
 
 
-def test_one_that_is_broken_is_listed_and_harms_nothing(install: Install) -> None:
+def test_a_broken_engine_plugin_is_listed_and_affects_nothing_else(install: Install) -> None:
     install("broken", BROKEN, "open_broken")
     install("crooked", CROOKED, "open_crooked")
     broken, crooked = (submit("--engine", name, "--", "true") for name in ("broken", "crooked"))
@@ -89,7 +89,7 @@ def test_one_that_is_broken_is_listed_and_harms_nothing(install: Install) -> Non
     assert [each for each in report["advice"] if "broken" in each]
 
 
-def test_a_name_that_no_engine_has_is_refused_with_those_that_there_are(install: Install) -> None:
+def test_an_unknown_engine_is_refused_with_a_list_of_the_known_ones(install: Install) -> None:
     install("mine", MINE, "open_mine")
     refused = run("submit", "--engine", "nowhere", "--", "true")
     assert refused.returncode == 2

@@ -48,7 +48,7 @@ def pid_in(tmp_path: Path, name: str) -> int:
 
 
 @pytest.mark.parametrize("how", HIDE)
-def test_it_reaches_one_that(engine: LocalEngine, tmp_path: Path, how: str) -> None:
+def test_a_signal_reaches_a_process_that(engine: LocalEngine, tmp_path: Path, how: str) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", how))
     pid = pid_in(tmp_path, "one")
     assert engine.signal(attempt, signal.SIGTERM) >= 1
@@ -57,7 +57,7 @@ def test_it_reaches_one_that(engine: LocalEngine, tmp_path: Path, how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["stays", "leaves the session", "is an orphan", "is a child that forgot everything"])
-def test_where_there_is_no_proc_it_reaches_one_that(
+def test_without_proc_a_signal_reaches_a_process_that(
     engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(process_tree, "_IS_LINUX", False)
@@ -68,7 +68,7 @@ def test_where_there_is_no_proc_it_reaches_one_that(
     wait_for(lambda: engine.signal(attempt, 0) == 0, "the end of all")
 
 
-def test_it_reaches_a_whole_tree_and_the_keeper_tells_of_it(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_signal_reaches_a_whole_tree_and_the_keeper_reports_its_end(engine: LocalEngine, tmp_path: Path) -> None:
     script = "\n".join(f"{' '.join(map(_quoted, hiding(tmp_path, str(n), how)))} &" for n, how in enumerate(HIDE))
     attempt = started(engine, 1, "sh", "-c", f"{script}\nwait")
     pids = [pid_in(tmp_path, str(n)) for n in range(len(HIDE))]
@@ -83,7 +83,9 @@ def _quoted(word: str) -> str:
 
 
 @pytest.mark.parametrize("how", HIDE)
-def test_when_the_keeper_was_killed_it_still_reaches_one_that(engine: LocalEngine, tmp_path: Path, how: str) -> None:
+def test_after_the_keeper_was_killed_a_signal_reaches_a_process_that(
+    engine: LocalEngine, tmp_path: Path, how: str
+) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", how))
     pid = pid_in(tmp_path, "one")
     os.kill(attempt.keeper_pid, signal.SIGKILL)
@@ -92,7 +94,7 @@ def test_when_the_keeper_was_killed_it_still_reaches_one_that(engine: LocalEngin
     wait_until_gone(pid, "it")
 
 
-def test_other_jobs_and_whoever_reads_the_log_are_left_alone(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_signal_spares_other_jobs_and_readers_of_the_log(engine: LocalEngine, tmp_path: Path) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", "stays"))
     other = started(engine, 2, *hiding(tmp_path, "other", "is an orphan"))
     mine, theirs = pid_in(tmp_path, "one"), pid_in(tmp_path, "other")
@@ -113,7 +115,7 @@ def test_other_jobs_and_whoever_reads_the_log_are_left_alone(engine: LocalEngine
 
 
 @pytest.mark.parametrize("change", [{"job_id": 9}, {"number": 2}])
-def test_another_attempt_of_the_same_keeper_is_left_alone(
+def test_a_signal_spares_another_attempt_of_the_same_keeper(
     engine: LocalEngine, tmp_path: Path, change: dict[str, int]
 ) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", "stays"))
@@ -125,7 +127,7 @@ def test_another_attempt_of_the_same_keeper_is_left_alone(
     assert engine.signal(attempt, signal.SIGKILL) == 1
 
 
-def test_the_same_job_of_another_queue_is_left_alone(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_signal_spares_the_same_job_of_another_queue(engine: LocalEngine, tmp_path: Path) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", "stays"))
     pid = pid_in(tmp_path, "one")
     other = LocalEngine(tmp_path / "other")
@@ -172,7 +174,7 @@ print(ended[0].outcome.kind)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start another user's process")
-def test_another_users_process_is_left_alone(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_signal_spares_another_user_s_process(engine: LocalEngine, tmp_path: Path) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", "stays"))
     pid_in(tmp_path, "one")
     marks = {"GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1", "GPUYARD_QUEUE": str(tmp_path / "queue")}
@@ -202,7 +204,7 @@ open(sys.argv[2], "w").close()
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_signal_that_can_be_answered_is_sent_once(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_signal_that_can_be_handled_is_sent_once(engine: LocalEngine, tmp_path: Path) -> None:
     script = "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\n"
     wait = WAIT.replace("signal.pause()", "\nwhile True: time.sleep(0.05)")
     attempt = started(engine, 1, sys.executable, "-c", script + wait, str(tmp_path / "one"))

@@ -60,7 +60,7 @@ def watching(queue: QueueUnderTest, *watched: str) -> Iterator[Watcher]:
         watcher.close()
 
 
-def test_a_job_is_seen_to_come_run_and_end(queue: QueueUnderTest) -> None:
+def test_a_watcher_sees_a_job_queued_running_and_ended(queue: QueueUnderTest) -> None:
     with watching(queue, "/status", "/jobs?all=1") as watcher:
         assert watcher.until("/status", lambda _: True)["counts"]["queued"] == 0
         job_id, gate = queue.start_gated()
@@ -70,7 +70,7 @@ def test_a_job_is_seen_to_come_run_and_end(queue: QueueUnderTest) -> None:
         assert watcher.until("/status", lambda status: status["counts"]["succeeded"] == 1)
 
 
-def test_what_takes_a_while_to_answer_can_be_watched_too(queue: QueueUnderTest) -> None:
+def test_a_slow_answer_can_be_watched_too(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     job_id = queue.submit("true")
     with watching(queue, f"/jobs/{job_id}/why") as watcher:
@@ -79,7 +79,7 @@ def test_what_takes_a_while_to_answer_can_be_watched_too(queue: QueueUnderTest) 
         assert watcher.until(f"/jobs/{job_id}/why", lambda why: why["state"] == "succeeded")
 
 
-def test_what_is_not_there_is_said_and_watched_all_the_same(queue: QueueUnderTest) -> None:
+def test_a_missing_job_is_reported_and_watched_until_it_exists(queue: QueueUnderTest) -> None:
     with watching(queue, "/jobs/1", "/nothing") as watcher:
         assert "no job 1" in watcher.until("/jobs/1", lambda _: True)["error"]
         assert "there is no GET /v1/nothing" in watcher.until("/nothing", lambda _: True)["error"]
@@ -88,12 +88,12 @@ def test_what_is_not_there_is_said_and_watched_all_the_same(queue: QueueUnderTes
 
 
 @pytest.mark.parametrize("watched", ["", "jobs", "/events", " ".join(["/status"] * 17)])
-def test_what_cannot_be_watched_is_refused(queue: QueueUnderTest, watched: str) -> None:
+def test_a_path_that_cannot_be_watched_is_refused(queue: QueueUnderTest, watched: str) -> None:
     with pytest.raises(Exception, match="watched"):
         queue.get("/events", watch=watched)
 
 
-def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(queue: QueueUnderTest) -> None:
+def test_a_viewer_that_stops_reading_is_dropped_and_the_others_continue(queue: QueueUnderTest) -> None:
     """What it has left unread is bounded, so it goes as soon as that is passed."""
     queue.submit("true", array="1-400", hold=True)
     priorities = itertools.count(1)
@@ -111,7 +111,7 @@ def test_a_viewer_that_stops_reading_is_dropped_and_the_others_go_on(queue: Queu
     until(lambda: queue.get("/status")["viewers"] == 0, "the end of the other one")
 
 
-def test_one_who_looks_on_and_fails_holds_up_neither_the_queue_nor_the_others(own_queue: QueueUnderTest) -> None:
+def test_a_listener_that_raises_affects_neither_the_queue_nor_other_viewers(own_queue: QueueUnderTest) -> None:
     broken = (
         "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import device_history; "
         "device_history.UsageHistory._after_step = lambda *_: 1 / 0; sys.exit(main.run_daemon())"

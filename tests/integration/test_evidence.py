@@ -48,12 +48,12 @@ def test_the_tail_of_a_log_that_was_just_cut_is_in_both_files(log: Path) -> None
     assert oom_evidence.read_tail(log, most_bytes=10_000) == (text + "MemoryError\n")[-10_000:]
 
 
-def test_bytes_that_are_no_text_are_read_all_the_same(log: Path) -> None:
+def test_a_log_with_invalid_utf_8_is_still_read(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\nMemoryError\n")
     assert oom_evidence.read_tail(log).endswith("\nMemoryError\n")
 
 
-def test_where_there_is_no_log_there_is_nothing_to_read(log: Path) -> None:
+def test_a_missing_log_has_an_empty_tail(log: Path) -> None:
     assert oom_evidence.read_tail(log) == ""
     log.mkdir()
     assert oom_evidence.read_tail(log) == ""
@@ -67,7 +67,7 @@ def test_where_there_is_no_log_there_is_nothing_to_read(log: Path) -> None:
         (("-c", "int('no number')"), None, None),
     ],
 )
-def test_a_real_failure_is_known_from_its_log(
+def test_a_real_out_of_memory_failure_is_recognised_from_its_log(
     log: Path, words: tuple[str, ...], where: ShortageKind | None, asked_mb: float | None
 ) -> None:
     environment = {**os.environ, "GPUYARD_SIMULATE": "1x24GB"}
@@ -129,11 +129,11 @@ def test_a_count_that_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> No
     assert oom_evidence.oom_kills(root=tmp_path) is None
 
 
-def test_where_there_is_no_cgroup_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_cgroup_the_count_is_unknown(tmp_path: Path) -> None:
     assert oom_evidence.oom_kills(root=tmp_path) is None
 
 
-def test_the_libraries_of_a_process_are_told_once_each(tmp_path: Path) -> None:
+def test_each_library_of_a_process_is_listed_once(tmp_path: Path) -> None:
     so = "/venv/lib/jaxlib/xla_extension.so"
     others = "7f02-7f03 rw-p 0 00:00 0\n7f03-7f04 r--p 0 08:01 6   /usr/bin/python3\n"
     put(tmp_path, "proc/17/maps", f"7f00-7f01 r-xp 0 08:01 5   {so}\n7f01-7f02 r--p 0 08:01 5   {so}\n{others}")
@@ -142,6 +142,6 @@ def test_the_libraries_of_a_process_are_told_once_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc here")
-def test_this_process_has_libraries_and_a_count_that_holds_still() -> None:
+def test_this_process_has_libraries_and_a_constant_count() -> None:
     assert ".so" in oom_evidence.loaded_libraries(os.getpid())
     assert oom_evidence.oom_kills() == oom_evidence.oom_kills(os.getpid())

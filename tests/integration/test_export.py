@@ -84,7 +84,7 @@ def words_given(script: str, folder: Path, environment: dict[str, str] | None = 
     return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def test_every_word_is_as_it_was_when_the_program_gets_it(
+def test_every_argument_reaches_the_program_unchanged(
     queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
 ) -> None:
     queue.submit("say", *STRANGE, cwd=str(tmp_path))
@@ -94,7 +94,7 @@ def test_every_word_is_as_it_was_when_the_program_gets_it(
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_each_of_an_array_and_of_a_sweep_runs_its_own_command(
+def test_each_job_of_an_array_and_of_a_sweep_runs_its_own_command(
     queue: QueueUnderTest, tmp_path: Path, submitted: Submitted, number: int
 ) -> None:
     queue.submit("say", "a{index}b", "$x", array="0-3", cwd=str(tmp_path))
@@ -106,7 +106,7 @@ def test_each_of_an_array_and_of_a_sweep_runs_its_own_command(
     assert words_given(sweep["script"], tmp_path, task) == [["1 0", "2 0", "$x", "4"][number]]
 
 
-def test_dependencies_are_on_the_numbers_that_slurm_gave(
+def test_dependencies_refer_to_the_job_ids_of_slurm(
     queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
 ) -> None:
     queue.submit("true")
@@ -119,7 +119,7 @@ def test_dependencies_are_on_the_numbers_that_slurm_gave(
     assert [each.get("--dependency") for each in told] == wanted
 
 
-def test_no_value_of_a_variable_is_written(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_no_value_of_an_environment_variable_is_written(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
     for site in ("slurm", "ray"):
         said = export(site, tmp_path / site)
@@ -127,7 +127,7 @@ def test_no_value_of_a_variable_is_written(queue: QueueUnderTest, tmp_path: Path
         assert "not in the script: all jobs: the environment" in said
 
 
-def test_a_script_may_be_run_and_is_not_written_over_unless_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_script_is_executable_and_overwritten_only_with_force(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true")
     path = tmp_path / "script"
     path.write_text("mine")
@@ -140,14 +140,14 @@ def test_a_script_may_be_run_and_is_not_written_over_unless_told(queue: QueueUnd
     assert path.read_text().startswith("#!/bin/sh\n")
 
 
-def test_a_dash_is_standard_output(queue: QueueUnderTest) -> None:
+def test_a_dash_means_standard_output(queue: QueueUnderTest) -> None:
     queue.submit("true")
     done = run("export", "ray", "-")
     assert done.stdout.startswith("#!/bin/sh\n")
     assert "#!/bin/sh" not in done.stderr
 
 
-def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_all_waiting_jobs_are_exported_or_those_that_are_named(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true", array="0-599")
     queue.submit("true", hold=True, name="later")
     queue.submit("true")
@@ -171,20 +171,20 @@ def test_all_that_waits_is_in_it_or_the_jobs_that_are_named(queue: QueueUnderTes
         (["export", "pbs", "-"], "which target, and which file?"),
     ],
 )
-def test_what_cannot_be_exported_is_told(queue: QueueUnderTest, words: Sequence[str], message: str) -> None:
+def test_a_job_that_cannot_be_exported_is_an_error(queue: QueueUnderTest, words: Sequence[str], message: str) -> None:
     done = run(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
 
 
-def test_a_file_that_cannot_be_written_is_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_an_export_file_that_cannot_be_written_is_an_error(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true")
     done = run("export", "slurm", str(tmp_path / "no" / "script"))
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
 
 
-def test_the_configuration_says_how_much_a_share_is(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_the_configuration_sets_the_size_of_a_share(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true", vram="6G", tag="night")
     both = '[queue.tags]\nnight = 1\n[slurm]\npartition = "gpu"\nshard_mb = 1024\n[ray]\ngpu_memory = "24G"\n'
     (queue.home / "config.toml").write_text(both)

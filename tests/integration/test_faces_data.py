@@ -45,7 +45,7 @@ def until_devices(queue: QueueUnderTest, is_so: Callable[[list[Any]], object]) -
     return found
 
 
-def test_devices_tell_own_leases_others_and_strangers_apart(queue: QueueUnderTest) -> None:
+def test_devices_distinguish_own_leases_other_leases_and_foreign_processes(queue: QueueUnderTest) -> None:
     job_id, _ = queue.start_gated(vram="4G", device="0")
     with lease_of_a_script("SIM-1", 6144.0), SimulatedUse(SimulatedDevices()) as usage:
         usage.allocate("SIM-1", 2048.0)  # of the script, whose process this is
@@ -76,7 +76,7 @@ def test_devices_tell_own_leases_others_and_strangers_apart(queue: QueueUnderTes
         queue.get("/devices/history", span="3w")
 
 
-def test_a_timeline_has_what_ran_on_each_device_and_what_runs(queue: QueueUnderTest) -> None:
+def test_the_timeline_has_past_and_current_attempts_of_each_device(queue: QueueUnderTest) -> None:
     began = time.time()
     both = queue.submit("true", gpus=2, name="both")
     plain = queue.submit("sh", "-c", "exit 3", gpus=0)
@@ -103,7 +103,9 @@ def ids(answer: Any) -> list[int]:
     return [job["id"] for job in answer["jobs"]]
 
 
-def test_any_page_is_a_part_of_the_whole_list_and_all_that_match_can_be_changed_at_once(queue: QueueUnderTest) -> None:
+def test_each_page_is_a_part_of_the_whole_list_and_all_matching_jobs_can_be_changed_at_once(
+    queue: QueueUnderTest,
+) -> None:
     queue.post("/pause")
     for priority in (0, 5):
         queue.submit("train", "--lr", "{lr}", sweep=["lr=1,2,3"], gpus=0, priority=priority, tag=f"p{priority}")
@@ -176,7 +178,7 @@ def test_a_log_is_read_from_its_end_and_followed_from_one_attempt_to_the_next(
             queue.get(route, **dict([query.split("=")] if query else []))
 
 
-def test_a_job_is_submitted_once_more_with_its_folder_its_variables_and_what_is_changed(
+def test_a_resubmitted_job_keeps_its_directory_and_environment_except_for_the_changes(
     queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     environment = {"PATH": os.environ["PATH"], "WORD": "kept"}

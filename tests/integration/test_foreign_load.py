@@ -40,7 +40,7 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Simulat
         usage.close()
 
 
-def test_everything_goes_to_the_idle_gpu(own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse]) -> None:
+def test_all_work_goes_to_the_idle_gpu(own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse]) -> None:
     keep_busy("2x24GB")
     own_queue.start()
     job_id = own_queue.submit(sys.executable, "-c", SEES)
@@ -73,9 +73,7 @@ def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
     assert own_queue.state(job_id) == "succeeded"
 
 
-def test_what_runs_in_the_foreground_starts_when_the_process_ends(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreground_command_starts_when_the_process_ends(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     stranger = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
     assert stranger.stdout is not None
@@ -119,7 +117,7 @@ def test_a_task_of_a_workspace_goes_to_the_idle_gpu(
 
 
 @pytest.mark.needs("tmux")
-def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
+def test_the_configured_number_of_tasks_runs_beside_a_desktop(
     workspaces: Workspaces, keep_busy: Callable[..., SimulatedUse]
 ) -> None:
     keep_busy("1x24GB", percent=5.0, memory_mb=1536)
@@ -133,7 +131,7 @@ def test_as_many_tasks_as_a_workspace_says_run_beside_a_desktop(
     workspace.until_over()
 
 
-def test_the_bound_can_be_turned_off(
+def test_the_limit_on_foreign_load_can_be_turned_off(
     own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse], own_home: Path
 ) -> None:
     own_home.mkdir(exist_ok=True)

@@ -35,7 +35,7 @@ NEVER = {"min-free-mem-mb": "1e12", "hold": True}
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def test_no_body_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+def test_no_request_body_causes_an_internal_error(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     queue.submit("true", **NEVER)
     wrong = []
     for each in POSTS:
@@ -54,7 +54,7 @@ def test_no_body_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: reque
     assert wrong == []
 
 
-def test_no_submission_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+def test_no_submission_causes_an_internal_error(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     options: list[Any] = [{**NEVER, name: value} for name in OPTIONS for value in VALUES]
     made: list[dict[str, Any]] = [{"command": ["true"], "options": each} for each in [*VALUES, *options]]
     made += [{"command": ["true"], "options": NEVER, key: value} for key in SUBMITTED for value in VALUES]
@@ -65,7 +65,7 @@ def test_no_submission_is_a_fault_of_the_daemons(queue: QueueUnderTest, session:
     assert [page.text for page in pages(session) if page.status_code != 200] == []
 
 
-def test_no_query_is_a_fault_of_the_daemons(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+def test_no_query_causes_an_internal_error(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     queue.submit("true", **NEVER)
     wrong = []
     for each in GETS:

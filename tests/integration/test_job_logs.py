@@ -92,7 +92,7 @@ def test_a_log_is_named_after_its_attempt(path: Path) -> None:
     assert path.name == "17.1.log"
 
 
-def test_a_log_within_its_cap_or_not_there_is_left_alone(path: Path) -> None:
+def test_a_log_within_its_limit_or_missing_is_left_alone(path: Path) -> None:
     assert not job_logs.rotate_if_over(path, 10)
     path.write_bytes(b"0123456789")
     assert not job_logs.rotate_if_over(path, 10)
@@ -100,7 +100,7 @@ def test_a_log_within_its_cap_or_not_there_is_left_alone(path: Path) -> None:
 
 
 @COLLAPSE_OR_COPY
-def test_a_cut_keeps_the_newest_and_its_writers_go_on(
+def test_truncation_keeps_the_newest_lines_and_writers_continue(
     path: Path, monkeypatch: pytest.MonkeyPatch, can_collapse: bool
 ) -> None:
     use(monkeypatch, path, can_collapse=can_collapse)
@@ -135,13 +135,13 @@ def cut_under_a_writer(path: Path) -> tuple[bytes, int]:
     return b"".join([*parts, path.read_bytes()]), count
 
 
-def test_cuts_under_a_writer_that_never_pauses_lose_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_under_a_writer_that_never_pauses_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, path, can_collapse=True)
     content, count = cut_under_a_writer(path)
     assert numbers(content) == list(range(count))
 
 
-def test_cuts_by_copying_repeat_nothing_and_keep_the_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_by_copying_repeats_nothing_and_keeps_the_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, path, can_collapse=False)
     content, count = cut_under_a_writer(path)
     seen = whole(content)
@@ -150,7 +150,7 @@ def test_cuts_by_copying_repeat_nothing_and_keep_the_order(path: Path, monkeypat
 
 
 @COLLAPSE_OR_COPY
-def test_following_sees_every_line_once_across_cuts(
+def test_a_follower_sees_every_line_once_across_truncations(
     path: Path, monkeypatch: pytest.MonkeyPatch, can_collapse: bool
 ) -> None:
     """Where cuts copy, lines are written only between them, as the moment in which they lose some is no news."""
@@ -169,7 +169,9 @@ def test_following_sees_every_line_once_across_cuts(
     assert cuts > 5
 
 
-def test_following_a_writer_at_full_speed_while_it_is_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_of_a_fast_writer_sees_lines_in_order_across_truncations(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may fall behind by more than is kept; then what it sees is in order, and complete up to its end."""
     use(monkeypatch, path, can_collapse=True)
     got, is_over, follower = following(path)
@@ -184,7 +186,7 @@ def test_following_a_writer_at_full_speed_while_it_is_cut(path: Path, monkeypatc
     assert seen[-1] == 59_999
 
 
-def test_following_waits_for_a_log_and_ends_with_what_was_written_last(path: Path) -> None:
+def test_a_follower_waits_for_a_log_and_ends_after_its_last_line(path: Path) -> None:
     states = iter([False, False, True, True])
 
     def is_over() -> bool:
@@ -196,14 +198,14 @@ def test_following_waits_for_a_log_and_ends_with_what_was_written_last(path: Pat
     assert b"".join(job_logs.follow(path, is_over)) == b"late\n"
 
 
-def test_following_can_begin_at_the_last_lines(path: Path) -> None:
+def test_a_follower_can_begin_at_the_last_lines(path: Path) -> None:
     path.write_bytes(b"1\n2\n3\n")
     assert b"".join(job_logs.follow(path, lambda: True, lines=2)) == b"2\n3\n"
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @pytest.mark.parametrize("lines", [0, 1, 2, 5, 10_000, 30_000, 10**6])
-def test_the_tail_is_the_last_lines_also_across_a_cut(path: Path, lines: int, ending: bytes) -> None:
+def test_the_tail_has_the_last_lines_even_across_a_truncation(path: Path, lines: int, ending: bytes) -> None:
     text = b"\n".join(b"%06d" % number for number in range(25_000)) + ending
     path.write_bytes(text[:100_000])
     assert job_logs.rotate_if_over(path, 50_000)
@@ -213,13 +215,13 @@ def test_the_tail_is_the_last_lines_also_across_a_cut(path: Path, lines: int, en
     assert job_logs.read_tail(path, lines) == expected
 
 
-def test_the_tail_of_no_log_or_an_empty_one_is_nothing(path: Path) -> None:
+def test_the_tail_of_a_missing_or_empty_log_is_empty(path: Path) -> None:
     assert job_logs.read_tail(path, 5) == b""
     path.touch()
     assert job_logs.read_tail(path, 5) == b""
 
 
-def test_a_log_that_somebody_reads_is_cut_next_time(path: Path) -> None:
+def test_a_log_that_is_being_read_is_truncated_later(path: Path) -> None:
     import fcntl
 
     path.write_bytes(b"x" * 5 * BLOCK)
@@ -229,7 +231,7 @@ def test_a_log_that_somebody_reads_is_cut_next_time(path: Path) -> None:
     assert job_logs.rotate_if_over(path, BLOCK)
 
 
-def test_a_cut_for_which_there_is_no_room_leaves_the_log_whole(path: Path) -> None:
+def test_a_truncation_without_disk_space_leaves_the_log_unchanged(path: Path) -> None:
     text = bytes(range(256)) * 16 * 5
     path.write_bytes(text)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -243,7 +245,7 @@ def test_a_cut_for_which_there_is_no_room_leaves_the_log_whole(path: Path) -> No
     assert b"".join(job_logs.follow(path, lambda: True)) == text
 
 
-def test_removing_leaves_nothing_of_the_attempt_and_all_of_others(path: Path) -> None:
+def test_removing_deletes_all_files_of_the_attempt_and_none_of_others(path: Path) -> None:
     path.write_bytes(b"x" * 5 * BLOCK)
     job_logs.rotate_if_over(path, BLOCK)
     other = job_logs.path_of(path.parent, 17, 11)

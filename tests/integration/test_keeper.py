@@ -46,7 +46,9 @@ def told_of(engine: LocalEngine, count: int) -> list[Ended]:
 # The daemon is killed
 
 
-def test_killing_the_daemon_before_it_begins_leaves_nothing_run_and_no_keeper(folder: Path, tmp_path: Path) -> None:
+def test_a_daemon_killed_before_it_starts_attempts_leaves_no_program_and_no_keeper(
+    folder: Path, tmp_path: Path
+) -> None:
     launches = [launch_of(n, "touch", str(tmp_path / f"ran{n}")) for n in (1, 2)]
     with daemon(folder, "wait", *launches) as first:
         keeper = first.attempts[0].keeper_pid
@@ -63,7 +65,7 @@ def test_killing_the_daemon_before_it_begins_leaves_nothing_run_and_no_keeper(fo
 
 
 @pytest.mark.parametrize("repetition", range(5))
-def test_a_daemon_killed_right_after_it_began_has_begun_all_of_it_once(
+def test_a_daemon_killed_right_after_starting_has_started_each_attempt_once(
     folder: Path, tmp_path: Path, repetition: int
 ) -> None:
     """The next daemon may be there before the keeper has done what it was told."""
@@ -79,7 +81,7 @@ def test_a_daemon_killed_right_after_it_began_has_begun_all_of_it_once(
     engine.close()
 
 
-def test_another_daemon_tells_of_what_a_killed_one_began(folder: Path, tmp_path: Path, pipe: Path) -> None:
+def test_the_next_daemon_reports_the_attempts_of_a_killed_one(folder: Path, tmp_path: Path, pipe: Path) -> None:
     launches = [
         launch_of(1, "sh", "-c", f"touch {tmp_path}/first; exit 7"),
         launch_of(2, *waiting(tmp_path, "up", pipe, 8)),
@@ -101,7 +103,7 @@ def test_another_daemon_tells_of_what_a_killed_one_began(folder: Path, tmp_path:
     engine.close()
 
 
-def test_what_an_adopter_finds_over_wakes_whoever_watches_it(folder: Path) -> None:
+def test_an_attempt_that_ended_before_adoption_wakes_the_event_loop(folder: Path) -> None:
     with daemon(folder, "begin", launch_of(1, "true")) as first:
         first.kill()
     wait_until_gone(first.attempts[0].keeper_pid, "the keeper")
@@ -111,9 +113,7 @@ def test_what_an_adopter_finds_over_wakes_whoever_watches_it(folder: Path) -> No
     engine.close()
 
 
-def test_three_generations_of_daemons_each_tell_of_what_earlier_ones_began(
-    folder: Path, tmp_path: Path, pipe: Path
-) -> None:
+def test_three_generations_of_daemons_each_report_earlier_attempts(folder: Path, tmp_path: Path, pipe: Path) -> None:
     attempts: list[Attempt] = []
     for number in (1, 2, 3):
         ends = launch_of(10 + number, "sh", "-c", f"touch {tmp_path}/done{number}; exit {number}")
@@ -140,7 +140,7 @@ def test_three_generations_of_daemons_each_tell_of_what_earlier_ones_began(
     engine.close()
 
 
-def test_an_attempt_that_was_unbegun_runs_when_it_is_prepared_again(folder: Path, tmp_path: Path, pipe: Path) -> None:
+def test_an_attempt_that_never_started_runs_when_it_is_prepared_again(folder: Path, tmp_path: Path, pipe: Path) -> None:
     with daemon(folder, "wait", launch_of(1, "true")) as first:
         first.kill()
     with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 6))) as second:
@@ -156,7 +156,7 @@ def test_an_attempt_that_was_unbegun_runs_when_it_is_prepared_again(folder: Path
 # The keeper is killed
 
 
-def test_a_killed_keeper_means_that_its_attempts_are_lost_and_the_next_job_has_a_new_one(
+def test_attempts_of_a_killed_keeper_are_lost_and_the_next_job_gets_a_new_keeper(
     engine: LocalEngine, tmp_path: Path, pipe: Path
 ) -> None:
     attempts = [started(engine, n, *waiting(tmp_path, f"up{n}", pipe, 0)) for n in (1, 2)]
@@ -175,7 +175,7 @@ def test_a_killed_keeper_means_that_its_attempts_are_lost_and_the_next_job_has_a
         wait_until_gone(program, "what it left")
 
 
-def test_what_a_killed_keeper_was_never_sent_is_unbegun_and_what_it_began_is_lost(
+def test_after_a_keeper_is_killed_unsent_attempts_never_started_and_running_ones_are_lost(
     engine: LocalEngine, tmp_path: Path, pipe: Path
 ) -> None:
     first = started(engine, 1, *waiting(tmp_path, "up", pipe, 0))
@@ -190,9 +190,7 @@ def test_what_a_killed_keeper_was_never_sent_is_unbegun_and_what_it_began_is_los
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_was_prepared_for_a_keeper_that_is_known_to_be_gone_is_unbegun(
-    engine: LocalEngine, tmp_path: Path
-) -> None:
+def test_an_attempt_prepared_for_a_dead_keeper_never_started(engine: LocalEngine, tmp_path: Path) -> None:
     first = engine.prepare(launch_of(1, "touch", str(tmp_path / "ran")), None)
     os.kill(first.keeper_pid, signal.SIGKILL)
     wait_until_gone(first.keeper_pid, "the keeper")
@@ -205,7 +203,7 @@ def test_what_was_prepared_for_a_keeper_that_is_known_to_be_gone_is_unbegun(
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_adopter_hears_of_a_keeper_that_is_killed(folder: Path, tmp_path: Path, pipe: Path) -> None:
+def test_an_adopting_daemon_notices_a_killed_keeper(folder: Path, tmp_path: Path, pipe: Path) -> None:
     with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 0))) as first:
         wait_for((tmp_path / "up").exists, "the program")
         first.kill()
@@ -237,7 +235,7 @@ def test_a_keeper_stays_while_a_job_runs_and_leaves_no_socket_behind(folder: Pat
     assert (folder / "keepers/log").read_text() == ""
 
 
-def test_a_keeper_ends_with_an_engine_that_is_closed_and_not_while_it_is_open(folder: Path) -> None:
+def test_a_keeper_ends_when_its_engine_is_closed_and_not_before(folder: Path) -> None:
     engine = LocalEngine(folder)
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
@@ -248,7 +246,7 @@ def test_a_keeper_ends_with_an_engine_that_is_closed_and_not_while_it_is_open(fo
     assert sockets_in(folder) == []
 
 
-def test_no_signal_but_kill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:
+def test_no_signal_except_sigkill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:
     attempt = started(engine, 1, *waiting(tmp_path, "up", pipe, 5))
     wait_for((tmp_path / "up").exists, "the program")
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -259,7 +257,7 @@ def test_no_signal_but_kill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, p
     assert outcomes(engine)[2].status == 0
 
 
-def test_a_folder_whose_path_is_long_is_no_hindrance(tmp_path: Path, pipe: Path) -> None:
+def test_a_folder_with_a_long_path_works(tmp_path: Path, pipe: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 6))) as first:
         wait_for((tmp_path / "up").exists, "the program")
@@ -271,7 +269,7 @@ def test_a_folder_whose_path_is_long_is_no_hindrance(tmp_path: Path, pipe: Path)
     engine.close()
 
 
-def test_a_job_that_is_over_leaves_no_dead_process_behind(engine: LocalEngine) -> None:
+def test_a_finished_job_leaves_no_zombie_process(engine: LocalEngine) -> None:
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     assert Path(f"/proc/{keeper}/task/{keeper}/children").read_text() == ""

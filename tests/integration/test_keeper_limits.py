@@ -53,7 +53,7 @@ def children_of(pid: int) -> list[int]:
 # The journal cannot be written
 
 
-def test_where_the_journal_cannot_be_written_nothing_is_begun_until_it_can(
+def test_no_attempt_starts_while_the_journal_cannot_be_written(
     engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # so that we ask once more while it is cautious
@@ -83,7 +83,7 @@ def _can_prepare(engine: LocalEngine, job_id: int, *command: str) -> bool:
     return True
 
 
-def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
+def test_an_attempt_that_runs_after_all_is_not_reported_as_never_started_later(
     engine: LocalEngine, folder: Path, tmp_path: Path, pipe: Path
 ) -> None:
     """The keeper could not write that it was unbegun; by the time it can, the same attempt has come again."""
@@ -103,7 +103,7 @@ def test_one_that_was_unbegun_and_runs_now_is_not_unbegun_to_the_next_daemon(
 
 
 @pytest.mark.parametrize("fits", [0, 5])
-def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
+def test_an_exit_status_that_cannot_be_written_is_reported_and_written_later(
     folder: Path, tmp_path: Path, pipe: Path, fits: int
 ) -> None:
     script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
@@ -128,7 +128,7 @@ def test_a_status_that_cannot_be_written_is_told_and_written_when_it_can(
 # A daemon that does not listen, and a keeper that does not
 
 
-def test_many_that_end_while_the_daemon_is_busy_are_all_told_of(engine: LocalEngine, folder: Path) -> None:
+def test_many_ends_while_the_daemon_is_busy_are_all_reported(engine: LocalEngine, folder: Path) -> None:
     for number in range(MANY):
         engine.prepare(launch_of(number, "true"), None)
     engine.start_prepared()
@@ -136,7 +136,7 @@ def test_many_that_end_while_the_daemon_is_busy_are_all_told_of(engine: LocalEng
     assert {one.status for one in outcomes(engine, MANY).values()} == {0}
 
 
-def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(folder: Path) -> None:
+def test_many_ends_before_an_adopting_daemon_reads_are_all_reported_and_no_other(folder: Path) -> None:
     with daemon(folder, "begin", *(launch_of(n, "sleep", "600") for n in range(MANY))) as first:
         first.kill()
     engine = LocalEngine(folder)
@@ -155,7 +155,7 @@ def test_many_that_end_before_an_adopter_listens_are_all_told_of_and_no_other(fo
     engine.close()
 
 
-def test_a_keeper_that_hangs_gets_nothing_more_and_does_all_it_got_when_it_wakes(
+def test_a_stopped_keeper_is_sent_nothing_more_and_starts_what_it_received_when_resumed(
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
@@ -200,9 +200,7 @@ def files_of(pid: int) -> set[str]:
     return {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
 
 
-def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
-    engine: LocalEngine, tmp_path: Path, pipe: Path
-) -> None:
+def test_a_lease_is_held_only_by_its_own_job_until_that_ends(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:
     leases = [tmp_path / f"lease{n}" for n in range(3)]
     descriptors = [lease_in(tmp_path, lease.name) for lease in leases]
     for number, descriptor in enumerate([*descriptors, None]):
@@ -223,7 +221,7 @@ def test_a_lease_is_held_by_its_own_job_alone_and_until_it_ends(
     outcomes(engine, 4)
 
 
-def test_a_lease_of_what_cannot_start_or_does_not_begin_is_free_at_once(engine: LocalEngine, tmp_path: Path) -> None:
+def test_the_lease_of_an_attempt_that_does_not_start_is_released_at_once(engine: LocalEngine, tmp_path: Path) -> None:
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     for number, is_full in ((2, False), (3, True)):
@@ -236,7 +234,7 @@ def test_a_lease_of_what_cannot_start_or_does_not_begin_is_free_at_once(engine: 
         assert not is_held(tmp_path / f"lease{number}")
 
 
-def test_a_great_many_begin_at_once_each_with_its_lease_and_a_long_environment(
+def test_many_attempts_start_at_once_each_with_its_lease_and_a_long_environment(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
     """Every third has none, so that what belongs to whom is not just a matter of order."""
@@ -259,7 +257,7 @@ def test_a_great_many_begin_at_once_each_with_its_lease_and_a_long_environment(
     assert not any(is_held(tmp_path / f"lease{number}") for number in descriptors)
 
 
-def test_where_the_keeper_can_open_no_more_files_no_job_runs_without_its_lease(
+def test_a_keeper_out_of_descriptors_runs_no_job_without_its_lease(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
     keeper = started(engine, 0, "true").keeper_pid

@@ -53,7 +53,7 @@ def test_pytorch_uses_the_leased_gpu(before: str, inside: str) -> None:
     assert printed(script) == ["[1] 1 SIM-1"]
 
 
-def test_the_number_is_that_of_the_variable_that_the_script_set_before_the_import() -> None:
+def test_the_device_number_follows_the_variable_set_before_the_import() -> None:
     script = (
         "with GPUScheduler(specific_gpus=[1]) as gpu_ids:\n"
         "    os.environ['CUDA_VISIBLE_DEVICES'] = str(gpu_ids[0])\n"
@@ -90,7 +90,7 @@ def test_each_thread_uses_its_own_gpu() -> None:
     assert printed(script) == ["[([0], 0), ([1], 1)] 0"]
 
 
-def test_after_an_inner_block_the_outer_ones_gpu_is_the_current_one_again() -> None:
+def test_after_an_inner_block_the_outer_block_s_gpu_is_current_again() -> None:
     script = (
         "with GPUScheduler(specific_gpus=[1]):\n"
         "    with GPUScheduler(specific_gpus=[0]):\n"
@@ -102,7 +102,7 @@ def test_after_an_inner_block_the_outer_ones_gpu_is_the_current_one_again() -> N
 
 
 @pytest.mark.parametrize("inside", ["import torch", "pass", "import importlib.util; importlib.util.find_spec('torch')"])
-def test_nothing_of_the_import_hook_is_left(inside: str) -> None:
+def test_the_import_hook_is_removed(inside: str) -> None:
     script = (
         "import gpuyard.scripting.gpu_scheduler\n"
         "before = list(sys.meta_path)\n"
@@ -116,7 +116,7 @@ def test_nothing_of_the_import_hook_is_left(inside: str) -> None:
     assert printed(script) == [str(inside == "import torch")]
 
 
-def test_a_pytorch_that_cannot_be_imported_says_so_as_ever() -> None:
+def test_a_pytorch_that_cannot_be_imported_raises_its_own_error() -> None:
     script = (
         "with GPUScheduler() as gpu_ids:\n"
         "    try:\n"
@@ -128,7 +128,7 @@ def test_a_pytorch_that_cannot_be_imported_says_so_as_ever() -> None:
     assert printed(script, TORCH_FAILS="1") == ["libcudart is missing", "False [0]"]
 
 
-def test_a_gpu_that_pytorch_was_set_up_without_is_told_and_given_back() -> None:
+def test_a_gpu_hidden_when_pytorch_was_initialised_is_an_error_and_is_released() -> None:
     script = (
         "import torch\n"
         "from gpuyard.leases.ledger import open_ledger\n"

@@ -210,7 +210,7 @@ def most_overtakes(histories: Sequence[Held]) -> int:
 
 
 @pytest.mark.timeout(1800)
-def test_kill_as_you_like_nobody_meets_on_a_device_and_everybody_is_served(
+def test_under_random_kills_leases_never_conflict_and_every_request_is_granted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger(tmp_path / "ledger")

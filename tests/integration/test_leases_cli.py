@@ -38,13 +38,13 @@ def wait_for(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     pytest.fail(f"it never came to be: {shape}")
 
 
-def test_nobody_holds_anything_on_a_fresh_machine() -> None:
+def test_a_fresh_machine_has_no_leases() -> None:
     assert run().stdout == "No leases.\n"
     shape = report()
     assert (shape["leases"], shape["waiting"], shape["foreign"]) == ([], [], [])
 
 
-def test_holders_waiters_and_strangers_are_named(script: Script) -> None:
+def test_holders_waiting_requests_and_foreign_processes_are_listed(script: Script) -> None:
     holder = script(label="nightly", vram="6G", specific_gpus=[0])
     assert holder.stdout is not None
     assert holder.stdout.readline() == "[0]\n"
@@ -74,7 +74,7 @@ def test_holders_waiters_and_strangers_are_named(script: Script) -> None:
     assert "without a lease" in text
 
 
-def test_what_a_lease_s_processes_use_is_measured(script: Script) -> None:
+def test_the_memory_used_by_a_lease_s_processes_is_measured(script: Script) -> None:
     program = (
         "import sys\n"
         "from gpuyard import GPUScheduler\n"
@@ -92,7 +92,7 @@ def test_what_a_lease_s_processes_use_is_measured(script: Script) -> None:
     assert shape["foreign"] == []
 
 
-def test_a_lease_of_one_s_own_can_be_ended_and_its_program_goes_on(script: Script) -> None:
+def test_an_own_lease_can_be_ended_and_its_program_continues(script: Script) -> None:
     holder = script(num_gpus=2)
     assert holder.stdout is not None
     holder.stdout.readline()
@@ -104,7 +104,7 @@ def test_a_lease_of_one_s_own_can_be_ended_and_its_program_goes_on(script: Scrip
     assert holder.returncode == 0
 
 
-def test_an_unknown_lease_is_told_with_those_there_are(script: Script) -> None:
+def test_an_unknown_lease_is_an_error_that_lists_the_existing_ones(script: Script) -> None:
     holder = script()
     assert holder.stdout is not None
     holder.stdout.readline()

@@ -74,7 +74,7 @@ def hear_path(connection: Callable[[], str]) -> str:
     return told
 
 
-def test_they_wait_for_each_other_and_are_told_for_whom(folder: Path) -> None:
+def test_two_users_wait_for_each_other_and_the_reason_names_the_holder(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
         hear_path(anne.hear)
         with child(hold_as, folder, BEN) as ben:
@@ -209,7 +209,7 @@ def lock_beside(connection: Connection, path: Path, uid: int) -> None:
         wait_for_word(connection)
 
 
-def test_a_lock_beside_the_holders_own_on_a_shared_lease_takes_nothing_away(folder: Path) -> None:
+def test_a_second_lock_on_a_shared_lease_does_not_end_it(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
         path = Path(hear_path(anne.hear))
         anne.tell("share")
@@ -221,7 +221,7 @@ def test_a_lock_beside_the_holders_own_on_a_shared_lease_takes_nothing_away(fold
                     assert onlooker.hear() == [(ANNE, path.stem)]
 
 
-def test_what_another_user_left_is_free_and_is_cleared_away_by_who_may(folder: Path) -> None:
+def test_another_user_s_dead_lease_is_free_and_removed_by_a_user_who_may(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
         path = Path(hear_path(anne.hear))
         anne.kill()
@@ -243,7 +243,7 @@ def try_as(connection: Connection, folder: Path, uid: int) -> None:
         connection.send("had")
 
 
-def test_a_directory_for_a_group_is_for_its_members(folder: Path) -> None:
+def test_a_group_directory_is_open_to_its_members_only(folder: Path) -> None:
     group_folder = make_shared_directory(folder.parent / "group", GROUP)
     for uid in (ANNE, BEN):
         with child(try_as, group_folder, uid) as member:

@@ -65,7 +65,7 @@ def finish_when_seen(queue: QueueUnderTest, job_id: int, megabytes: float, gate:
     gate.unlink()
 
 
-def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(card: QueueUnderTest, gate: Path) -> None:
+def test_the_first_run_gets_a_whole_gpu_and_later_runs_share_by_its_estimate(card: QueueUnderTest, gate: Path) -> None:
     script = f"{GATED_JOB} --vram 4096 --load 30 {gate.name}; true"
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
@@ -85,7 +85,7 @@ def test_the_first_run_takes_the_card_and_teaches_and_the_next_ones_share_it(car
     assert re.search(r"^attempt 1: reserved 24 GB, peak 4 GB,.* load 30%$", show(first), re.MULTILINE)
 
 
-def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_run_again_with_more(
+def test_an_out_of_memory_job_reports_what_it_lacked_and_is_retried_with_more(
     card: QueueUnderTest,
 ) -> None:
     neighbour = submit("--vram", "18G", "--", *GPUYARD, "sim-job", "--vram", "18G", "--seconds", "3600")
@@ -112,7 +112,7 @@ def test_a_job_that_ran_out_of_memory_says_what_it_lacked_and_who_had_it_and_is_
     assert "next:" not in show(short)
 
 
-def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_failures(card: QueueUnderTest) -> None:
+def test_a_script_may_use_less_on_an_oom_retry_which_does_not_use_up_its_retries(card: QueueUnderTest) -> None:
     script = (
         'batch=$((40 >> GPUYARD_OOM_COUNT)); echo "batch $batch"; [ $GPUYARD_ATTEMPT != 2 ] || exit 3; '
         f"{SIM_JOB} --vram ${{batch}}G --seconds 0"
@@ -125,14 +125,14 @@ def test_a_script_may_take_less_after_it_ran_out_and_its_retries_are_left_for_fa
     assert "retries: 1 of 1 used\n" in show(job_id)
 
 
-def test_a_job_without_a_gpu_that_speaks_of_gpu_memory_has_failed_as_any_other(card: QueueUnderTest) -> None:
+def test_a_cpu_job_that_mentions_gpu_memory_fails_like_any_other(card: QueueUnderTest) -> None:
     script = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.' >&2; exit 3"
     job_id = submit("--gpus", "0", "--", "sh", "-c", script)
     card.wait(job_id)
     assert [card.job(job_id)[key] for key in ("state", "attempt", "status")] == ["failed", 1, 3]
 
 
-def test_what_no_card_can_hold_is_given_up_with_the_figure(card: QueueUnderTest) -> None:
+def test_a_job_too_large_for_every_gpu_fails_with_the_figure(card: QueueUnderTest) -> None:
     way = card.gate("way")
     job_id = submit_shell(f"read word < {way}; exec {SIM_JOB} --vram 30G")
     for again in range(1, 4):
@@ -151,9 +151,7 @@ def test_what_no_card_can_hold_is_given_up_with_the_figure(card: QueueUnderTest)
     assert "needed 30 GB, had 24 GB" in show(job_id)
 
 
-def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_out(
-    card: QueueUnderTest, gate: Path
-) -> None:
+def test_a_wrong_declaration_and_a_program_that_takes_the_whole_gpu_are_noted(card: QueueUnderTest, gate: Path) -> None:
     declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
     finish_when_seen(card, declared, 1024, gate)
     said = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
@@ -168,7 +166,7 @@ def test_a_declaration_that_is_far_off_and_a_program_that_takes_all_are_pointed_
     assert "note:" not in show(told)
 
 
-def test_what_was_learned_is_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:
+def test_estimates_are_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:
     assert "No estimates yet" in run("estimates").stdout
     for megabytes in (2048, 2048, 3072):
         job_id = submit("--", *gated_job.COMMAND, "--vram", str(megabytes), gate.name)
@@ -199,7 +197,7 @@ def test_what_was_learned_is_listed_and_forgotten(card: QueueUnderTest, gate: Pa
 @pytest.mark.parametrize("body", [
     {}, {"words": []}, {"words": "all"}, {"all": "yes"}, {"words": ["a"], "all": True}, {"words": [""]},
 ])  # fmt: skip
-def test_a_request_that_does_not_say_what_to_forget_forgets_nothing(card: QueueUnderTest, body: dict[str, Any]) -> None:
+def test_a_forget_request_without_a_target_forgets_nothing(card: QueueUnderTest, body: dict[str, Any]) -> None:
     from gpuyard.errors import UserError
 
     card.wait(submit("--gpus", "0", "--", "true"))
@@ -235,7 +233,7 @@ def test_a_changed_configuration_file_makes_it_another_command(daemon: StandIn, 
     assert digest(daemon, tmp_path, "--", "python", "train.py", "--config=small.yaml") not in ("", small)
 
 
-def test_what_is_no_small_file_does_not_count_as_configuration(daemon: StandIn, tmp_path: Path) -> None:
+def test_only_small_regular_files_with_a_config_suffix_count_as_configuration(daemon: StandIn, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "large.json").write_bytes(b" " * (1 << 20) + b" ")
     (tmp_path / "notes.txt").touch()
@@ -281,7 +279,7 @@ def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
     assert plain.isascii()
 
 
-def test_a_terminal_that_is_too_narrow_gets_the_figures_alone(daemon: StandIn, tmp_path: Path) -> None:
+def test_a_narrow_terminal_gets_the_figures_without_the_curve(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path, curve=CURVE, load_percent=7.0)])
     told = run_on_terminal("show", "17", columns=15)
     assert "load 7%" in told
@@ -301,7 +299,7 @@ LACK = {
         ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "retry"),
     ],
 )
-def test_want_of_ram_is_told_apart_from_want_of_gpu_memory(
+def test_a_lack_of_ram_is_distinguished_from_a_lack_of_gpu_memory(
     daemon: StandIn, tmp_path: Path, growth: dict[str, Any], following: str
 ) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "delayed", attempts=[attempt(1, tmp_path, lack=LACK)], growth=growth)
@@ -310,7 +308,7 @@ def test_want_of_ram_is_told_apart_from_want_of_gpu_memory(
     assert f"    next: {following}\n" in shown
 
 
-def test_memory_learned_from_other_arguments_or_larger_than_any_card_is_told_so(daemon: StandIn) -> None:
+def test_an_estimate_from_other_arguments_or_beyond_every_gpu_is_marked(daemon: StandIn) -> None:
     learned = {"basis": "learned", "given_mb": 5325.0, "alone": False, "runs": 3, "same_command": False}
     daemon.answers["GET /jobs/17"] = job(17, memory=learned)
     assert "memory: learned 5.2 GB (from 3 runs with other arguments)\n" in show(17)

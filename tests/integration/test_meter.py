@@ -99,7 +99,7 @@ def say(process: Child, line: str) -> None:
     process.stdin.flush()
 
 
-def test_the_most_on_each_device_is_told_as_it_grows(world: World) -> None:
+def test_the_peak_on_each_device_is_reported_as_it_grows(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=1000", "SIM-1=300", answers=2)
     world.program("-c", TAKE, "SIM-0=5000")  # a stranger
     meter = world.meter(program.pid)
@@ -124,13 +124,13 @@ def test_a_child_in_a_session_of_its_own_counts(world: World) -> None:
     world.wait_for_peaks({"SIM-0": 200.0, "SIM-1": 700.0})
 
 
-def test_one_of_the_session_counts_that_has_lost_its_parent(world: World) -> None:
+def test_an_orphaned_process_of_the_session_counts(world: World) -> None:
     program = world.program("-c", ORPHAN + TAKE, repr((TAKE, "SIM-1=700")), "SIM-0=200", answers=2)
     world.meter(program.pid)
     world.wait_for_peaks({"SIM-0": 200.0, "SIM-1": 700.0})
 
 
-def test_ram_is_that_of_all_processes(world: World) -> None:
+def test_ram_is_the_sum_over_all_processes(world: World) -> None:
     program = world.program("-c", LEAD + HOLD, repr((HOLD, "80")), "60", answers=2)
     world.meter(program.pid)
     wait_for(lambda: (world.usage().ram_mb or 0.0) > 140, "the RAM of both")
@@ -138,7 +138,7 @@ def test_ram_is_that_of_all_processes(world: World) -> None:
     assert world.usage().peaks_mb == {}
 
 
-def test_it_ends_as_soon_as_the_program_has_though_nobody_has_taken_notice(world: World) -> None:
+def test_the_meter_ends_when_the_program_has_ended_even_before_it_is_reaped(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=100")
     meter = world.meter(program.pid)
     world.wait_for_peaks({"SIM-0": 100.0})
@@ -148,7 +148,7 @@ def test_it_ends_as_soon_as_the_program_has_though_nobody_has_taken_notice(world
     assert program.returncode is None
 
 
-def test_a_program_that_is_gone_already_leaves_nothing(world: World) -> None:
+def test_a_program_that_has_already_ended_leaves_no_figures(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=100")
     program.kill()
     program.wait()
@@ -156,7 +156,7 @@ def test_a_program_that_is_gone_already_leaves_nothing(world: World) -> None:
     assert not world.file.exists()
 
 
-def test_signals_that_a_site_sends_to_all_do_not_end_it(world: World) -> None:
+def test_signals_that_a_site_sends_to_the_session_do_not_end_the_meter(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=100")
     meter = world.meter(program.pid)
     world.wait_for_peaks({"SIM-0": 100.0})
@@ -167,7 +167,7 @@ def test_signals_that_a_site_sends_to_all_do_not_end_it(world: World) -> None:
     assert meter.poll() is None
 
 
-def test_what_cannot_be_written_is_written_when_it_can(world: World) -> None:
+def test_figures_that_cannot_be_written_are_written_later(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=100")
     world.file.mkdir()
     world.meter(program.pid)
@@ -177,9 +177,7 @@ def test_what_cannot_be_written_is_written_when_it_can(world: World) -> None:
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_the_end_is_noticed_also_where_the_system_does_not_tell_of_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
-) -> None:
+def test_the_end_is_noticed_even_without_pidfd(world: World, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool) -> None:
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open")
     program = world.program("-c", TAKE, "SIM-0=100")
@@ -201,13 +199,13 @@ def seen(*devices: Device) -> Snapshot:
     return Snapshot(taken_at=1.0, host=Host(), devices=devices)
 
 
-def test_only_devices_that_its_processes_are_on_are_told() -> None:
+def test_only_devices_used_by_the_program_are_reported() -> None:
     mine, also, others = (Process(pid=pid, memory_mb=100.0 * pid) for pid in (1, 2, 3))
     snapshot = seen(device("a", mine, others), device("b", others), device("c", mine, also), device("d"))
     assert memory_of({1, 2}, snapshot) == {"a": 100.0, "c": 300.0}
 
 
-def test_memory_that_is_hidden_is_unknown_not_zero() -> None:
+def test_hidden_memory_is_unknown_and_not_zero() -> None:
     snapshot = seen(device("a", Process(pid=1), Process(pid=2, memory_mb=50.0)))
     assert memory_of({1, 2}, snapshot) == {"a": None}
     assert memory_of({2}, snapshot) == {"a": 50.0}

@@ -101,7 +101,7 @@ def test_prometheus_reads_it_from_the_page_with_its_token(card: QueueUnderTest) 
     assert seen == [(200, True), (401, False)]
 
 
-def test_a_ledger_that_cannot_be_read_leaves_out_only_what_it_would_tell(card: QueueUnderTest) -> None:
+def test_an_unreadable_ledger_omits_only_the_metrics_of_leases(card: QueueUnderTest) -> None:
     mutex = card.home / "locks" / MUTEX
     mutex.unlink(missing_ok=True)
     mutex.symlink_to(card.home / "queue.db")  # which nobody follows

@@ -52,7 +52,9 @@ def configure(queue: QueueUnderTest, **notify: Any) -> None:
     os.utime(queue.home / "config.toml", ns=(0, hash(tuple(lines)) & 0xFFFFFFFFFFFF))
 
 
-def test_people_are_told_what_they_want_to_be_told(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
+def test_each_event_is_sent_to_the_targets_that_subscribed_to_it(
+    own_queue: QueueUnderTest, told: Callable[[str], Told]
+) -> None:
     queue, all_, mine = own_queue, told("all"), told("mine")
     configure(queue, on=["failed", "queue-empty", "out-of-memory"], to=[all_.command], per_minute=100)
     queue.start()
@@ -76,14 +78,14 @@ def test_people_are_told_what_they_want_to_be_told(own_queue: QueueUnderTest, to
     assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
 
 
-def test_people_are_told_of_a_gpu_that_is_free_again(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
+def test_a_gpu_that_is_free_again_is_notified(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
     configure(own_queue, on=["gpu-free"], to=[told("all").command], gpu_free_s=0.5)
     own_queue.start()
     own_queue.wait(own_queue.submit("true"))
     assert told("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
 
 
-def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(
+def test_a_changed_configuration_is_applied_and_secrets_are_not_shown(
     own_queue: QueueUnderTest, told: Callable[[str], Told]
 ) -> None:
     queue, one, other = own_queue, told("one"), told("other")
@@ -108,7 +110,7 @@ def test_what_the_configuration_says_is_followed_and_secrets_are_not_shown(
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
+def test_an_array_is_notified_in_a_few_messages_that_omit_no_job(
     own_queue: QueueUnderTest, told: Callable[[str], Told]
 ) -> None:
     queue, mine = own_queue, told("mine")
@@ -126,7 +128,7 @@ def test_an_array_is_told_of_in_a_few_messages_that_leave_no_job_out(
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_targets_that_hang_hold_up_neither_a_job_nor_the_end_of_the_daemon(
+def test_hanging_targets_delay_neither_jobs_nor_the_end_of_the_daemon(
     own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     queue, pids = own_queue, tmp_path / "pids"

@@ -59,7 +59,7 @@ def lines(path: Path) -> list[str]:
 # Commands
 
 
-def test_a_command_has_what_there_is_to_say_as_variables_and_as_its_input(tmp_path: Path) -> None:
+def test_a_command_gets_the_message_in_its_environment_and_on_standard_input(tmp_path: Path) -> None:
     told = tmp_path / "told"
     names = ("EVENT", "TITLE", "BODY", "JOB_ID", "JOB_NAME", "JOB_STATE", "LOG")
     words = " ".join(f'"$GPUYARD_{name}"' for name in names)
@@ -83,19 +83,19 @@ def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(m
         ("\udfff", "cannot be started"),
     ],
 )
-def test_a_command_that_fails_is_told_of_with_its_last_line(command: str, problem: str) -> None:
+def test_a_command_that_fails_is_reported_with_its_last_line(command: str, problem: str) -> None:
     assert str(send(command, MESSAGE).problem).startswith(problem)
 
 
-def test_a_command_that_is_missing_is_told_of() -> None:
+def test_a_missing_command_is_reported() -> None:
     assert "no-such-program" in str(send("no-such-program --now", MESSAGE).problem)
 
 
-def test_a_command_that_says_much_and_reads_nothing_comes_to_its_end() -> None:
+def test_a_command_that_prints_much_and_reads_nothing_ends() -> None:
     assert send("exec < /dev/null; head -c 3000000 /dev/zero", MESSAGE).problem is None
 
 
-def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = f"sleep 600 & echo $! $$ > {pids}; echo so far; wait"
     problem = None
@@ -106,7 +106,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
         until(lambda pid=int(pid): is_gone(pid), "its end")  # type: ignore[misc]
 
 
-def test_what_a_command_leaves_in_the_background_goes_on(tmp_path: Path) -> None:
+def test_background_processes_of_a_command_continue(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/told; }} > /dev/null 2>&1 &", MESSAGE).problem is None
@@ -117,7 +117,7 @@ def test_what_a_command_leaves_in_the_background_goes_on(tmp_path: Path) -> None
 # The worker
 
 
-def test_one_target_that_hangs_holds_up_no_other_nor_the_end(tmp_path: Path) -> None:
+def test_a_hanging_target_delays_neither_other_targets_nor_the_end(tmp_path: Path) -> None:
     told, pid = tmp_path / "told", tmp_path / "pid"
     with working_for(limit_s=600.0) as (worker, _):
         worker.put([(f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {told}", failure())])
@@ -127,7 +127,7 @@ def test_one_target_that_hangs_holds_up_no_other_nor_the_end(tmp_path: Path) -> 
     assert lines(told) == ["train"]
 
 
-def test_what_comes_together_is_told_together_and_what_cannot_be_kept_is_counted(
+def test_simultaneous_messages_are_merged_and_dropped_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(working, "_MAX_WAITING", 3)
@@ -138,7 +138,7 @@ def test_what_comes_together_is_told_together_and_what_cannot_be_kept_is_counted
     assert lines(told) == ["3 jobs failed: 5-7", "7 more were dropped: too many at once"]
 
 
-def test_a_command_that_fails_is_a_line_in_the_log_and_the_next_is_sent_all_the_same(
+def test_a_failed_command_is_logged_and_the_next_message_is_still_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = tmp_path / "told"
@@ -152,7 +152,7 @@ def test_a_command_that_fails_is_a_line_in_the_log_and_the_next_is_sent_all_the_
     assert notices == []
 
 
-def test_what_waits_for_its_turn_at_the_end_is_counted_in_the_log(
+def test_messages_left_unsent_at_the_end_are_counted_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = tmp_path / "told"
@@ -209,7 +209,7 @@ def service() -> Iterator[tuple[Service, str]]:
         thread.join()
 
 
-def test_a_url_is_sent_to_by_apprise_and_is_in_no_list_of_processes(service: tuple[Service, str]) -> None:
+def test_apprise_sends_to_a_url_that_appears_in_no_process_list(service: tuple[Service, str]) -> None:
     seen, url = service
     assert send(url, MESSAGE).problem is None
     assert [(body["title"], body["message"]) for body in seen.bodies] == [(MESSAGE.title, MESSAGE.body)]
@@ -217,9 +217,7 @@ def test_a_url_is_sent_to_by_apprise_and_is_in_no_list_of_processes(service: tup
     assert b"hidden-path" not in seen.command_lines
 
 
-def test_a_service_that_fails_is_tried_once_more(
-    service: tuple[Service, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_service_is_retried_once(service: tuple[Service, str], caplog: pytest.LogCaptureFixture) -> None:
     seen, url = service
     seen.answers = [500]
     with working_for(retry_after_s=0.0) as (worker, _):
@@ -230,7 +228,7 @@ def test_a_service_that_fails_is_tried_once_more(
     assert _said(caplog) == []
 
 
-def test_a_service_that_fails_twice_is_told_of_without_its_secrets(
+def test_a_service_that_fails_twice_is_reported_without_its_secrets(
     service: tuple[Service, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, url = service
@@ -244,20 +242,20 @@ def test_a_service_that_fails_twice_is_told_of_without_its_secrets(
     assert not any(secret in said for secret in ("ada", "pass-phrase", "hidden-path"))
 
 
-def test_what_a_service_says_of_its_address_is_not_repeated() -> None:
+def test_an_address_in_a_service_s_error_is_not_repeated() -> None:
     problem = str(send("json://127.0.0.1:1/hidden-path", MESSAGE).problem)
     assert "Connection error" in problem
     assert "127.0.0.1" not in problem
 
 
 @pytest.mark.parametrize("url", ["no-such-service://hidden-part", " slack://hidden-part"])
-def test_a_url_that_apprise_cannot_read_is_told_of_without_its_secrets(url: str) -> None:
+def test_a_url_that_apprise_cannot_parse_is_reported_without_its_secrets(url: str) -> None:
     problem = str(send(url, MESSAGE).problem)
     assert "Apprise does not understand this URL" in problem
     assert "hidden-part" not in problem
 
 
-def test_where_apprise_is_missing_that_is_told_once_with_what_to_install(
+def test_a_missing_apprise_is_reported_once_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
@@ -273,7 +271,7 @@ def test_where_apprise_is_missing_that_is_told_once_with_what_to_install(
 # By hand
 
 
-def test_notify_test_says_what_came_of_each_target(own_home: Path) -> None:
+def test_notify_test_prints_the_result_of_each_target(own_home: Path) -> None:
     own_home.mkdir()
     (own_home / "config.toml").write_text(f'[notify]\nto = ["cat > {own_home}/told", "echo no luck; false"]\n')
     result = run("notify", "test")
@@ -285,7 +283,7 @@ def test_notify_test_says_what_came_of_each_target(own_home: Path) -> None:
     assert not (own_home / "daemon.sock").exists()
 
 
-def test_notify_says_what_to_type_where_it_is_not_understood_or_there_is_nobody_to_tell(own_home: Path) -> None:
+def test_notify_explains_its_usage_on_wrong_arguments_and_without_targets(own_home: Path) -> None:
     for words, hint in (
         (["test"], "[notify]"),
         ([], "notify test"),

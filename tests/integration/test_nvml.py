@@ -132,7 +132,7 @@ def test_a_card_that_this_user_may_not_use_is_left_out_and_counted(reader: Reade
     assert second == first
 
 
-def test_a_card_that_keeps_even_its_name_to_itself_is_one_that_this_user_may_not_use(reader: Reader) -> None:
+def test_a_card_that_denies_even_its_name_counts_as_denied_to_this_user(reader: Reader) -> None:
     outcome = reader.read_each(FakeState(devices=(replace(RTX, results={"*": Result.NO_PERMISSION}), L40)))[0]
     assert healthy_ids(outcome) == {L40.uuid}
     assert [problem["kind"] for problem in outcome["problems"]] == ["denied"]
@@ -148,7 +148,7 @@ def test_a_denied_card_does_not_take_the_place_of_a_lost_one(reader: Reader) -> 
     assert [problem["kind"] for problem in after["problems"]] == ["denied"]
 
 
-def test_a_card_without_a_uuid_is_healthy_and_goes_by_its_bus_id_or_its_number(reader: Reader) -> None:
+def test_a_card_without_a_uuid_is_healthy_and_is_identified_by_bus_id_or_number(reader: Reader) -> None:
     without = {"nvmlDeviceGetUUID": Result.NOT_SUPPORTED}
     first, second = reader.devices(replace(RTX, results=without), replace(L40, results=without, pci=None))
     assert (first["id"], first["fault"], first["memory_used_mb"]) == ("0000:0a:00.0", None, 3000.0)
@@ -204,7 +204,7 @@ def test_hundreds_of_processes_are_all_listed(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("code", [Result.NOT_SUPPORTED, Result.NO_PERMISSION])
-def test_processes_that_cannot_be_listed_are_unknown_and_not_none_at_all(reader: Reader, code: int) -> None:
+def test_processes_that_cannot_be_listed_are_unknown_and_not_empty(reader: Reader, code: int) -> None:
     refusals = {f"nvmlDeviceGet{kind}RunningProcesses*": code for kind in ("Compute", "Graphics", "MPSCompute")}
     device = reader.devices(replace(RTX, results=refusals))[0]
     assert device["processes"] is None
@@ -231,7 +231,7 @@ def test_a_list_of_processes_that_is_not_supported_does_not_hide_the_others(read
         ("nvmlDeviceGetPciInfo_v3", {"pci_bus_id"}),
     ],
 )
-def test_a_refused_figure_is_unknown_and_the_others_are_there(
+def test_a_refused_figure_is_unknown_and_the_others_are_read(
     reader: Reader, function: str, fields: set[str], code: int
 ) -> None:
     plain, refused = reader.devices(replace(RTX, uuid="GPU-plain"), replace(RTX, results={function: code}))
@@ -337,7 +337,7 @@ def test_a_card_that_is_no_longer_counted_is_never_healthy_and_the_other_keeps_i
         assert by_id(outcome)[L40.uuid]["memory_total_mb"] == 46068.0
 
 
-def test_a_lost_card_that_comes_back_is_healthy_after_a_new_set_up(reader: Reader) -> None:
+def test_a_lost_card_that_comes_back_is_healthy_after_reinitialisation(reader: Reader) -> None:
     lost = replace(RTX, results={"nvmlDeviceGetHandleBy*": Result.GPU_IS_LOST, "*": Result.GPU_IS_LOST})
     good, gone = FakeState(devices=(RTX, L40)), FakeState(devices=(lost, L40))
     *_, last = reader.read_each(good, gone, gone, good, set_up_each_time=True)
@@ -382,7 +382,7 @@ def test_a_library_that_cannot_be_loaded_counts_as_missing(tmp_path: Path) -> No
     assert run_program(variables, tmp_path, (FakeState(),))[0]["error"] == "ProbeMissing"
 
 
-def test_an_old_driver_is_read_as_well(old_reader: Reader) -> None:
+def test_an_old_driver_can_be_read(old_reader: Reader) -> None:
     processes = (FakeProcess(pid=42, memory=300 * MIB), FakeProcess(pid=7, memory=None, kind="graphics"))
     device = old_reader.devices(replace(RTX, processes=processes))[0]
     assert processes_of(device) == [(7, None), (42, 300.0)]
@@ -391,7 +391,7 @@ def test_an_old_driver_is_read_as_well(old_reader: Reader) -> None:
     assert (device["temperature_c"], device["utilization_percent"], device["fault"]) == (61.0, 37.0, None)
 
 
-def test_an_old_driver_s_split_card_is_read_as_well(old_reader: Reader) -> None:
+def test_an_old_driver_s_split_card_can_be_read(old_reader: Reader) -> None:
     devices = old_reader.devices(replace(A100, is_split=True, instances=(ONE,)))
     assert [(device["id"], device["parent"]) for device in devices] == [(A100.uuid, None), (ONE.uuid, A100.uuid)]
     assert [found["pid"] for found in devices[1]["processes"]] == [700]

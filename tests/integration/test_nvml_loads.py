@@ -34,17 +34,17 @@ def with_samples(*samples: tuple[int, float, int], **changes: Any) -> FakeState:
     return FakeState(devices=(replace(CARD, samples=taken, **changes),))
 
 
-def test_the_newest_sample_of_each_process_counts_and_one_without_did_nothing(reader: Reader) -> None:
+def test_the_newest_sample_of_each_process_counts_and_a_process_without_one_is_idle(reader: Reader) -> None:
     [outcome] = reader.read_each(with_samples((10, 100, 20), (10, 100.5, 85), (10, 99, 40)))
     assert loads(outcome) == {10: 85.0, 11: 0.0}
 
 
-def test_what_was_long_ago_counts_no_more(reader: Reader) -> None:
+def test_old_samples_do_not_count(reader: Reader) -> None:
     [outcome] = reader.read_each(with_samples((11, 95, 70), (10, 100, 30)))
     assert loads(outcome) == {10: 30.0, 11: 0.0}
 
 
-def test_from_read_to_read_only_new_samples_are_asked_for(reader: Reader) -> None:
+def test_each_read_requests_only_new_samples(reader: Reader) -> None:
     first = ((10, 100.0, 80), (11, 100.0, 10))
     outcomes = reader.read_each(
         with_samples(*first), with_samples(*first), with_samples(*first, (11, 103.0, 60)), with_samples((10, 90.0, 99))
@@ -57,29 +57,29 @@ def test_from_read_to_read_only_new_samples_are_asked_for(reader: Reader) -> Non
     ]
 
 
-def test_samples_that_cannot_be_are_left_out(reader: Reader) -> None:
+def test_impossible_samples_are_ignored(reader: Reader) -> None:
     [outcome] = reader.read_each(with_samples((10, 100, 50), (10, 100.1, 4_000_000), (0, 100.1, 30), (77, 100.1, 30)))
     assert loads(outcome) == {10: 50.0, 11: 0.0}
 
 
-def test_in_a_container_whose_samples_are_of_other_numbers_it_is_unknown(reader: Reader) -> None:
+def test_samples_with_pids_outside_the_container_make_the_load_unknown(reader: Reader) -> None:
     [outcome] = reader.read_each(with_samples((4711, 100, 90)))
     assert loads(outcome) == {10: None, 11: None}
 
 
 @pytest.mark.parametrize("code", [Result.NOT_SUPPORTED, Result.NO_PERMISSION, Result.UNKNOWN_ERROR])
-def test_where_the_driver_does_not_tell_it_is_unknown(reader: Reader, code: Result) -> None:
+def test_a_driver_without_samples_makes_the_load_unknown(reader: Reader, code: Result) -> None:
     [outcome] = reader.read_each(with_samples((10, 100, 50), results={"nvmlDeviceGetProcessUtilization": code}))
     assert loads(outcome) == {10: None, 11: None}
 
 
-def test_a_card_that_gets_lost_at_this_question_is_lost(reader: Reader) -> None:
+def test_a_card_lost_while_its_samples_are_read_is_lost(reader: Reader) -> None:
     [outcome] = reader.read_each(
         with_samples((10, 100, 50), results={"nvmlDeviceGetProcessUtilization": Result.GPU_IS_LOST})
     )
     assert outcome["devices"][0]["fault"] is not None
 
 
-def test_of_an_idle_card_it_is_not_asked(reader: Reader) -> None:
+def test_no_samples_are_requested_of_an_idle_card(reader: Reader) -> None:
     [outcome] = reader.read_each(with_samples((10, 100, 50), utilization=5))
     assert loads(outcome) == {10: None, 11: None}

@@ -78,7 +78,7 @@ def look_twice(nvml: FakeNvml, between: Callable[[], None], deadline_s: float = 
     return looks
 
 
-def test_cards_are_shown_through_the_library(nvml: FakeNvml) -> None:
+def test_cards_are_read_through_the_library(nvml: FakeNvml) -> None:
     nvml.write(FakeState(devices=CARDS))
     shape, _ = devices(nvml, "--deadline", "60")
     assert [(d["index"], d["memory_used_mb"], d["memory_free_mb"]) for d in shape["devices"]] == [
@@ -89,7 +89,7 @@ def test_cards_are_shown_through_the_library(nvml: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount*", "nvmlDeviceGetHandleBy*"])
-def test_a_driver_that_hangs_does_not_hold_up_the_snapshot_nor_the_program_s_end(nvml: FakeNvml, function: str) -> None:
+def test_a_hanging_driver_delays_neither_the_snapshot_nor_the_end_of_the_program(nvml: FakeNvml, function: str) -> None:
     nvml.write(FakeState(devices=CARDS, hangs={function: HANG_S}))
     shape, took = devices(nvml)
     assert took < HANG_S / 2
@@ -106,7 +106,7 @@ def test_while_the_library_hangs_nvidia_smi_answers(nvml: FakeNvml, tools: Calla
     assert [device["name"] for device in shape["devices"]] == ["NVIDIA Yard One", "NVIDIA Yard Two"]
 
 
-def test_a_driver_that_begins_to_hang_leaves_its_cards_unhealthy_and_in_sight(nvml: FakeNvml) -> None:
+def test_a_driver_that_begins_to_hang_leaves_its_cards_listed_as_unhealthy(nvml: FakeNvml) -> None:
     nvml.write(FakeState(devices=CARDS))
     hanging = FakeState(devices=CARDS, hangs={"nvmlDeviceGetCount*": HANG_S})
     before, after = look_twice(nvml, lambda: nvml.write(hanging), deadline_s=2.0)
@@ -115,14 +115,14 @@ def test_a_driver_that_begins_to_hang_leaves_its_cards_unhealthy_and_in_sight(nv
     assert [(d["healthy"], d["memory_used_mb"]) for d in after["devices"]] == [(False, None)] * 2
 
 
-def test_a_card_that_is_pulled_out_is_unhealthy_and_the_other_works_on(nvml: FakeNvml) -> None:
+def test_a_removed_card_is_unhealthy_and_the_other_still_works(nvml: FakeNvml) -> None:
     nvml.write(FakeState(devices=CARDS))
     _, after = look_twice(nvml, lambda: nvml.write(FakeState(devices=CARDS[:1])))
     assert [(d["id"], d["healthy"]) for d in after["devices"]] == [(CARDS[0].uuid, True), (CARDS[1].uuid, False)]
     assert any(p["kind"] == "unhealthy" and p["source"] == CARDS[1].uuid for p in after["problems"])
 
 
-def test_a_driver_that_is_not_loaded_is_told_with_what_to_do(nvml: FakeNvml) -> None:
+def test_a_driver_that_is_not_loaded_is_reported_with_a_hint(nvml: FakeNvml) -> None:
     nvml.write(FakeState(init=Result.DRIVER_NOT_LOADED))
     shape, _ = devices(nvml, "--deadline", "60")
     (problem,) = [problem for problem in shape["problems"] if problem["source"] == "nvml"]
