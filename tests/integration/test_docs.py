@@ -25,11 +25,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # On such a page every block goes on where the last one ended; a test of its own runs it as a whole:
 # `test_workspace_tutorial.py` and `test_render_example.py`.
-STORY = "<!-- one story -->"
+IN_ORDER = "<!-- blocks run in order -->"
 EXAMPLES = [
     pytest.param(language, code, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
-    if STORY not in page.read_text()
+    if IN_ORDER not in page.read_text()
     for number, (language, code) in enumerate(BLOCK.findall(page.read_text()))
 ]
 
