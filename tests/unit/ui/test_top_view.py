@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.tui import header_view, job_pages
-from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, has_colour, letters_for
+from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, glyphs_for, has_colour
 from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, describe_result
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.memory_bar import BarParts, draw, figures, memory_of, split
@@ -48,8 +48,8 @@ def an_answer(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"jobs": list(rows), "counts": {"queued": len(rows)}, "next": None, "total": len(rows), **more}
 
 
-def a_board(devices: int = 2, letters: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
-    board = ScreenState(letters)
+def a_board(devices: int = 2, glyphs: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
+    board = ScreenState(glyphs)
     board.status, board.trouble = {"paused": False, "notices": []}, None
     board.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
     board.resize(width, height)
@@ -168,13 +168,13 @@ def test_at_80x24_two_gpus_have_two_lines_each_and_eight_have_one() -> None:
     assert eight.log >= 4
 
 
-@pytest.mark.parametrize("letters", [UNICODE, ASCII])
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5), (132, 43)])
 @pytest.mark.parametrize("devices", [0, 1, 2, 8, 16])
 def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
-    letters: Glyphs, width: int, height: int, devices: int
+    glyphs: Glyphs, width: int, height: int, devices: int
 ) -> None:
-    board = a_board(devices, letters, width, height)
+    board = a_board(devices, glyphs, width, height)
     rows = [a_row(n, state, reason="GPU 0: 4 GB are free, 10 GB needed") for n, state in enumerate(STATES)]
     board.hear_jobs(an_answer(*rows), 0)
     board.log.feed("a line\n" * 50)
@@ -184,7 +184,7 @@ def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
     ):  # fmt: skip
         assert len(lines) <= max(1, most)
         assert max(line.cell_len for line in lines) <= max(width, 48)
-    if letters is ASCII:
+    if glyphs is ASCII:
         assert plain([*board.devices(), *board.queue(), *board.keys()]).isascii()
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
 
 
 def test_a_device_is_told_with_its_bar_its_figures_and_its_past() -> None:
-    board = a_board(letters=ASCII)
+    board = a_board(glyphs=ASCII)
     board.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
     heading, first, second, *_ = board.devices()
     assert "# own  = reserved  + others  x foreign  . free" in heading.plain
@@ -226,7 +226,7 @@ def test_a_device_that_is_unhealthy_says_why() -> None:
 
 
 def test_a_row_says_its_state_in_words_and_what_it_waits_for() -> None:
-    board = a_board(letters=ASCII, width=120)
+    board = a_board(glyphs=ASCII, width=120)
     held_up = a_row(17, name="train", index=3, priority=5, reason="every GPU is taken", tag="night")
     board.hear_jobs(an_answer(held_up, a_row(18, "running", gpu_indexes=[1], attempt=1, elapsed_s=5.0, user="bob")), 0)
     heading, columns, first, second = board.queue()
@@ -372,8 +372,8 @@ def test_the_help_names_every_key_of_the_bottom_line() -> None:
     ],
 )
 def test_a_terminal_gets_letters_that_it_has(environment: dict[str, str], is_unicode: bool) -> None:
-    assert letters_for(environment, "utf-8").is_unicode == is_unicode
-    assert not letters_for(environment, "latin-1").is_unicode
+    assert glyphs_for(environment, "utf-8").is_unicode == is_unicode
+    assert not glyphs_for(environment, "latin-1").is_unicode
 
 
 def test_colour_is_for_those_who_want_it_and_have_it() -> None:

@@ -75,15 +75,17 @@ class Top(App[None]):
         Binding("ctrl+z", "suspend_process", priority=True),
     ]
 
-    def __init__(self, letters: Glyphs) -> None:
+    def __init__(self, glyphs: Glyphs) -> None:
         super().__init__(ansi_color=True)
-        self.board = ScreenState(letters)
-        self._feeds = Subscriptions(self.board, self._draw, self._tell, partial(self._run, in_place=True))
+        self.screen_state = ScreenState(glyphs)
+        self._subscriptions = Subscriptions(
+            self.screen_state, self._draw, self._show_notice, partial(self._run, in_place=True)
+        )
         self._made = {
-            "head": self.board.head, "devices": self.board.devices, "queue": self.board.queue,
-            "log": self.board.log_lines, "notice": self.board.notices, "keys": self.board.keys,
+            "head": self.screen_state.head, "devices": self.screen_state.devices, "queue": self.screen_state.queue,
+            "log": self.screen_state.log_lines, "notice": self.screen_state.notices, "keys": self.screen_state.keys,
         }  # fmt: skip
-        self._panels = {name: LinePanel(letters, name) for name in self._made}
+        self._panels = {name: LinePanel(glyphs, name) for name in self._made}
         self._acting = asyncio.Lock()
         self._log_reader: TextDialog | None = None
         self._stop_forgetting: Callable[[], None] = lambda: None
@@ -99,12 +101,12 @@ class Top(App[None]):
         yield keys
 
     def on_mount(self) -> None:
-        self._feeds.start()
+        self._subscriptions.start()
 
     def on_resize(self, event: events.Resize) -> None:
-        self.board.resize(event.size.width, event.size.height)
+        self.screen_state.resize(event.size.width, event.size.height)
         self._draw()
-        self._feeds.follow_visible()
+        self._subscriptions.follow_visible()
 
     def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[None]:
         """Start a worker from a function, not a coroutine: one that is cancelled at once then never starts."""
@@ -113,7 +115,7 @@ class Top(App[None]):
     # Drawing
 
     def _draw(self, *names: str) -> None:
-        heights = self.board.heights()
+        heights = self.screen_state.heights()
         high = {"devices": heights.devices, "queue": heights.queue, "log": heights.log}
         for name in names or self._panels:
             panel = self._panels[name]
@@ -121,33 +123,33 @@ class Top(App[None]):
                 panel.styles.height, panel.display = high[name], high[name] > 0
             panel.show(self._made[name]())
         if self._log_reader is not None and "log" in (names or self._panels):
-            self._log_reader.put(self.board.log)
+            self._log_reader.put(self.screen_state.log)
 
-    def _tell(self, notice: ActionNotice) -> None:
-        self.board.notice = notice
+    def _show_notice(self, notice: ActionNotice) -> None:
+        self.screen_state.notice = notice
         self._stop_forgetting()
         self._stop_forgetting = self.set_timer(_NOTICE_S, self._forget).stop
         self._draw("notice")
 
     def _forget(self) -> None:
-        self.board.notice = ActionNotice()
+        self.screen_state.notice = ActionNotice()
         self._draw("notice")
 
     # Selecting
 
     def action_move(self, by: int) -> None:
-        self.board.window = move(self.board.window, by, self.board.page)
+        self.screen_state.window = move(self.screen_state.window, by, self.screen_state.page)
         self._draw("queue", "log")
-        self._feeds.follow_visible()
+        self._subscriptions.follow_visible()
 
     def action_page(self, pages: int) -> None:
-        self.action_move(pages * max(1, self.board.window.height - 1))
+        self.action_move(pages * max(1, self.screen_state.window.height - 1))
 
     def on_line_panel_pointed(self, event: LinePanel.Pointed) -> None:
         """Select the job of the line; the first two lines of the queue are headings."""
-        at = self.board.window.top + event.line - 2
-        if event.panel == "queue" and event.line >= 2 and at < self.board.page.total:
-            self.action_move(at - self.board.window.at)
+        at = self.screen_state.window.top + event.line - 2
+        if event.panel == "queue" and event.line >= 2 and at < self.screen_state.page.total:
+            self.action_move(at - self.screen_state.window.at)
 
     def on_line_panel_wheeled(self, event: LinePanel.Wheeled) -> None:
         if event.panel == "devices":
@@ -156,18 +158,18 @@ class Top(App[None]):
             self.action_move(event.by)
 
     def action_devices(self, by: int) -> None:
-        self.board.scroll_devices(by)
+        self.screen_state.scroll_devices(by)
         self._draw("devices")
 
     def action_filter(self) -> None:
         self._show_filter(is_shown=True)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        board = self.board
-        board.search = event.value.strip()
-        board.window = choose(replace(board.window, top=0), 0, board.page)
+        state = self.screen_state
+        state.search = event.value.strip()
+        state.window = choose(replace(state.window, top=0), 0, state.page)
         self._draw("queue")
-        self._feeds.follow_visible()
+        self._subscriptions.follow_visible()
 
     def on_input_submitted(self) -> None:
         self._show_filter(is_shown=False)
@@ -183,27 +185,27 @@ class Top(App[None]):
         self._panels["notice"].display = not is_shown
 
     def action_finished(self) -> None:
-        place = FINISHED_SHOWN.index(self.board.finished) + 1
-        self.board.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
-        self._tell(ActionNotice(f"finished jobs: {self.board.finished}"))
-        self._feeds.follow_visible()
+        place = FINISHED_SHOWN.index(self.screen_state.finished) + 1
+        self.screen_state.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
+        self._show_notice(ActionNotice(f"finished jobs: {self.screen_state.finished}"))
+        self._subscriptions.follow_visible()
 
     # Reading
 
     def _chosen(self) -> Row | None:
-        row = self.board.chosen
+        row = self.screen_state.chosen
         if row is None:
-            self._tell(ActionNotice("no job is selected", is_bad=True))
+            self._show_notice(ActionNotice("no job is selected", is_bad=True))
         return row
 
     async def action_help(self) -> None:
-        reader = TextDialog(lambda: Text("Keys", "bold"), self.board.letters)
+        reader = TextDialog(lambda: Text("Keys", "bold"), self.screen_state.glyphs)
         await self.push_screen(reader)
-        reader.put(pages.WrappedText(pages.help_lines(self.board.letters), self.size.width))
+        reader.put(pages.WrappedText(pages.help_lines(self.screen_state.glyphs), self.size.width))
 
     async def action_log(self) -> None:
         if self._chosen() is not None:
-            self._log_reader = TextDialog(self.board.log_title, self.board.letters, is_followed=True)
+            self._log_reader = TextDialog(self.screen_state.log_title, self.screen_state.glyphs, is_followed=True)
             await self.push_screen(self._log_reader, self._close_log)
             self._draw("log")
 
@@ -225,10 +227,10 @@ class Top(App[None]):
 
     async def _read(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
         """Open a page, and update it until it is closed."""
-        reader = TextDialog(lambda: Text(clean(title), "bold"), self.board.letters)
+        reader = TextDialog(lambda: Text(clean(title), "bold"), self.screen_state.glyphs)
         await self.push_screen(reader, self._close_page)
-        async with aclosing(self._feeds.link.watch(target)) as heard:
-            async for _, answer in heard:
+        async with aclosing(self._subscriptions.stream.watch(target)) as events:
+            async for _, answer in events:
                 try:
                     lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
                 except GpuyardError as error:  # the daemon has stopped; the next one answers again
@@ -239,8 +241,8 @@ class Top(App[None]):
         self.workers.cancel_group(self, "page")
 
     async def _about(self, job: Answer) -> list[Text]:
-        history = await self._feeds.link.ask("GET", f"/jobs/{job['id']}/history")
-        return pages.about(job, history, self.size.width, self.board.letters)
+        history = await self._subscriptions.stream.ask("GET", f"/jobs/{job['id']}/history")
+        return pages.about(job, history, self.size.width, self.screen_state.glyphs)
 
     async def _why(self, answer: Answer) -> list[Text]:
         return pages.why(answer)
@@ -262,7 +264,7 @@ class Top(App[None]):
             self._run(partial(self._prioritise, row["id"], by), "acts")
 
     def action_pause(self) -> None:
-        is_paused = bool(self.board.status.get("paused"))
+        is_paused = bool(self.screen_state.status.get("paused"))
         question = (
             "let jobs start again?" if is_paused else "pause the queue? Running jobs continue, no new ones start."
         )
@@ -273,32 +275,34 @@ class Top(App[None]):
             if is_yes:
                 self._run(act, "acts")
             else:
-                self._tell(ActionNotice("no job changed"))
+                self._show_notice(ActionNotice("no job changed"))
 
-        self.push_screen(Question(clean(question), self.board.letters), answered)
+        self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
 
     async def _do(self, act: JobAction, job_id: int, **more: object) -> None:
-        self._tell(ActionNotice(f"{act.verb} {job_id}{self.board.letters.ellipsis}"))
+        self._show_notice(ActionNotice(f"{act.verb} {job_id}{self.screen_state.glyphs.ellipsis}"))
         try:
-            answer = await self._feeds.link.ask("POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more})
-            self._tell(describe_result(act, answer))
+            answer = await self._subscriptions.stream.ask(
+                "POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more}
+            )
+            self._show_notice(describe_result(act, answer))
         except GpuyardError as error:
-            self._tell(failed(error))
+            self._show_notice(failed(error))
 
     async def _prioritise(self, job_id: int, by: int) -> None:
         async with self._acting:
-            at = self.board.page.find(job_id)
-            row = None if at is None else self.board.page.row(at)
+            at = self.screen_state.page.find(job_id)
+            row = None if at is None else self.screen_state.page.row(at)
             if row is not None:
                 priority = row["priority"] + by
                 await self._do(priority_act(priority), job_id, priority=priority)
-                self.board.hear_priority(job_id, priority)
+                self.screen_state.hear_priority(job_id, priority)
 
     async def _pause(self, path: str) -> None:
         try:
-            answer = await self._feeds.link.ask("POST", path)
-            self._tell(
+            answer = await self._subscriptions.stream.ask("POST", path)
+            self._show_notice(
                 ActionNotice(f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again")
             )
         except GpuyardError as error:
-            self._tell(failed(error))
+            self._show_notice(failed(error))

@@ -1,14 +1,14 @@
 """The daemon's answers and event streams for the terminal screen, over asyncio: the screen never blocks.
 
-A stream that breaks is opened again. A daemon that was killed is started again; one that a user stopped stays stopped
-until a user starts it, as in `gpuyard.connect.retrying`.
+A stream that breaks is opened again. A daemon that was killed is started again; a daemon that a user stopped stays
+stopped until a user starts it, as in `gpuyard.connect.retrying`.
 """
 
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -35,12 +35,13 @@ _LONGEST_EVENT = 64 * 1024 * 1024
 
 
 class DaemonStream:
-    """`told` is called with a connection problem, and with None when the connection works again."""
+    """`on_connection` is called with a connection problem, and with None when the connection works again."""
 
-    def __init__(self, told: Callable[[str | None], None], retry_s: float = _RETRY_S) -> None:
-        self._told = told
+    def __init__(self, on_connection: Callable[[str | None], None], retry_s: float = _RETRY_S) -> None:
+        self._on_connection = on_connection
         self._retry_s = retry_s
-        self._dialling = threading.Lock()
+        # One thread: after a crash, only one of the streams starts the next daemon.
+        self._dialler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dial")
 
     async def ask(self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None) -> Answer:
         """Return the decoded answer, or raise the error in it."""
@@ -68,12 +69,12 @@ class DaemonStream:
         while True:
             try:
                 async with self._open("GET", path, query, None) as (reader, _):
-                    self._told(None)
+                    self._on_connection(None)
                     yield None
                     async for event in _events(reader):
                         yield event
             except (OSError, EOFError, EnvironmentFault) as error:
-                self._told(_what_is_wrong(error))
+                self._on_connection(_describe(error))
             await asyncio.sleep(self._retry_s)
 
     @asynccontextmanager
@@ -82,8 +83,8 @@ class DaemonStream:
     ) -> AsyncIterator[tuple[asyncio.StreamReader, int | None]]:
         """Send a request and read the head of the answer. Yield a reader and the length of the content, None if
         unknown."""
-        dialled = await asyncio.to_thread(self._dial)
-        reader, writer = await asyncio.open_unix_connection(sock=dialled, limit=_LONGEST_EVENT)
+        connection = await self._dial()
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LONGEST_EVENT)
         try:
             writer.write(render_request(method, make_target(path, query), body, {}))
             status, length, fields = read_head(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _ANSWER_S))
@@ -94,21 +95,35 @@ class DaemonStream:
         finally:
             writer.close()
 
-    def _dial(self) -> socket.socket:
-        """Connect, one thread at a time: after a crash, one of the streams starts the next daemon."""
-        with self._dialling:
-            connection = dial(paths.socket_path())
-            if connection is None and has_crashed():
-                connect(start=True).close()
-                connection = dial(paths.socket_path())
-            if connection is None:
-                raise NoDaemon("no daemon runs", hint="`gpuyard daemon start` starts one")
-        made = socket.socket(fileno=connection.detach())
-        made.settimeout(0.0)
-        return made
+    async def _dial(self) -> socket.socket:
+        """Connect in a thread. If this task is cancelled meanwhile, close the connection as soon as it is made."""
+        dialling = self._dialler.submit(_dial)
+        try:
+            return await asyncio.wrap_future(dialling)
+        except asyncio.CancelledError:
+            dialling.add_done_callback(_close_connection)
+            raise
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _dial() -> socket.socket:
+    """Return a non-blocking socket that is connected to the daemon; start the daemon if it has crashed."""
+    connection = dial(paths.socket_path())
+    if connection is None and has_crashed():
+        connect(start=True).close()
+        connection = dial(paths.socket_path())
+    if connection is None:
+        raise NoDaemon("no daemon runs", hint="`gpuyard daemon start` starts one")
+    made = socket.socket(fileno=connection.detach())
+    made.settimeout(0.0)
+    return made
+
+
+def _close_connection(dialling: "Future[socket.socket]") -> None:
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result().close()
+
+
+def _describe(error: Exception) -> str:
     if isinstance(error, EnvironmentFault):
         return str(error)
     return "the daemon does not answer" if isinstance(error, TimeoutError) else "the daemon has ended"
@@ -116,7 +131,7 @@ def _what_is_wrong(error: Exception) -> str:
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
     while True:
-        told = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
-        data = b"".join(line[5:] for line in told.splitlines() if line.startswith(b"data:"))
+        event = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
+        data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
         if data:
             yield json.loads(data)

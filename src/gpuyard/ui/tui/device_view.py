@@ -39,11 +39,11 @@ class DeviceLayout(Struct, frozen=True, kw_only=True):
     memory: int
     spark: int
     power: int
-    letters: Glyphs
+    glyphs: Glyphs
     now: float
 
 
-def fit(devices: Sequence[Device], width: int, each: int, letters: Glyphs, now: float) -> DeviceLayout:
+def fit(devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> DeviceLayout:
     label = max((len(label_of(device, devices)) for device in devices), default=1)
     longest = max((cell_width(_name(device)) for device in devices), default=0)
     name = min(longest, max(8, width // 5))
@@ -56,7 +56,7 @@ def fit(devices: Sequence[Device], width: int, each: int, letters: Glyphs, now: 
     bar = max(0, width - taken)
     return DeviceLayout(
         width=width, each=each, label=label, name=name, bar=bar, memory=memory, spark=spark, power=power,
-        letters=letters, now=now,
+        glyphs=glyphs, now=now,
     )  # fmt: skip
 
 
@@ -64,15 +64,15 @@ def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayo
     line = Text.assemble((label.rjust(frame.label), "bold"), " ")
     if not device.get("healthy", True):
         fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'no answer'}")
-        line.append(cut(fault, frame.width - line.cell_len, frame.letters.ellipsis), "red")
+        line.append(cut(fault, frame.width - line.cell_len, frame.glyphs.ellipsis), "red")
         return [line, Text()][: frame.each]
-    name = Text(cut(_name(device), frame.name, frame.letters.ellipsis))
+    name = Text(cut(_name(device), frame.name, frame.glyphs.ellipsis))
     line.append_text(_padded(name, frame.name)).append(" ")
     line.append_text(_padded(_bar(device, frame), frame.bar))
     line.append(f" {_memory(device):>{frame.memory}}")
     line.append(f" {figure_text(device.get('utilization_percent'), '%'):>{_USE}}")
     if frame.spark:
-        line.append(f" {sparkline(past.use.last(frame.spark, frame.now), 100.0, frame.letters)}", "cyan")
+        line.append(f" {sparkline(past.use.last(frame.spark, frame.now), 100.0, frame.glyphs)}", "cyan")
     if frame.power:
         line.append(" ").append_text(_power(device, past, frame))
     return [line] if frame.each == 1 else [line, _second(device, past, frame)]
@@ -80,7 +80,7 @@ def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayo
 
 def _bar(device: Device, frame: DeviceLayout) -> Text:
     memory = memory_of(device)
-    return Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.letters)
+    return Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.glyphs)
 
 
 def _padded(text: Text, width: int) -> Text:
@@ -91,11 +91,11 @@ def _padded(text: Text, width: int) -> Text:
 def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     """Return the second line: memory in figures, temperature and power."""
     heat, memory = device.get("temperature_c"), memory_of(device)
-    right = Text("" if heat is None else f"{figure_text(heat, frame.letters.degree)} ")
+    right = Text("" if heat is None else f"{figure_text(heat, frame.glyphs.degree)} ")
     right.append_text(_power(device, past, frame))
     line = Text(" " * (frame.label + 1))
-    room = frame.width - line.cell_len - right.cell_len - 1
-    line.append_text(Text() if memory is None else figures(memory, room, frame.letters))
+    left = frame.width - line.cell_len - right.cell_len - 1
+    line.append_text(Text() if memory is None else figures(memory, left, frame.glyphs))
     return _padded(line, frame.width - right.cell_len).append_text(right)
 
 
@@ -106,7 +106,7 @@ def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     if frame.spark:
         values = past.power.last(frame.spark, frame.now)
         most = limit_w or max((value for value in values if value is not None), default=1.0)
-        text.append(f" {sparkline(values, most, frame.letters)}", "yellow")
+        text.append(f" {sparkline(values, most, frame.glyphs)}", "yellow")
     return text
 
 

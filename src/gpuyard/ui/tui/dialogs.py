@@ -37,11 +37,11 @@ class TextDialog(ModalScreen[None]):
         Binding("escape,q,enter,l,w,question_mark", "dismiss"),
     ]
 
-    def __init__(self, title: Callable[[], Text], letters: Glyphs, *, is_followed: bool = False) -> None:
+    def __init__(self, title: Callable[[], Text], glyphs: Glyphs, *, is_followed: bool = False) -> None:
         super().__init__()
-        self._title, self._letters = title, letters
+        self._title, self._glyphs = title, glyphs
         self._can_follow = self._is_followed = is_followed
-        self._page = LinePanel(letters, "page")
+        self._page = LinePanel(glyphs, "page")
         self._text: Scroll | None = None
         self._top = self._left = 0
 
@@ -59,22 +59,22 @@ class TextDialog(ModalScreen[None]):
         self.draw()
 
     def draw(self) -> None:
-        room, length = self._room, 0 if self._text is None else len(self._text)
-        most = max(0, length - room)
+        height, length = self._text_height, 0 if self._text is None else len(self._text)
+        most = max(0, length - height)
         self._top = most if self._is_followed else max(0, min(self._top, most))
-        shown = [] if self._text is None else self._text.lines(self._top, room)
+        shown = [] if self._text is None else self._text.lines(self._top, height)
         seen = f"{self._top + 1}-{self._top + len(shown)} of {length}  " if most else ""
-        heading = rule(self._title(), Text(f"{seen}Esc: back"), self.size.width, self._letters)
+        heading = rule(self._title(), Text(f"{seen}Esc: back"), self.size.width, self._glyphs)
         self._page.show([heading, *(line[self._left :] if self._left else line for line in shown)])
 
     def action_scroll(self, by: int) -> None:
         length = 0 if self._text is None else len(self._text)
-        self._top = max(0, min(self._top + by, max(0, length - self._room)))
-        self._is_followed = self._can_follow and by > 0 and self._top >= length - self._room
+        self._top = max(0, min(self._top + by, max(0, length - self._text_height)))
+        self._is_followed = self._can_follow and by > 0 and self._top >= length - self._text_height
         self.draw()
 
     def action_page(self, pages: int) -> None:
-        self.action_scroll(pages * max(1, self._room - 1))
+        self.action_scroll(pages * max(1, self._text_height - 1))
 
     def action_shift(self, by: int) -> None:
         self._left = max(0, self._left + by)
@@ -84,7 +84,7 @@ class TextDialog(ModalScreen[None]):
         self.action_scroll(3 * event.by)
 
     @property
-    def _room(self) -> int:
+    def _text_height(self) -> int:
         return max(1, self.size.height - 1)
 
 
@@ -100,13 +100,13 @@ class Question(ModalScreen[bool]):
     Question Static { width: auto; max-width: 90%; height: auto; padding: 0 2; }
     """
 
-    def __init__(self, text: str, letters: Glyphs) -> None:
+    def __init__(self, text: str, glyphs: Glyphs) -> None:
         super().__init__()
-        self._text, self._letters = text, letters
+        self._text, self._glyphs = text, glyphs
 
     def compose(self) -> ComposeResult:
-        box = Static(Text.assemble((self._letters.spell(self._text), "bold"), "\n\n", "y: yes   n: no"))
-        box.styles.border = ("round" if self._letters.is_unicode else "ascii", "ansi_yellow")
+        box = Static(Text.assemble((self._glyphs.spell(self._text), "bold"), "\n\n", "y: yes   n: no"))
+        box.styles.border = ("round" if self._glyphs.is_unicode else "ascii", "ansi_yellow")
         yield box
 
     def action_answer(self, is_yes: bool) -> None:  # noqa: FBT001 - it comes from a binding

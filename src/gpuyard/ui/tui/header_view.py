@@ -50,9 +50,9 @@ def _host_text(host: Mapping[str, Any]) -> str:
     return "  ".join(fact for fact in facts if fact) or UNKNOWN
 
 
-def rule(title: Text, right: Text, width: int, letters: Glyphs) -> Text:
+def rule(title: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
     """Return a heading such as `── title ───── right ──`; the title is cut if both do not fit."""
-    dash = letters.rule
+    dash = glyphs.rule
     end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
     title = title.copy()
     title.truncate(max(0, width - end.cell_len - _RULES))
@@ -62,11 +62,11 @@ def rule(title: Text, right: Text, width: int, letters: Glyphs) -> Text:
     return line
 
 
-def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, letters: Glyphs) -> Text:
+def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, glyphs: Glyphs) -> Text:
     """Return the result of the last action, or the first notice of the daemon."""
     if notice.text:
-        return Text(cut(notice.text, width, letters.ellipsis), "bold red" if notice.is_bad else "bold")
-    return Text(cut(clean(f"! {notices[0]}"), width, letters.ellipsis), "yellow") if notices else Text()
+        return Text(cut(notice.text, width, glyphs.ellipsis), "bold red" if notice.is_bad else "bold")
+    return Text(cut(clean(f"! {notices[0]}"), width, glyphs.ellipsis), "yellow") if notices else Text()
 
 
 def keys_line(width: int) -> Text:

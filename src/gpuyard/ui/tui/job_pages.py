@@ -59,26 +59,26 @@ def _wrap(line: Text, width: int) -> list[Text]:
 
 def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each piece, looking ahead only as far as needed: a command can be very long."""
-    begin, room = 0, width
+    begin, available = 0, width
     while begin < len(text):
-        fits = chop_cells(text[begin : begin + 2 * width], room)[0]
+        fits = chop_cells(text[begin : begin + 2 * width], available)[0]
         end = begin + len(fits)
         space = fits.rfind(" ", lead + 1 if begin == 0 else 1)
         if end < len(text) and space > 0:
             end = begin + space
         yield begin, end
-        begin, room = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
+        begin, available = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
 
 
-def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int, letters: Glyphs) -> list[Text]:
+def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int, glyphs: Glyphs) -> list[Text]:
     """Return the details of a job; its environment, long and rarely needed, comes last."""
     details = dict(job)
     facts = fact_lines(details)
     lines = [_fact(line) for line in facts if not line.startswith(_LAST)]
-    heading, *attempts = attempt_lines(details, width, letters.ellipsis)
+    heading, *attempts = attempt_lines(details, width, glyphs.ellipsis)
     if attempts:
         lines += [Text(), Text(heading, "dim"), *map(Text, attempts)]
-    lines += map(Text, memory_lines(details, width, is_unicode=letters.is_unicode))
+    lines += map(Text, memory_lines(details, width, is_unicode=glyphs.is_unicode))
     lines += map(Text, advice_lines(details))
     lines += [Text(), Text("history", "dim"), *map(Text, _history_lines(history))]
     return [*lines, Text(), *(_fact(line) for line in facts if line.startswith(_LAST))]
@@ -99,9 +99,9 @@ def why(answer: Mapping[str, Any]) -> list[Text]:
     return [Text(first, "bold"), *map(Text, others)]
 
 
-def help_lines(letters: Glyphs) -> list[Text]:
+def help_lines(glyphs: Glyphs) -> list[Text]:
     width = max(len(keys) for keys, _ in _KEYS)
     lines = [Text.assemble((keys.ljust(width), "bold"), f"  {what}") for keys, what in _KEYS]
-    parts = Text("memory: ").append_text(legend(letters))
+    parts = Text("memory: ").append_text(legend(glyphs))
     explained = "own: jobs of this queue; others: other leases; foreign: processes without a lease"
     return [*lines, Text(), parts, Text(explained), Text("each block of a chart is 5 seconds", "dim")]

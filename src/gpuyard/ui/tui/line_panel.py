@@ -28,9 +28,9 @@ class LinePanel(Widget):
             super().__init__()
             self.panel, self.by = panel, by
 
-    def __init__(self, letters: Glyphs, panel: str | None = None) -> None:
+    def __init__(self, glyphs: Glyphs, panel: str | None = None) -> None:
         super().__init__(id=panel)
-        self._letters = letters
+        self._glyphs = glyphs
         self._lines: list[Text] = []
 
     def show(self, lines: Sequence[Text]) -> None:
@@ -45,7 +45,7 @@ class LinePanel(Widget):
             return Strip.blank(width, style)
         line = self._lines[y]
         drawn = Segment.apply_style(line.render(console), style + console.get_style(line.style))
-        spelled = [Segment(self._letters.spell(segment.text), segment.style) for segment in drawn]
+        spelled = [Segment(self._glyphs.spell(segment.text), segment.style) for segment in drawn]
         return Strip(spelled).adjust_cell_length(width, style)
 
     def on_click(self, event: events.Click) -> None:

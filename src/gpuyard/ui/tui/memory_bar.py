@@ -55,26 +55,26 @@ def split(parts: Sequence[float], width: int) -> list[int]:
     return widths
 
 
-def draw(memory: BarParts, width: int, letters: Glyphs) -> Text:
+def draw(memory: BarParts, width: int, glyphs: Glyphs) -> Text:
     bar = Text()
     parts = memory.parts()
     for (name, _), count in zip(parts, split([size for _, size in parts], width), strict=True):
-        bar.append(getattr(letters, name) * count, STYLES[name])
+        bar.append(getattr(glyphs, name) * count, STYLES[name])
     return bar
 
 
-def legend(letters: Glyphs) -> Text:
+def legend(glyphs: Glyphs) -> Text:
     text = Text()
     for name, word in WORDS.items():
-        text.append(getattr(letters, name), STYLES[name]).append(f" {word}  ")
+        text.append(getattr(glyphs, name), STYLES[name]).append(f" {word}  ")
     text.rstrip()
     return text
 
 
-def figures(memory: BarParts, room: int, letters: Glyphs) -> Text:
+def figures(memory: BarParts, width: int, glyphs: Glyphs) -> Text:
     """Return each part above zero in GB, with its name, or with its character if names do not fit."""
-    told = [(name, format_gigabytes(size)) for name, size in memory.parts() if size > 0]
-    by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in told)
-    by_letter = Text(" ").join(Text.assemble((getattr(letters, name), STYLES[name]), size) for name, size in told)
-    text = by_word if by_word.cell_len + 3 <= room else by_letter
+    sizes = [(name, format_gigabytes(size)) for name, size in memory.parts() if size > 0]
+    by_word = Text("  ").join(Text.assemble((WORDS[name], STYLES[name]), f" {size}") for name, size in sizes)
+    by_glyph = Text(" ").join(Text.assemble((getattr(glyphs, name), STYLES[name]), size) for name, size in sizes)
+    text = by_word if by_word.cell_len + 3 <= width else by_glyph
     return text.append(" GB")

@@ -24,14 +24,14 @@ class Widths(Struct, frozen=True):
     of: dict[str, int]
 
 
-def fit(page: Page, width: int, letters: Glyphs) -> Widths:
+def fit(page: Page, width: int, glyphs: Glyphs) -> Widths:
     """Return fixed widths for short columns, so that nothing moves as times change; names and reasons share the rest.
 
     Wide terminals show users if there are several, and tags if there are any.
     """
     ids = max((len(str(row["id"])) for row in page.rows), default=0)
     gpus = max((cell_width(clean(devices_text(dict(row)))) for row in page.rows), default=0)
-    state = 12 if letters.is_unicode else 10
+    state = 12 if glyphs.is_unicode else 10
     fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), 10), "VRAM": 7, "PRIO": 4, "TIME": 7}
     if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
@@ -51,10 +51,10 @@ def heading_line(widths: Widths) -> Text:
     return Text(" " * _MARK + _join(widths, {heading: heading for heading in widths.of}), "dim")
 
 
-def job_line(row: Row, widths: Widths, letters: Glyphs, *, is_chosen: bool) -> Text:
-    cells = {heading: cut(clean(text), widths.of[heading], letters.ellipsis) for heading, text in _cells(row, letters)
+def job_line(row: Row, widths: Widths, glyphs: Glyphs, *, is_chosen: bool) -> Text:
+    cells = {heading: cut(clean(text), widths.of[heading], glyphs.ellipsis) for heading, text in _cells(row, glyphs)
              if heading in widths.of}  # fmt: skip
-    line = Text(f"{letters.chosen} " if is_chosen else " " * _MARK)
+    line = Text(f"{glyphs.chosen} " if is_chosen else " " * _MARK)
     for place, (heading, width) in enumerate(widths.of.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
         line.append(" " if place else "").append(pad(cells[heading], width, is_right=heading in _RIGHT), style)
@@ -65,20 +65,20 @@ def job_line(row: Row, widths: Widths, letters: Glyphs, *, is_chosen: bool) -> T
     return line
 
 
-def queue_lines(page: Page, window: RowWindow, width: int, letters: Glyphs) -> list[Text]:
+def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs) -> list[Text]:
     """Return the column headings and the visible rows; a row that is not loaded yet is blank."""
-    widths = fit(page, width, letters)
+    widths = fit(page, width, glyphs)
     lines = [heading_line(widths)]
     for at in range(window.top, min(window.top + window.height, page.total)):
         row = page.row(at)
-        lines.append(Text(f"  {letters.ellipsis}", "dim") if row is None
-                     else job_line(row, widths, letters, is_chosen=at == window.at))  # fmt: skip
+        lines.append(Text(f"  {glyphs.ellipsis}", "dim") if row is None
+                     else job_line(row, widths, glyphs, is_chosen=at == window.at))  # fmt: skip
     return lines
 
 
-def counts_text(counts: Mapping[str, int], letters: Glyphs) -> Text:
-    told = [Text.assemble((str(counts[state]), "bold"), f" {state}") for state in STATES if counts.get(state)]
-    return Text(f" {letters.dot} ").join(told)
+def counts_text(counts: Mapping[str, int], glyphs: Glyphs) -> Text:
+    texts = [Text.assemble((str(counts[state]), "bold"), f" {state}") for state in STATES if counts.get(state)]
+    return Text(f" {glyphs.dot} ").join(texts)
 
 
 def span_text(page: Page, window: RowWindow) -> str:
@@ -92,9 +92,9 @@ def job_title(row: Row) -> str:
     return f"{row['id']} {job_name(row)}"
 
 
-def _cells(row: Row, letters: Glyphs) -> list[tuple[str, str]]:
+def _cells(row: Row, glyphs: Glyphs) -> list[tuple[str, str]]:
     job: dict[str, Any] = dict(row)
-    glyph = f"{STATES[job['state']][0]} " if letters.is_unicode else ""
+    glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
     return [
         ("ID", str(job["id"])),
         ("STATE", f"{glyph}{job['state']}"),

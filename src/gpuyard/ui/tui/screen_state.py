@@ -24,8 +24,8 @@ FINISHED_SHOWN = ("the last ones", "all", "none")
 
 
 class ScreenState:
-    def __init__(self, letters: Glyphs) -> None:
-        self.letters = letters
+    def __init__(self, glyphs: Glyphs) -> None:
+        self.glyphs = glyphs
         self.machine: Answer = {}
         self.status: Answer = {}
         self.trouble: str | None = "connecting"
@@ -49,10 +49,10 @@ class ScreenState:
             past.power.note(self._now(), device.get("power_draw_w"))
 
     def hear_history(self, answer: Answer) -> None:
-        for device_id, told in answer["devices"].items():
+        for device_id, series in answer["devices"].items():
             past = self._past(device_id)
-            past.use.note_all(zip(told["at"], told["utilization_percent"], strict=True))
-            past.power.note_all(zip(told["at"], told["power_w"], strict=True))
+            past.use.note_all(zip(series["at"], series["utilization_percent"], strict=True))
+            past.power.note_all(zip(series["at"], series["power_w"], strict=True))
 
     def hear_jobs(self, answer: Answer, after: int) -> None:
         self.page, self.counts = page_of(answer, after), dict(answer["counts"])
@@ -105,20 +105,20 @@ class ScreenState:
     def devices(self) -> list[Text]:
         heights, columns = self.heights(), device_columns(self.width, len(self._devices))
         lines = self._device_lines(heights.each, columns)
-        room, start = max(0, heights.devices - 1), self.first_device * heights.each
-        seen = lines[start : start + room]
+        available, start = max(0, heights.devices - 1), self.first_device * heights.each
+        seen = lines[start : start + available]
         title = Text("GPUs", "bold")
-        if len(lines) > room:
+        if len(lines) > available:
             last = (start + len(seen)) // heights.each
             title = Text.assemble(title, f" {self.first_device + 1}-{last} of {len(lines) // heights.each}  [ ]")
-        return [header_view.rule(title, memory_bar.legend(self.letters), self.width, self.letters), *seen]
+        return [header_view.rule(title, memory_bar.legend(self.glyphs), self.width, self.glyphs), *seen]
 
     def _device_lines(self, each: int, columns: int) -> list[Text]:
         if not self._devices:
-            said = self.machine.get("error") or ("No GPU found." if self.machine else "")
-            return [Text(clean(said))]
+            text = self.machine.get("error") or ("No GPU found." if self.machine else "")
+            return [Text(clean(text))]
         width = device_view.column_width(self.width, columns)
-        frame = device_view.fit(self._devices, width, each, self.letters, self._now())
+        frame = device_view.fit(self._devices, width, each, self.glyphs, self._now())
         lines = []
         for device in self._devices:
             label = device_view.label_of(device, self._devices)
@@ -126,15 +126,15 @@ class ScreenState:
         return device_view.beside(lines, columns, each, width)
 
     def queue(self) -> list[Text]:
-        counts = queue_view.counts_text(self.counts, self.letters)
+        counts = queue_view.counts_text(self.counts, self.glyphs)
         title = Text.assemble(("Queue", "bold"), "  ", counts)
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
         right = Text(queue_view.span_text(self.page, self.window))
-        lines = [header_view.rule(title, right, self.width, self.letters)]
+        lines = [header_view.rule(title, right, self.width, self.glyphs)]
         if not self.page.rows and not self.page.total:
             return [*lines, *map(Text, self._nothing())]
-        lines += queue_view.queue_lines(self.page, self.window, self.width, self.letters)
+        lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs)
         return lines[: max(1, self.heights().queue)]
 
     def _nothing(self) -> list[str]:
@@ -145,23 +145,23 @@ class ScreenState:
         return ["  The queue is empty. Submit a job: gpuyard submit -- python train.py"]
 
     def log_lines(self) -> list[Text]:
-        room = self.heights().log - 1
+        available = self.heights().log - 1
         title = self.log_title()
         right = Text("l: full log" if title.cell_len + 24 < self.width else "")
-        lines = [header_view.rule(title, right, self.width, self.letters)]
+        lines = [header_view.rule(title, right, self.width, self.glyphs)]
         if self.log_note and not len(self.log):
-            return [*lines, Text(cut(clean(self.log_note), self.width, self.letters.ellipsis), "dim")]
-        return [*lines, *self.log.lines(max(0, len(self.log) - room), room)]
+            return [*lines, Text(cut(clean(self.log_note), self.width, self.glyphs.ellipsis), "dim")]
+        return [*lines, *self.log.lines(max(0, len(self.log) - available), available)]
 
     def log_title(self) -> Text:
         row = self.chosen
         if row is None:
             return Text("Log", "bold")
         why = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
-        return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  {self.letters.dot} {why}"))
+        return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  {self.glyphs.dot} {why}"))
 
     def notices(self) -> list[Text]:
-        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.letters)]
+        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.glyphs)]
 
     def keys(self) -> list[Text]:
         return [header_view.keys_line(self.width)]

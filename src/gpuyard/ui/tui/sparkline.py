@@ -44,10 +44,10 @@ class SparklineSeries:
         return [known.get(column) for column in range(end - count + 1, end + 1)]
 
 
-def sparkline(values: Iterable[float | None], most: float, letters: Glyphs) -> str:
+def sparkline(values: Iterable[float | None], most: float, glyphs: Glyphs) -> str:
     """Return a character per value; unknown is blank, `most` is the highest block."""
-    steps = len(letters.levels) - 1
+    steps = len(glyphs.levels) - 1
     return "".join(
-        " " if value is None else letters.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]
+        " " if value is None else glyphs.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]
         for value in values
     )

@@ -25,13 +25,13 @@ _LATE_S = 4.0
 
 
 class Subscriptions:
-    """`draw` redraws the named panels, or all of them; `tell` shows a notice."""
+    """`draw` redraws the named panels, or all of them; `show_notice` shows a notice."""
 
     def __init__(
-        self, board: ScreenState, draw: Callable[..., None], tell: Callable[[ActionNotice], None], run: Run
+        self, state: ScreenState, draw: Callable[..., None], show_notice: Callable[[ActionNotice], None], run: Run
     ) -> None:
-        self._board, self._draw, self._tell, self._run = board, draw, tell, run
-        self.link = DaemonStream(self._hear_connection)
+        self._state, self._draw, self._show_notice, self._run = state, draw, show_notice, run
+        self.stream = DaemonStream(self._hear_connection)
         self._rows = ""
         self._log: tuple[int, bool] | None = None
         self._is_log_due = False
@@ -44,11 +44,11 @@ class Subscriptions:
 
     def follow_visible(self) -> None:
         """Update the streams. Call it whenever other rows are visible or another one is selected."""
-        target, after = self._board.jobs_wanted()
+        target, after = self._state.jobs_wanted()
         if target != self._rows:
             self._rows = target
             self._run(partial(self._watch_rows, target, after), "rows")
-        row = self._board.chosen
+        row = self._state.chosen
         log = None if row is None else (int(row["id"]), row["attempt"] > 0)
         goes_on = row is not None and self._over_after is not None and row["attempt"] > self._over_after
         if log != self._log or goes_on:
@@ -57,18 +57,18 @@ class Subscriptions:
 
     def _hear_connection(self, trouble: str | None) -> None:
         trouble = trouble and f"reconnecting: {trouble}"
-        if trouble != self._board.trouble:
-            self._board.trouble = trouble
+        if trouble != self._state.trouble:
+            self._state.trouble = trouble
             self._draw("head", "queue")
 
     async def _watch_machine(self) -> None:
-        async with aclosing(self.link.follow("/events", {"watch": "/status /devices"})) as heard:
-            async for event in heard:
+        async with aclosing(self.stream.follow("/events", {"watch": "/status /devices"})) as events:
+            async for event in events:
                 self._heard_at = asyncio.get_running_loop().time()
                 if event is None:
                     self._run(self._ask_history, "history")
                 elif event["watch"] == "/status":
-                    self._board.status = event["answer"]
+                    self._state.status = event["answer"]
                     self._draw("head", "queue", "notice")
                 else:
                     self._hear_devices(event["answer"])
@@ -80,34 +80,34 @@ class Subscriptions:
             await asyncio.sleep(1.0)
             late_s = loop.time() - self._heard_at
             silent_s = int(late_s) if late_s > _LATE_S else 0
-            if silent_s != self._board.silent_s:
-                self._board.silent_s = silent_s
+            if silent_s != self._state.silent_s:
+                self._state.silent_s = silent_s
                 self._draw("head")
 
     def _hear_devices(self, answer: Answer) -> None:
-        before = self._board.heights()
-        self._board.hear_devices(answer)
-        if self._board.heights() == before:
+        before = self._state.heights()
+        self._state.hear_devices(answer)
+        if self._state.heights() == before:
             self._draw("head", "devices")
             return
-        self._board.resize(self._board.width, self._board.height)
+        self._state.resize(self._state.width, self._state.height)
         self._draw()
         self.follow_visible()
 
     async def _ask_history(self) -> None:
         try:
-            self._board.hear_history(await self.link.ask("GET", "/devices/history", {"span": "10m"}))
+            self._state.hear_history(await self.stream.ask("GET", "/devices/history", {"span": "10m"}))
         except GpuyardError as error:
-            self._tell(failed(error))
+            self._show_notice(failed(error))
         self._draw("devices")
 
     async def _watch_rows(self, target: str, after: int) -> None:
-        async with aclosing(self.link.watch(target)) as heard:
-            async for _, answer in heard:
+        async with aclosing(self.stream.watch(target)) as events:
+            async for _, answer in events:
                 if "error" in answer:
-                    self._tell(failed(UserError(answer["error"], hint=answer.get("hint"))))
+                    self._show_notice(failed(UserError(answer["error"], hint=answer.get("hint"))))
                     continue
-                self._board.hear_jobs(answer, after)
+                self._state.hear_jobs(answer, after)
                 self._draw("queue", "log")
                 self.follow_visible()
 
@@ -118,35 +118,35 @@ class Subscriptions:
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)
         try:
-            async with aclosing(self.link.follow(f"/jobs/{log[0]}/log/live", {"tail": _LOG_BYTES})) as heard:
-                await self._hear_log(heard)
+            async with aclosing(self.stream.follow(f"/jobs/{log[0]}/log/live", {"tail": _LOG_BYTES})) as events:
+                await self._hear_log(events)
         except UserError as error:
-            self._board.log_note = str(error)
+            self._state.log_note = str(error)
             self._draw("log")
 
-    async def _hear_log(self, heard: AsyncIterator[Answer | None]) -> None:
-        async for event in heard:
+    async def _hear_log(self, events: AsyncIterator[Answer | None]) -> None:
+        async for event in events:
             if event is None:
                 self._begin_log("no output yet")
             elif "text" in event:
-                self._board.log.feed(event["text"])
+                self._state.log.feed(event["text"])
                 self._draw_log_soon()
-            elif "attempt" in event and len(self._board.log):
-                self._board.log.feed(f"\n--- attempt {event['attempt']} ---\n")
+            elif "attempt" in event and len(self._state.log):
+                self._state.log.feed(f"\n--- attempt {event['attempt']} ---\n")
             elif "cut" in event:
-                self._board.log.feed("\n--- output left out: it is written faster than it can be shown ---\n")
+                self._state.log.feed("\n--- output left out: it is written faster than it can be shown ---\n")
             elif "error" in event or "over" in event:
                 self._end_log(event.get("error") or "no output")
                 return
 
     def _end_log(self, note: str) -> None:
-        row = self._board.chosen
+        row = self._state.chosen
         self._over_after = None if row is None else row["attempt"]
-        self._board.log_note = note
+        self._state.log_note = note
         self._draw("log")
 
     def _begin_log(self, note: str) -> None:
-        self._board.log, self._board.log_note = LogText(), note
+        self._state.log, self._state.log_note = LogText(), note
         self._draw("log")
 
     def _draw_log_soon(self) -> None:

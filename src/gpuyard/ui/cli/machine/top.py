@@ -37,10 +37,10 @@ def command() -> None:
 
 def _show(make: "type[Top]") -> None:
     from gpuyard.connect.fast_http import connect
-    from gpuyard.ui.tui.glyphs import has_colour, letters_for
+    from gpuyard.ui.tui.glyphs import glyphs_for, has_colour
 
     with connect(start=True) as daemon:
         daemon.request("GET", "/status")  # restarts or reports an older daemon before the screen opens
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
-    make(letters_for(os.environ, sys.stdout.encoding or "")).run()
+    make(glyphs_for(os.environ, sys.stdout.encoding or "")).run()
