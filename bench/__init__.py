@@ -1,1 +1,1 @@
-"""What things cost, always beside a floor measured in the same run. `make bench` prints it; nothing here is a test."""
+"""Benchmarks, each compared with a floor that is measured in the same run. `make bench` runs them; none is a test."""

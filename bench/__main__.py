@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 
 from bench.card import bench_card
-from bench.faces import bench_faces
+from bench.display_delay import bench_delay
 from bench.leases import bench_leases
 from bench.order import bench_order
 from bench.queue import bench_queue
-from bench.seen import bench_seen
+from bench.queue_pages import bench_pages
 from bench.simulate import bench_simulate
 from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
@@ -50,7 +50,7 @@ def bench_snapshot() -> None:
     machine.snapshot()
     row("snapshot of the whole machine, warm", median_s(machine.snapshot, 200))
     simulated = SimulatedDevices("8x80GB")
-    row("8 simulated devices, read", median_s(lambda: simulated.read(1), 200))
+    row("reading of 8 simulated devices", median_s(lambda: simulated.read(1), 200))
 
 
 def bench_nvidia() -> None:
@@ -60,14 +60,14 @@ def bench_nvidia() -> None:
         nvml.read(10)
         first = time.perf_counter() - started
     except ProbeError as error:
-        print(f"no NVML here: {error}")
+        print(f"NVML is not available: {error}")
         return
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     one_call = median_s(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), 2000)
-    row("one call into NVML (memory)", one_call)
-    row("NVML, first read with its set-up", first)
+    row("one NVML call (memory)", one_call)
+    row("NVML, first read with initialization", first)
     warm = median_s(lambda: nvml.read(10), 2000)
     row("NVML, warm read of all devices", warm, "one NVML call", one_call)
     tool = median_s(lambda: subprocess.run(["nvidia-smi"], check=True, stdout=subprocess.DEVNULL), 10)
@@ -82,12 +82,12 @@ elif sys.argv[1:2] == ["card"]:
     bench_card(sys.argv[2:])
 elif sys.argv[1:2] == ["simulate"]:
     bench_simulate(sys.argv[2:])
-elif sys.argv[1:2] == ["faces"]:
-    bench_faces()
+elif sys.argv[1:2] == ["pages"]:
+    bench_pages()
 elif sys.argv[1:2] == ["viewers"]:
     bench_viewers()
-elif sys.argv[1:2] == ["seen"]:
-    bench_seen()
+elif sys.argv[1:2] == ["delay"]:
+    bench_delay()
 elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
 else:
@@ -97,4 +97,4 @@ else:
     bench_nvidia()
     bench_queue([])
     bench_viewers()
-    bench_faces()
+    bench_pages()

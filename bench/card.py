@@ -1,8 +1,9 @@
-"""On a real card: many PyTorch jobs that declare nothing, one at a time and then shared; an urgent one on a full card.
+"""Packing and preemption on a real card: many PyTorch jobs without declared memory, one at a time and then packed; an
+urgent job on a full card.
 
     python -m bench card [jobs|urgent]
 
-It needs an NVIDIA card with nothing else on it, and PyTorch.
+Needs an idle NVIDIA card, and PyTorch.
 """
 
 import json
@@ -16,27 +17,28 @@ from pathlib import Path
 from typing import Any
 
 _JOB = Path(__file__).with_name("card_job.py")
-# Gigabytes and steps of each class; about thirty steps go into a second.
+# Gigabytes and steps of each class; a second has about thirty steps.
 _CLASSES = ((1.0, 90), (4.0, 200), (12.0, 150), (40.0, 60))
 _EACH = 10
 _ALONE = "[packing]\nmax_jobs_per_device = 1\nsettle_s = 0\n"
 _VICTIMS, _VICTIM_GB, _VICTIM_STEPS = 3, 35.0, 1000
 _URGENT_GB, _URGENT_STEPS = 50.0, 60
+_WAIT_JOB_FAILED = 5
 
 
 class Home:
-    """A gpuyard of its own, with its daemon."""
+    """A gpuyard with its own home and daemon."""
 
     def __init__(self, folder: Path, config: str = "") -> None:
         folder.mkdir()
         (folder / "config.toml").write_text(config)
         self._env = {**os.environ, "GPUYARD_HOME": str(folder)}
 
-    def __call__(self, *words: str) -> str:
-        command = [sys.executable, "-m", "gpuyard", *words]
+    def __call__(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "gpuyard", *arguments]
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"gpuyard {' '.join(words)}: {done.stderr}")
+        if done.returncode not in (0, 1, _WAIT_JOB_FAILED):
+            raise SystemExit(f"gpuyard {' '.join(arguments)}: {done.stderr}")
         return done.stdout
 
     def submit(self, gigabytes: float, steps: int, seed: int, *options: str) -> int:
@@ -47,11 +49,11 @@ class Home:
         listed: list[dict[str, Any]] = json.loads(self("queue", "--all", "--limit", "1000", "--json"))["jobs"]
         return sorted(listed, key=lambda job: job["id"])
 
-    def wait_for(self, job_id: int, is_so: Callable[[dict[str, Any]], bool], limit_s: float = 300.0) -> dict[str, Any]:
+    def wait_for(self, job_id: int, is_met: Callable[[dict[str, Any]], bool], limit_s: float = 300.0) -> dict[str, Any]:
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             job: dict[str, Any] = json.loads(self("show", str(job_id), "--json"))
-            if is_so(job):
+            if is_met(job):
                 return job
             if job["ended_at"] is not None:
                 break
@@ -63,15 +65,15 @@ class Home:
         return next((line for line in lines if line.startswith("result")), "no result")
 
 
-def bench_card(words: list[str]) -> None:
+def bench_card(parts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        if not words or "jobs" in words:
-            _many(Path(folder))
-        if not words or "urgent" in words:
-            _urgent(Path(folder))
+        if not parts or "jobs" in parts:
+            _many_jobs(Path(folder))
+        if not parts or "urgent" in parts:
+            _urgent_job(Path(folder))
 
 
-def _many(folder: Path) -> None:
+def _many_jobs(folder: Path) -> None:
     alone = Home(folder / "alone", _ALONE)
     one_at_a_time = _pass("one at a time", alone)
     alone("daemon", "stop")
@@ -84,40 +86,40 @@ def _many(folder: Path) -> None:
 
 
 def _pass(name: str, home: Home) -> float:
-    """Jobs per hour."""
+    """Submit and await all jobs. Return how many were done per hour."""
     shuffled = [(gigabytes, steps) for _ in range(_EACH) for gigabytes, steps in _CLASSES]
     ids = [home.submit(gigabytes, steps, seed) for seed, (gigabytes, steps) in enumerate(shuffled)]
     home("wait", f"{ids[0]}-{ids[-1]}")
     done = [job for job in home.jobs() if job["id"] in ids]
     took_s = _seconds(max(job["ended_at"] for job in done)) - _seconds(min(job["started_at"] for job in done))
     lost = sum(job["state"] != "succeeded" for job in done)
-    again = sum(job["attempt"] - 1 for job in done)
+    retries = sum(job["attempt"] - 1 for job in done)
     rate = len(done) / took_s * 3600
-    print(f"{name:<22}{took_s:7.1f} s  {rate:6.0f} jobs per hour  {lost} lost  {again} run again", flush=True)
+    print(f"{name:<22}{took_s:7.1f} s  {rate:6.0f} jobs per hour  {lost} lost  {retries} retries", flush=True)
     return rate
 
 
-def _urgent(folder: Path) -> None:
+def _urgent_job(folder: Path) -> None:
     home = Home(folder / "urgent")
-    undisturbed = _fill(home)
+    undisturbed = _fill_card(home)
     home("wait", *map(str, undisturbed))
-    victims = _fill(home)
+    victims = _fill_card(home)
     for job_id in victims:
         home.wait_for(job_id, lambda job: "ready" in home("logs", str(job["id"])))
-    asked_at = time.time()
+    submitted_at = time.time()
     urgent = home.submit(_URGENT_GB, _URGENT_STEPS, 99, "--preempt", "--vram", f"{_URGENT_GB + 1:g}G")
     job = home.wait_for(urgent, lambda job: job["started_at"] is not None)
-    print(f"urgent job running {_seconds(job['started_at']) - asked_at:.1f} s after it was submitted", flush=True)
+    print(f"urgent job running {_seconds(job['started_at']) - submitted_at:.1f} s after its submission", flush=True)
     home("wait", *map(str, (urgent, *victims)))
     for before, after in zip(undisturbed, victims, strict=True):
         same = home.result(before) == home.result(after) != "no result"
-        print(f"job {after}: {'bit for bit as undisturbed' if same else 'NOT THE SAME'} ({home.result(after)})")
-        print(home("story", str(after)))
-    print(home("story", str(urgent)))
+        print(f"job {after}: {'identical to undisturbed' if same else 'DIFFERENT'} ({home.result(after)})")
+        print(home("history", str(after)))
+    print(home("history", str(urgent)))
     home("daemon", "stop")
 
 
-def _fill(home: Home) -> list[int]:
+def _fill_card(home: Home) -> list[int]:
     size = f"{_VICTIM_GB + 1:g}G"
     return [home.submit(_VICTIM_GB, _VICTIM_STEPS, seed, "--vram", size) for seed in range(_VICTIMS)]
 

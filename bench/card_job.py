@@ -1,5 +1,5 @@
-"""A piece of training, as far as a card can tell: it holds memory, and computes between pauses. It ends with a figure
-that every step has gone into, so that two runs can be compared bit for bit.
+"""Loads a card as training does: holds memory, and computes between pauses. Prints a result at the end that depends on
+every step, so that two runs can be compared bit by bit.
 
     python -P card_job.py GIGABYTES STEPS SEED
 """
@@ -16,7 +16,7 @@ _PAUSE_S = 0.02
 
 def main(gigabytes: float, steps: int, seed: int) -> None:
     torch.manual_seed(seed)
-    # What a bare context and the matrices take is in the gigabytes that the caller speaks of.
+    # GIGABYTES includes the CUDA context and the matrices.
     held = torch.randint(0, 255, (int((gigabytes - 0.6) * 2**30),), dtype=torch.uint8, device="cuda")
     state = torch.randn(_SIDE, _SIDE, device="cuda")
     weight = torch.randn(_SIDE, _SIDE, device="cuda") / _SIDE**0.5

@@ -1,4 +1,4 @@
-"""The least the same work can cost: a loop that starts a program whenever a slot is free, and knows nothing else."""
+"""The floor of the comparison: a bare loop that starts a program whenever a slot is free, and does nothing else."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.work import Tool, Work
 
-# `exit` after it keeps the shell from becoming the command: a supervisor has to outlive its job.
+# The `exit` keeps the shell from replacing itself by the command: a supervisor has to outlive its job.
 _SUPERVISED = ("sh", "-c", '"$@"; exit $?', "sh")
 
 

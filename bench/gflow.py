@@ -1,4 +1,4 @@
-"""gflow (PyPI: runqd), its jobs in a tmux server of their own."""
+"""gflow (PyPI: runqd), with its own tmux server."""
 
 import json
 import os
@@ -14,7 +14,7 @@ def gflow_tool(install: str) -> Tool:
     return Tool(
         name="gflow (runqd), in tmux",
         run=_gflow,
-        is_here=lambda: shutil.which("gflowd") is not None and shutil.which("tmux") is not None,
+        is_installed=lambda: shutil.which("gflowd") is not None and shutil.which("tmux") is not None,
         install=install,
         jobs=10,
         hand_overs=10,
@@ -27,7 +27,7 @@ def _gflow(work: Work) -> float:
     env = _home(work, port)
     with serving(["gflowd"], work, env):
         work.wait_until(lambda: is_listening(port), 0.05)
-        # `command` in front: a lone word that names a file would be read as a script.
+        # Without `command`, gflow would read a single argument that names a file as a script.
         job = ["command", *work.command]
         started = time.perf_counter()
         work.call(["gbatch", "--array", f"1-{work.count}", "--max-concurrent", str(work.slots), *job], env)
@@ -42,7 +42,7 @@ def _home(work: Work, port: int) -> dict[str, str]:
     config = work.folder / ".config/gflow/gflow.toml"
     config.parent.mkdir(parents=True)
     config.write_text(f'[daemon]\nhost = "127.0.0.1"\nport = {port}\n')
-    # A job tells its end with one of gflow's own commands, and tmux's login shell would not find it.
+    # A job reports its end with a gflow command, which tmux's login shell would not find.
     (work.folder / ".profile").write_text(f"PATH={shlex.quote(os.environ['PATH'])}\n")
     (work.folder / "run").mkdir(mode=0o700)
     return {

@@ -1,4 +1,4 @@
-"""HyperQueue does the work and prints the seconds: a program for the interpreter that HyperQueue is installed in."""
+"""Runs the work with HyperQueue, and prints the seconds. Run by the interpreter that HyperQueue is installed for."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def main(folder: Path, count: int, slots: int, command: list[str]) -> float:
             job.program(command, stdout=str(folder / f"{number}.out"), stderr=str(folder / f"{number}.err"))
             for number in range(count)
         ]
-        # Its own way to wait looks once a second; one more task, after all others, says it at once.
+        # HyperQueue's own wait polls once a second; an extra task that depends on all others reports the end at once.
         job.program(["sh", "-c", f"echo >{folder}/all-done"], deps=tasks)
         client.submit(job)
         (folder / "all-done").read_text()

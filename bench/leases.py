@@ -1,6 +1,6 @@
-"""What the ledger costs: from a release to the next waiter's grant, and a lease that nobody else wants.
+"""Cost of the ledger: from a release to the grant of the next ticket, and an uncontended lease.
 
-As a program it is one of the two processes that hand over: it takes and releases as it is told on its input.
+Run as a program, it is one of the two processes that hand over: it acquires and releases by commands on standard input.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ from gpuyard.probes.simulated_devices import SimulatedDevices
 from gpuyard.wait_for_devices import Acquisition
 
 _HAND_OVERS = 200
-_HOLD_S = 0.005  # long enough for the other one to wait in earnest
+_HOLD_S = 0.005  # long enough for the other process to block
 
 
 def bench_leases(row: Callable[..., None]) -> None:
@@ -29,8 +29,8 @@ def bench_leases(row: Callable[..., None]) -> None:
         floor = _hand_over_s("flock", folder)
         row("bare flock, release to the next grant", floor)
         row("lease, release to the next grant", _hand_over_s("lease", folder), "flock", floor)
-        floor = _median_s(lambda: _make_lock_remove(folder / "file"))
-        row("make, lock and remove a file", floor)
+        floor = _median_s(lambda: _create_lock_remove(folder / "file"))
+        row("create, lock and remove a file", floor)
         row("lease, acquire and release", _median_s(lambda: _acquire_and_release(folder)), "file", floor)
 
 
@@ -43,71 +43,71 @@ def _median_s(call: Callable[[], object]) -> float:
     return statistics.median(taken)
 
 
-def _hand_over_s(way: str, folder: Path) -> float:
-    """The median over two processes that alternate."""
-    holder, waiter = _Other(way, folder), _Other(way, folder)
-    holder.tell("take")
-    holder.hear("had")
+def _hand_over_s(method: str, folder: Path) -> float:
+    """Return the median of hand-overs between two processes that alternate."""
+    holder, waiter = _Partner(method, folder), _Partner(method, folder)
+    holder.send("acquire")
+    holder.event_at("acquired")
     taken = []
     for _ in range(_HAND_OVERS):
-        waiter.tell("take")
-        waiter.hear("waiting")
+        waiter.send("acquire")
+        waiter.event_at("waiting")
         time.sleep(_HOLD_S)
-        holder.tell("release")
-        taken.append(waiter.hear("had") - holder.hear("released"))
+        holder.send("release")
+        taken.append(waiter.event_at("acquired") - holder.event_at("released"))
         holder, waiter = waiter, holder
     holder.end()
     waiter.end()
     return statistics.median(taken)
 
 
-class _Other:
-    def __init__(self, way: str, folder: Path) -> None:
+class _Partner:
+    def __init__(self, method: str, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.leases", way, str(folder)],
+            [sys.executable, "-m", "bench.leases", method, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
         )
 
-    def tell(self, word: str) -> None:
+    def send(self, command: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.write(f"{command}\n")
 
-    def hear(self, word: str) -> float:
-        """When it happened there: the clock is the same for all processes."""
+    def event_at(self, event: str) -> float:
+        """Wait for the event, and return its time by the monotonic clock, which all processes share."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told, at = line.split()
-            if told == word:
+            reported, at = line.split()
+            if reported == event:
                 return float(at)
-        raise AssertionError(f"it ended before it was '{word}'")
+        raise AssertionError(f"the process ended before '{event}'")
 
     def end(self) -> None:
         self._process.communicate()
 
 
-def _take_and_release(way: str, folder: Path) -> None:
-    take = {"flock": _flock, "lease": _acquire}[way]
+def _follow_commands(method: str, folder: Path) -> None:
+    acquire = {"flock": _flock, "lease": _acquire}[method]
     release: Callable[[], None] = _nothing
     for line in sys.stdin:
-        if line.strip() == "take":
-            release = take(folder)
-            _say("had")
+        if line.strip() == "acquire":
+            release = acquire(folder)
+            _report("acquired")
         else:
             at = time.monotonic()
             release()
-            _say("released", at)
+            _report("released", at)
 
 
-def _say(word: str, at: float | None = None) -> None:
-    print(word, time.monotonic() if at is None else at, flush=True)
+def _report(event: str, at: float | None = None) -> None:
+    print(event, time.monotonic() if at is None else at, flush=True)
 
 
 def _flock(folder: Path) -> Callable[[], None]:
     descriptor = os.open(folder / "flock", os.O_RDWR | os.O_CREAT)
-    _say("waiting")
+    _report("waiting")
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return lambda: os.close(descriptor)
 
@@ -119,7 +119,7 @@ def _acquire(folder: Path) -> Callable[[], None]:
     acquisition = Acquisition(
         ledger, lambda: Snapshot(taken_at=None, host=Host(), devices=devices.read(1.0).devices), Need()
     )
-    return acquisition.wait(60.0, 10.0, lambda _: _say("waiting")).release
+    return acquisition.wait(60.0, 10.0, lambda _: _report("waiting")).release
 
 
 def _acquire_and_release(folder: Path) -> None:
@@ -127,7 +127,7 @@ def _acquire_and_release(folder: Path) -> None:
     release()
 
 
-def _make_lock_remove(path: Path) -> None:
+def _create_lock_remove(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     path.unlink()
@@ -135,8 +135,8 @@ def _make_lock_remove(path: Path) -> None:
 
 
 def _nothing() -> None:
-    """What there is to release before anything was taken."""
+    """Release nothing, before the first acquisition."""
 
 
 if __name__ == "__main__":
-    _take_and_release(sys.argv[1], Path(sys.argv[2]))
+    _follow_commands(sys.argv[1], Path(sys.argv[2]))

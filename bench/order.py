@@ -1,5 +1,5 @@
-"""What the order of the work saves: gigabytes read and uploaded in the manifest's order, sorted by scene and actor, and
-in the chosen order, beside the least there is (each asset once). Counted by `moved`, on budgets that hold a part.
+"""Gigabytes read and uploaded in the manifest's order, sorted by scene and actor, and in the chosen order, compared to
+the minimum (each asset once). Counted by `moved`, with budgets that hold a part of the assets.
 
     python -m bench order [seeds]
 """
@@ -84,10 +84,10 @@ def _row(name: str, pairs: Pairs, size: Callable[[str], int], workers: int = 1) 
     started = time.perf_counter()
     chosen = choose_order(units, assets, _BUDGETS, workers=workers)
     taken = time.perf_counter() - started
-    plain = sorted(units, key=lambda unit: (unit.scene, unit.actor))
-    figures = [_told(moved(order, assets, _BUDGETS, workers=workers)) for order in (units, plain, chosen)]
+    by_scene = sorted(units, key=lambda unit: (unit.scene, unit.actor))
+    figures = [_text(moved(order, assets, _BUDGETS, workers=workers)) for order in (units, by_scene, chosen)]
     once = sum(asset.nbytes for asset in assets.values())
-    figures.append(_told(MovedBytes(read_bytes=once, uploaded_bytes=once)))
+    figures.append(_text(MovedBytes(read_bytes=once, uploaded_bytes=once)))
     print(f"{name:<40} {len(units):>6}  {'  '.join(figures)}  {taken:5.2f}", flush=True)
 
 
@@ -95,5 +95,5 @@ def _asset(key: str, nbytes: int) -> Asset:
     return Asset(key=key, kind=Kind.SCENE if key.startswith("scene") else Kind.ACTOR, nbytes=nbytes)
 
 
-def _told(figures: MovedBytes) -> str:
+def _text(figures: MovedBytes) -> str:
     return f"{figures.read_bytes / _GB:>6.0f} + {figures.uploaded_bytes / _GB:>6.0f}"

@@ -1,7 +1,7 @@
-"""Other people's queues on the same work, each as its manual tells a user to run it.
+"""Other queues on the same work, each run as its manual recommends.
 
-None of them is a dependency: what is missing is skipped, and the table says how to get it. Each one gets a folder of
-its own for its socket and its state, so that a queue of the user's is never touched.
+None of them is a dependency: a missing one is skipped, and the table says how to install it. Each gets its own folder
+for its socket and state, so that a queue of the user is never touched.
 """
 
 import os
@@ -28,28 +28,28 @@ def peers() -> list[Tool]:
         Tool(
             name="task-spooler (tsp)",
             run=_task_spooler,
-            is_here=lambda: shutil.which("tsp") is not None,
+            is_installed=lambda: shutil.which("tsp") is not None,
             install="apt-get install task-spooler",
             note="in memory",
         ),
         Tool(
             name="HyperQueue",
             run=_hyperqueue,
-            is_here=lambda: any(PEERS.glob("lib/python*/site-packages/hyperqueue")),
+            is_installed=lambda: any(PEERS.glob("lib/python*/site-packages/hyperqueue")),
             install=f"{_PIP} hyperqueue",
             note="one submit, through its Python API; in memory",
         ),
         Tool(
             name="nq",
             run=_nq,
-            is_here=lambda: shutil.which("nq") is not None,
+            is_installed=lambda: shutil.which("nq") is not None,
             install="apt-get install nq",
             note="a queue for each slot; files",
         ),
         Tool(
             name="simple_gpu_scheduler",
             run=_simple_gpu_scheduler,
-            is_here=lambda: shutil.which("simple_gpu_scheduler") is not None,
+            is_installed=lambda: shutil.which("simple_gpu_scheduler") is not None,
             install=f"{_PIP} simple_gpu_scheduler",
             note="no log for each job, nothing stored",
         ),
@@ -69,7 +69,7 @@ def _task_spooler(work: Work) -> float:
     try:
         started = time.perf_counter()
         work.call(["sh", "-c", _SUBMIT, "sh", "tsp", *work.command], env)
-        work.call(["tsp", "-w"], env)  # for the last one; the one beside it may take a moment longer
+        work.call(["tsp", "-w"], env)  # waits for the last job; one beside it may take a moment longer
         work.wait_until(lambda: not {"queued", "running"} & _tsp_states(work.call(["tsp", "-l"], env)), 0.001)
         return time.perf_counter() - started
     finally:

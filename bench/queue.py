@@ -1,6 +1,7 @@
-"""What the queue costs: a job, a hand-over, a submit, a command, a long queue, an idle daemon; peers on the same work.
+"""Cost of the queue: a job, a hand-over, a submission, a command, a long queue, an idle daemon; and other queues on the
+same work.
 
-`python -m bench queue` measures all of it, `python -m bench queue jobs idle` only what is named: see `PARTS`.
+`python -m bench queue` measures all parts, `python -m bench queue jobs idle` only the named ones: see `PARTS`.
 """
 
 import os
@@ -17,8 +18,8 @@ import msgspec
 
 from bench.floor import floors
 from bench.peers import peers
+from bench.private_gpuyard import GPUYARD, PrivateGpuyard, gpuyard_tools, private_gpuyard
 from bench.work import Tool, ToolFailed, compile_stamp, do_work, gaps_s, percentile
-from bench.yard import GPUYARD, Yard, yard, yard_tools
 
 _ROUNDS = 3
 _SLOTS = 2
@@ -29,7 +30,7 @@ Command = tuple[str, ...]
 
 
 class Figures(msgspec.Struct):
-    """What is known of one tool so far."""
+    """Measurements of one tool so far."""
 
     tool: Tool
     seconds: list[float] = msgspec.field(default_factory=list)
@@ -39,7 +40,7 @@ class Figures(msgspec.Struct):
 
 def bench_queue(names: Sequence[str]) -> None:
     if unknown := set(names) - set(PARTS):
-        raise SystemExit(f"no part of the queue's bench: {', '.join(unknown)}; there are: {', '.join(PARTS)}")
+        raise SystemExit(f"unknown part: {', '.join(unknown)}; parts are: {', '.join(PARTS)}")
     failures = []
     for name in names or [name for name in PARTS if name != "peers"]:
         try:
@@ -53,7 +54,7 @@ def bench_queue(names: Sequence[str]) -> None:
 
 
 def bench_jobs(folder: Path) -> None:
-    _compare(folder, [*floors(), *yard_tools(), *peers()])
+    _compare(folder, [*floors(), *gpuyard_tools(), *peers()])
 
 
 def bench_peers(folder: Path) -> None:
@@ -61,10 +62,10 @@ def bench_peers(folder: Path) -> None:
 
 
 def _compare(folder: Path, tools: Iterable[Tool]) -> None:
-    all_figures = [Figures(tool, problem="" if tool.is_here() else f"not here: {tool.install}") for tool in tools]
+    all_figures = [Figures(tool, problem="" if tool.is_installed() else f"missing: {tool.install}") for tool in tools]
     command = (shutil.which("true") or "true",)
     stamp = compile_stamp(folder)
-    # In turn, not one tool after the other: a slow minute of the machine is shared by all.
+    # Tools take turns in each round, so that a slow minute of the machine affects all of them.
     for number in range(_ROUNDS):
         for place, figures in enumerate(all_figures):
             _measure(figures, _take_jobs, folder / f"jobs-{number}-{place}", command)
@@ -118,88 +119,88 @@ def _remark(figures: Figures) -> str:
 
 
 def bench_array(folder: Path) -> None:
-    """A huge submit, and whether the daemon answers others meanwhile."""
-    with yard(folder / "home", "2x24GB") as ours:
-        ours("pause")
-        other = subprocess.Popen(
-            [sys.executable, "-m", "bench.asker", str(ours.socket)],
+    """Measure a large submission, and the response times of other requests meanwhile."""
+    with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
+        gpuyard("pause")
+        poller = subprocess.Popen(
+            [sys.executable, "-m", "bench.poll_status", str(gpuyard.socket)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert other.stdout is not None
-        if not other.stdout.readline():
+        assert poller.stdout is not None
+        if not poller.stdout.readline():
             raise ToolFailed("the daemon did not answer GET /status")
         started = time.perf_counter()
-        _submit_array(ours)
+        _submit_array(gpuyard)
         taken = time.perf_counter() - started
-        count, median, slowest = map(float, other.communicate()[0].split())
+        count, median, slowest = map(float, poller.communicate()[0].split())
     print(f"{f'submit of an array of {_MANY:,}':<44}{taken:10.2f} s")
-    print(f"{'GET /status meanwhile, the slowest answer':<44}{slowest * 1e3:10.2f} ms", end="")
+    print(f"{'GET /status meanwhile, slowest response':<44}{slowest * 1e3:10.2f} ms", end="")
     print(f"  (median {median * 1e3:.2f} ms of {count:.0f})")
 
 
-def _submit_array(ours: Yard) -> None:
-    ours("submit", "--array", f"0-{_MANY - 1}", "--", "true")
+def _submit_array(gpuyard: PrivateGpuyard) -> None:
+    gpuyard("submit", "--array", f"0-{_MANY - 1}", "--", "true")
 
 
 def bench_commands(folder: Path) -> None:
-    """Whole processes, from exec to exit, beside an interpreter that does nothing."""
+    """Measure whole processes, from exec to exit, compared with an interpreter that does nothing."""
     commands = {
         "python -c pass": (sys.executable, "-c", "pass"),
         "gpuyard submit -- true": (GPUYARD, "submit", "--", "true"),
         "gpuyard queue": (GPUYARD, "queue"),
     }
     taken: dict[str, list[float]] = {name: [] for name in commands}
-    with yard(folder / "home", "2x24GB") as ours:
-        ours("pause")
+    with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
+        gpuyard("pause")
         for _ in range(_COMMANDS):
             for name, command in commands.items():
-                taken[name].append(_process_s(ours, command))
+                taken[name].append(_process_s(gpuyard, command))
     floor = statistics.median(taken["python -c pass"])
     for name, seconds in taken.items():
         median = statistics.median(seconds)
         print(f"{name:<44}{median * 1e3:10.2f} ms{median / floor:10.2f} x python")
 
 
-def _process_s(ours: Yard, command: Sequence[str]) -> float:
+def _process_s(gpuyard: PrivateGpuyard, command: Sequence[str]) -> float:
     started = time.perf_counter()
-    subprocess.run(command, env=ours.env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=gpuyard.env, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
 def bench_waiting(folder: Path) -> None:
-    """Whether it matters how many jobs wait."""
-    with yard(folder / "home", "2x24GB") as ours:
-        ours("pause")
-        ours("submit", "--array", "0-999", "--", "true")
-        few = _step_us(ours), _page_s(ours)
+    """Compare 1,000 waiting jobs with 1,000,000."""
+    with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
+        gpuyard("pause")
+        gpuyard("submit", "--array", "0-999", "--", "true")
+        few = _step_us(gpuyard), _page_s(gpuyard)
         for _ in range(10):
-            _submit_array(ours)
-        many = _step_us(ours), _page_s(ours)
+            _submit_array(gpuyard)
+        many = _step_us(gpuyard), _page_s(gpuyard)
     print(f"{'':<44}{'1,000':>13}{'1,000,000':>13}{'ratio':>10}")
     print(f"{'a step':<44}{few[0]:10.0f} us{many[0]:10.0f} us{many[0] / few[0]:10.2f}")
     print(f"{'gpuyard queue':<44}{few[1] * 1e3:10.2f} ms{many[1] * 1e3:10.2f} ms{many[1] / few[1]:10.2f}")
 
 
-def _step_us(ours: Yard) -> float:
-    """The median of a step's own account of its time; a submit is what makes it step."""
+def _step_us(gpuyard: PrivateGpuyard) -> float:
+    """Return the median duration of a step, as the daemon reports it. A submission causes each step."""
     steps = []
     for _ in range(_STEPS):
-        ours("submit", "--", "true")
-        steps.append(ours.status()["step_us"])
+        gpuyard("submit", "--", "true")
+        steps.append(gpuyard.status()["step_us"])
     return statistics.median(steps)
 
 
-def _page_s(ours: Yard) -> float:
-    return statistics.median(_process_s(ours, (GPUYARD, "queue")) for _ in range(_STEPS))
+def _page_s(gpuyard: PrivateGpuyard) -> float:
+    return statistics.median(_process_s(gpuyard, (GPUYARD, "queue")) for _ in range(_STEPS))
 
 
 def bench_idle(folder: Path) -> None:
-    """A daemon with nothing queued and nothing running."""
+    """Measure a daemon without any jobs."""
     period = float(os.environ.get("GPUYARD_BENCH_IDLE_S", "60"))
-    with yard(folder / "home", "2x24GB") as ours:
-        pid = ours.status()["pid"]
+    with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
+        pid = gpuyard.status()["pid"]
         used = _cpu_s(pid)
         time.sleep(period)
         used = _cpu_s(pid) - used
@@ -208,14 +209,14 @@ def bench_idle(folder: Path) -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    # The program's name stands in brackets and may hold anything, so the fields are counted from its end.
+    # The program's name is in brackets and may contain any character, so the fields are counted from its end.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
     "jobs": bench_jobs,
-    "peers": bench_peers,  # the same without ours, and only when named
+    "peers": bench_peers,  # the same as `jobs` without gpuyard; only when named
     "array": bench_array,
     "commands": bench_commands,
     "waiting": bench_waiting,

@@ -1,10 +1,10 @@
-"""Scenes and actors kept by residency, against one process per scene that loads, renders and dies. On a real card:
+"""Rendering with residency, compared with one process per scene that loads, renders and exits. On a real card:
 
     python -m bench.residency FOLDER [--only copy,ours,serial,parallel] [--json FILE]
 
-The folder gets 32 GB of files (see the options) and all outputs; files that are there already are used again. Each pass
-begins with none of them in the page cache. All sides draw the same pictures with the same renderer, which is checked
-byte for byte. `--tiny` is a form of seconds, for machines without a card.
+Writes 32 GB of files (see the options) and all outputs to the folder; existing files are reused. Each pass begins with
+none of them in the page cache. All passes draw the same pictures with the same renderer, which is checked byte by byte.
+`--tiny` takes seconds, for machines without a card.
 """
 
 import argparse
@@ -22,23 +22,23 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from bench.residency_data import Shape, forget, make
+from bench.residency_data import Shape, drop_from_cache, make
 from gpuyard.errors import ProbeError
 
 _TINY = Shape(scenes=4, scene_mb=1, actors=3, frames=3, frame_mb=0.1, pairs=8, labels=24, views=2)
-_LOOK_S = 0.05
+_SAMPLE_S = 0.05
 _GB = 1 << 30
 _AT_ONCE = 4
 
 
-class Watch:
-    """Looks at the first card again and again while something runs; knows nothing where there is no card."""
+class CardMonitor:
+    """Samples the first card in a thread. Without a card, all figures are None."""
 
     def __init__(self) -> None:
         self._loads: list[float] = []
         self._used_mb: list[float] = []
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -48,11 +48,11 @@ class Watch:
         self._is_over.set()
         self._thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         from gpuyard.probes.nvidia.nvml import Nvml
 
         probe = Nvml()
-        while not self._is_over.wait(_LOOK_S):
+        while not self._is_over.wait(_SAMPLE_S):
             try:
                 card = probe.read(5).devices[0]
             except (ProbeError, IndexError):
@@ -80,8 +80,8 @@ class Bench:
         return _result(_start("copy"))
 
     def ours(self) -> dict[str, Any]:
-        words = (self._options.vram, self._options.ram, str(self._options.workers))
-        return self._pass("ours", lambda out: [_result(_start("ours", str(self._folder), out, self._device, *words))])
+        budgets = (self._options.vram, self._options.ram, str(self._options.workers))
+        return self._pass("ours", lambda out: [_result(_start("ours", str(self._folder), out, self._device, *budgets))])
 
     def serial(self) -> dict[str, Any]:
         return self._pass("serial", lambda out: self._scene_by_scene(out, 1))
@@ -90,7 +90,7 @@ class Bench:
         return self._pass("parallel", lambda out: self._scene_by_scene(out, _AT_ONCE))
 
     def _scene_by_scene(self, out: str, at_once: int) -> list[dict[str, Any]]:
-        """So many processes at a time, each with a scene."""
+        """Run a process per scene, `at_once` at a time."""
         names = [f"scenes/{n}.ply" for n in range(self._shape.scenes)]
 
         def run(name: str) -> dict[str, Any]:
@@ -102,14 +102,14 @@ class Bench:
     def _pass(self, name: str, work: Callable[[str], list[dict[str, Any]]]) -> dict[str, Any]:
         out = self._folder / "out" / name
         shutil.rmtree(out, ignore_errors=True)
-        forget(self._folder)
+        drop_from_cache(self._folder)
         began = time.monotonic()
-        with Watch() as watch:
+        with CardMonitor() as monitor:
             results = work(str(out))
         took_s = time.monotonic() - began
         return {
             "took_s": round(took_s, 1),
-            **watch.figures(),
+            **monitor.figures(),
             "labels": sum(result["labels"] for result in results),
             "read_gb": _gb(sum(result["read"] for result in results)),
             "uploaded_gb": _gb(sum(result["uploaded"] for result in results)),
@@ -117,12 +117,13 @@ class Bench:
             "allocated_gb": _most(results, "allocated"),
             "reserved_gb": _most(results, "reserved"),
             "digest": _digest(out),
-            "told": results[0].get("told"),
+            "details": results[0].get("details"),
         }
 
 
-def _start(*words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-m", "bench.residency_side", *words], stdout=subprocess.PIPE, text=True)
+def _start(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "bench.residency_side", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def _result(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -138,13 +139,13 @@ def _gb(nbytes: float) -> float:
 
 
 def _most(results: Iterable[dict[str, Any]], key: str) -> float | None:
-    """Of one process."""
+    """Return the highest figure of any process."""
     known = [result[key] for result in results if result[key] is not None]
     return _gb(max(known)) if known else None
 
 
 def _digest(out: Path) -> str:
-    """Of all pictures, with the names of their labels."""
+    """Return a digest of all pictures and the names of their labels."""
     digest = hashlib.sha256()
     for path in sorted(out.glob("*/views.npy")):
         digest.update(path.parent.name.encode() + path.read_bytes())
@@ -171,22 +172,22 @@ def _cell(value: object) -> str:
     return "?" if value is None else str(value)
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.residency")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="copy,ours,serial,parallel", help="passes, in this order")
-    parser.add_argument("--tiny", action="store_true", help="a small form on the host's memory")
-    parser.add_argument("--vram", help="of gpuyard's side; 12G without --tiny")
-    parser.add_argument("--ram", help="of gpuyard's side; 20G without --tiny")
+    parser.add_argument("--tiny", action="store_true", help="small files, in the host's memory")
+    parser.add_argument("--vram", help="VRAM budget of gpuyard; default 12G, 5M with --tiny")
+    parser.add_argument("--ram", help="RAM budget of gpuyard; default 20G, 3M with --tiny")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--json", type=Path, help="where the figures go, added to those that are there")
+    parser.add_argument("--json", type=Path, help="add the figures to this file")
     for field, default in zip(Shape.__struct_fields__, Shape.__struct_defaults__, strict=True):
         parser.add_argument(f"--{field.replace('_', '-')}", type=type(default), help=str(default))
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
-def main(words: Sequence[str]) -> None:
-    options = _parsed(words)
+def main(arguments: Sequence[str]) -> None:
+    options = _parse(arguments)
     given = {field: getattr(options, field) for field in Shape.__struct_fields__}
     shape = replace(_TINY if options.tiny else Shape(), **{name: value for name, value in given.items() if value})
     options.vram = options.vram or ("5M" if options.tiny else "12G")

@@ -1,6 +1,6 @@
-"""Scenes and actors for the bench of residency: Gaussian splats in binary PLY, quickly made, and a manifest of labels.
+"""Scenes and actors for the residency benchmark: Gaussian splats in binary PLY, and a manifest of labels.
 
-Files are flushed to the disk when they are made, and taken out of the page cache before each pass, for all alike.
+Files are synced to disk when they are made, and dropped from the page cache before each pass.
 """
 
 import json
@@ -25,7 +25,7 @@ _SCENE = (*_SPLAT, *(f"f_rest_{number}" for number in range(45)))
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What is made; two runs with the same shape have the same files."""
+    """Number and size of the files; the same shape gives the same files."""
 
     scenes: int = 20
     scene_mb: float = 1000
@@ -42,7 +42,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(folder: Path, shape: Shape) -> None:
-    """Nothing where it is there already."""
+    """Write all files and the manifest. Does nothing if the folder has files of the same shape."""
     done = folder / "shape.json"
     if done.exists() and msgspec.json.decode(done.read_bytes(), type=Shape) == shape:
         return
@@ -60,7 +60,7 @@ def make(folder: Path, shape: Shape) -> None:
 
 
 def _write(path: Path, properties: tuple[str, ...], megabytes: float, seed: int) -> None:
-    """One block of random splats again and again, each time elsewhere: making random numbers is slower than a disk."""
+    """Write one block of random splats repeatedly, each time scaled, since random numbers are slower than a disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = int(megabytes * _MB) // (4 * len(properties))
     block = _block(min(rows, _BLOCK_NBYTES // (4 * len(properties))), len(properties), seed)
@@ -83,7 +83,7 @@ def _block(rows: int, columns: int, seed: int) -> npt.NDArray[np.float32]:
 
 
 def _entries(shape: Shape) -> list[dict[str, object]]:
-    """Labels over random pairs of a scene and an actor, each scene with as many; in no order."""
+    """Return labels over random pairs of a scene and an actor, the same number per scene, in random order."""
     chance = random.Random(8)
     pairs = []
     for place in range(shape.pairs):
@@ -100,8 +100,8 @@ def _entries(shape: Shape) -> list[dict[str, object]]:
     ]
 
 
-def forget(folder: Path) -> None:
-    """Out of the page cache, so that the next one to read them reads them from the disk."""
+def drop_from_cache(folder: Path) -> None:
+    """Drop all files from the page cache, so that the next pass reads them from disk."""
     for path in folder.glob("**/*.ply"):
         file = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""A small real renderer: z-buffered coloured points, scene and actor in one picture, with PyTorch or with numpy.
+"""A small renderer of z-buffered coloured points, with scene and actor in one picture, in PyTorch or numpy.
 
-A pixel is the smallest of its points' keys: the depth, and below it the colour. So a picture does not depend on the
-order in which points are drawn, and two ways of keeping assets can be compared byte for byte.
+A pixel is the smallest key of its points: the depth in the high bits, the colour in the low bits. So a picture does not
+depend on the order in which points are drawn, and the outputs of two passes can be compared byte by byte.
 """
 
 import math
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-_SIDE, _STEP = 512, 8  # pixels of a picture; every so many of them are saved
+_SIDE, _STEP = 512, 8  # side of a picture in pixels; every 8th pixel is saved
 _FAR = 1 << 62
 
 
 def render_label(scene: Any, frames: Sequence[Any], label: dict[str, Any], out_dir: Path) -> None:
-    """Some frames of the actor, each from another side."""
+    """Render several frames of the actor, each from a different angle."""
     turn, views = int(label["turn"]), int(label["views"])
     pictures = [_picture(scene, frames, turn + view, 2 * math.pi * view / views) for view in range(views)]
     np.save(out_dir / "views.npy", np.stack([_on_host(picture) for picture in pictures]))
@@ -51,7 +51,7 @@ def _draw_numpy(canvas: Any, places: Any, colours: Any, facing: tuple[float, flo
 
 
 def _projected(places: Any, colours: Any, facing: tuple[float, float], where: Any, whole: Any) -> tuple[Any, Any]:
-    """Where each point falls, and its key; the far end of all for those that fall beside the picture."""
+    """Return the pixel and the key of each point; points outside of the picture get the key _FAR."""
     cos, sin = facing
     x, y, z = (places[:, axis] for axis in range(3))
     depth = z * cos - x * sin + 3.0

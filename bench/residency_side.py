@@ -1,8 +1,8 @@
-"""The programs that the bench of residency compares, each a process of its own that ends with a line of JSON.
+"""The programs that the residency benchmark compares. Each runs as a separate process, and prints a line of JSON last.
 
 python -m bench.residency_side ours FOLDER OUT DEVICE VRAM RAM WORKERS
-python -m bench.residency_side scene FOLDER OUT DEVICE SCENE     one scene: load it, render its labels, die
-python -m bench.residency_side copy                              pinning, and copies from pinned memory
+python -m bench.residency_side scene FOLDER OUT DEVICE SCENE     load one scene, render its labels, exit
+python -m bench.residency_side copy                              speed of pinning, and of copies from pinned memory
 """
 
 import json
@@ -36,13 +36,13 @@ def ours(folder: str, out: str, device: str, *settings: str) -> dict[str, Any]:
             "read": moved.read_from_disk,
             "uploaded": moved.uploaded + moved.streamed,
             "downloaded": moved.downloaded,
-            "told": {"counts": to_builtins(status.counts), "stalls_s": status.stalls_s, "skipped": status.skipped},
+            "details": {"counts": to_builtins(status.counts), "stalls_s": status.stalls_s, "skipped": status.skipped},
             **_peaks(device, status.vram.peak_allocator),
         }
 
 
 def _peaks(device: str, allocated: int | None) -> dict[str, int | None]:
-    """Of PyTorch's allocator; on the host, of what stands in for it."""
+    """Return the peaks of PyTorch's allocator, or on the host of the simulated device's."""
     if device != "cuda":
         return {"allocated": allocated, "reserved": allocated}
     import torch
@@ -51,14 +51,15 @@ def _peaks(device: str, allocated: int | None) -> dict[str, int | None]:
 
 
 class _Cloud:
-    """A PLY file's vertices as rows, the way a script without any manager has them."""
+    """The vertices of a PLY file as rows, as a plain script would load them."""
 
     def __init__(self, path: Path, device: str, count: Callable[[int], None]) -> None:
         with open(path, "rb") as file:
             header = [line.split() for line in iter(lambda: file.readline().strip(), b"end_header")]
             start = file.tell()
-        self._places = {words[2].decode(): n for n, words in enumerate(w for w in header if w[0] == b"property")}
-        rows = np.fromfile(path, np.float32, offset=start).reshape(-1, len(self._places))
+        properties = [line for line in header if line[0] == b"property"]
+        self._columns = {line[2].decode(): n for n, line in enumerate(properties)}
+        rows = np.fromfile(path, np.float32, offset=start).reshape(-1, len(self._columns))
         count(rows.nbytes)
         self._rows: Any = rows
         if device == "cuda":
@@ -67,12 +68,12 @@ class _Cloud:
             self._rows = torch.from_numpy(rows).to("cuda")
 
     def columns(self, *names: str) -> Any:
-        first = self._places[names[0]]
+        first = self._columns[names[0]]
         return self._rows[:, first : first + len(names)]
 
 
 def scene(folder: str, out: str, device: str, name: str) -> dict[str, Any]:
-    """Its labels in the manifest's order; an actor is kept until another one is needed."""
+    """Render the scene's labels in the manifest's order. An actor is kept until another one is needed."""
     moved = [0]
 
     def count(nbytes: int) -> None:
@@ -97,7 +98,8 @@ def scene(folder: str, out: str, device: str, name: str) -> dict[str, Any]:
 
 
 def copy() -> dict[str, Any]:
-    """GB a second: of pinning pages, of one plain copy of 2 GB of pinned memory, and of an upload of as many pages."""
+    """Return GB per second of pinning pages, of one plain copy of 2 GB of pinned memory, and of uploading 2 GB of pages
+    and downloading them."""
     from gpuyard.residency.memory.open_memory import open_device
     from gpuyard.residency.memory.page_pool import LARGEST
 

@@ -1,8 +1,8 @@
-"""What packing by learned memory gains, in simulated time: measured mixes on 4 and 8 cards of 24, 40 and 80 GB.
+"""Gain by packing with learned memory, in simulated time: measured mixes on 4 and 8 cards of 24, 40 and 80 GB.
 
-Beside one job per GPU and the lower bound, for the first time the programs run and for the second; then the same with
-programs that are hard to predict; and how long the simulation of a very large machine takes. The measurements are
-other people's: GPUYARD_TRACES names the folder they are in.
+Compared with one job per GPU and with the lower bound, for a first and a second pass of the programs; then with
+programs that are hard to predict; and the time that the simulation of a very large machine takes. The measured programs
+are published by others: GPUYARD_TRACES names their folder.
 """
 
 import os
@@ -32,10 +32,10 @@ _HEAD = f"{'mix':<12} {'cards':<7} {'jobs':>4}  {'fifo':>6}  {'first':>6} {'gain
 
 
 def bench_simulate(arguments: Sequence[str]) -> None:
-    """`million` for the very large machine alone, or seeds."""
+    """`arguments` are seeds, or `million` for only the very large machine."""
     folder = os.environ.get("GPUYARD_TRACES")
     if folder is None:
-        print("no simulation: GPUYARD_TRACES names no folder of measured programs")
+        print("no simulation: set GPUYARD_TRACES to a folder of measured programs")
     elif list(arguments) == ["million"]:
         _million(Path(folder))
     else:
@@ -58,7 +58,7 @@ def _mixes(folder: Path, seed: int, *, is_hard: bool) -> None:
 
 
 def _row(mix: str, cards: str, fifo: PolicyMetrics, ours: Sequence[PolicyMetrics]) -> str:
-    """`at best` is what the bound itself would gain."""
+    """Return a line of the table; `at best` is the gain of the bound itself."""
     cells = [f"{mix:<12} {cards:<7} {fifo.jobs:>4}  {fifo.makespan_s / 3600:>5.1f}h"]
     for each in ours:
         gain = 1 - each.makespan_s / fifo.makespan_s
@@ -84,8 +84,8 @@ def _draw(folder: Path, mix: Sequence[str], count: int, seed: int, devices: tupl
 
 
 def _harder(jobs: Sequence[TraceJob], seed: int, card_mb: float) -> list[TraceJob]:
-    """No two runs are within 10% of each other, one in five takes up to 40% of its memory late, and one program of
-    twenty takes ten times as much with some inputs as with others."""
+    """Return jobs that are harder to predict: memory varies by up to 10%, one run in five allocates up to 40% of its
+    memory late, and one program in twenty takes ten times as much with some inputs as with others."""
     random = Random(seed)
     programs = sorted({job.program for job in jobs})
     fickle = set(random.sample(programs, max(1, len(programs) // 20)))
@@ -120,12 +120,12 @@ def _million(folder: Path) -> None:
 
 
 def _progress(started: float) -> Callable[[int], None]:
-    told = 0
+    last_printed = 0
 
-    def tell(ended: int) -> None:
-        nonlocal told
-        if ended >= told + 100_000:
-            told = ended
+    def print_progress(ended: int) -> None:
+        nonlocal last_printed
+        if ended >= last_printed + 100_000:
+            last_printed = ended
             print(f"{ended:>9,} in {time.perf_counter() - started:.0f} s", flush=True)
 
-    return tell
+    return print_progress

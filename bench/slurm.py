@@ -1,4 +1,4 @@
-"""Slurm on loopback, for the length of one run: a munge, a controller and a node daemon, all of our own."""
+"""Slurm on loopback, for one run: its own munge, controller and node daemon."""
 
 import contextlib
 import getpass
@@ -53,7 +53,7 @@ def slurm_tool() -> Tool:
     return Tool(
         name="Slurm",
         run=_slurm,
-        is_here=lambda: all(map(_find, _PROGRAMS)),
+        is_installed=lambda: all(map(_find, _PROGRAMS)),
         install="apt-get install slurmctld slurmd slurm-client munge",
         jobs=50,
         hand_overs=10,
@@ -66,7 +66,7 @@ def _slurm(work: Work) -> float:
         script = f"#!/bin/sh\n{shlex.join(work.command)}\n"
         started = time.perf_counter()
         work.call(["sbatch", f"--array=1-{work.count}", "--output=%a.log"], env, typed=script)
-        # Its own way to wait looks every few seconds; the file of ended jobs tells sooner.
+        # Slurm's own wait polls every few seconds; the file of ended jobs is faster.
         work.wait_until(lambda: _lines(work.folder / "ended") >= work.count, 0.01)
         return time.perf_counter() - started
 
@@ -110,7 +110,7 @@ def _munge(folder: Path) -> list[str]:
 
 
 def _find(program: str) -> str:
-    # The daemons lie where only root's PATH looks.
+    # The daemons are in directories that only root's PATH contains.
     return shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or ""
 
 

@@ -1,4 +1,4 @@
-/* A job that notes when it started and when it ended: one line, appended in one write, to the file it is given. */
+/* A job that records its start and end: appends one line, in one write, to the file that is its argument. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <time.h>

@@ -1,4 +1,4 @@
-"""The work every tool is given: so many times one command, so many at a time, within a time limit."""
+"""The work that every tool gets: one command `count` times, `slots` at a time, within a time limit."""
 
 import contextlib
 import ctypes
@@ -20,11 +20,11 @@ _END_S = 3.0
 
 
 class ToolFailed(Exception):
-    """A tool did not do the work; the message says what it said."""
+    """A tool did not complete the work; the message has its last output."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    folder: Path  # empty at first, and nobody else's
+    folder: Path  # empty at first; only for this work
     command: tuple[str, ...]
     count: int
     slots: int
@@ -37,7 +37,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return left
 
     def call(self, command: Sequence[str], env: Mapping[str, str] | None = None, typed: str = "") -> str:
-        """Run one of the tool's commands to its end, and give back what it printed."""
+        """Run one of the tool's commands with `typed` as its input, and return its output. Raises ToolFailed."""
         # A file, not a pipe: a server that the command leaves running would keep the pipe open.
         with (self.folder / "printed").open("w+") as printed, (self.folder / "typed").open("w+") as typing:
             typing.write(typed)
@@ -59,12 +59,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             printed.seek(0)
             text = printed.read()
         if done.returncode != 0:
-            last = (text.strip().splitlines() or ["(it said nothing)"])[-1]
+            last = (text.strip().splitlines() or ["(no output)"])[-1]
             raise ToolFailed(f"'{Path(command[0]).name} {' '.join(command[1:3])}' ended with {done.returncode}: {last}")
         return text
 
     def wait_until(self, is_done: Callable[[], bool], every_s: float) -> None:
-        """For tools that cannot be waited for: ask until it is so."""
+        """Poll until `is_done`, for tools without a command that waits."""
         while not is_done():
             self.seconds_left()
             time.sleep(every_s)
@@ -72,10 +72,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    run: Callable[[Work], float]  # does the work; the seconds from the submit to the last job's end
+    run: Callable[[Work], float]  # does the work; returns the seconds from submission to the last job's end
     install: str = ""
-    is_here: Callable[[], bool] = lambda: True
-    is_own: bool = False  # ours, or a floor: it cleans up after itself, and may wait for processes to be gone
+    is_installed: Callable[[], bool] = lambda: True
+    is_own: bool = False  # gpuyard or a floor: it cleans up after itself, and may wait for child processes
     jobs: int = 1000
     hand_overs: int = 200
     note: str = ""
@@ -96,7 +96,7 @@ def do_work(tool: Tool, folder: Path, command: Sequence[str], count: int, slots:
 
 @contextlib.contextmanager
 def serving(command: Sequence[str], work: Work, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A server in the foreground, for as long as the work takes."""
+    """Run a server in the foreground of a child process, until the block ends."""
     with (work.folder / f"{Path(command[0]).name}.server-log").open("wb") as log:
         server = subprocess.Popen(
             command,
@@ -118,21 +118,22 @@ def serving(command: Sequence[str], work: Work, env: Mapping[str, str] | None = 
 
 @contextlib.contextmanager
 def _nothing_left_behind() -> Iterator[None]:
-    """Whatever daemons and detached jobs a tool starts become children of this process, and end here."""
+    """Adopt all daemons and detached jobs that a tool starts, and end them after the block."""
     _adopt_orphans(1)
     try:
         yield
     finally:
         while children := psutil.Process().children(recursive=True):
-            _, alive = psutil.wait_procs(children, _tell(children, psutil.Process.terminate))
-            psutil.wait_procs(alive, _tell(alive, psutil.Process.kill))
+            _, alive = psutil.wait_procs(children, _signal(children, psutil.Process.terminate))
+            psutil.wait_procs(alive, _signal(alive, psutil.Process.kill))
         _adopt_orphans(0)
 
 
-def _tell(processes: Sequence[psutil.Process], ending: Callable[[psutil.Process], None]) -> float:
+def _signal(processes: Sequence[psutil.Process], send: Callable[[psutil.Process], None]) -> float:
+    """Signal all processes. Return how long to wait for their end."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            ending(process)
+            send(process)
     return _END_S
 
 
@@ -142,9 +143,9 @@ def _adopt_orphans(yes: int) -> None:
 
 
 def compile_stamp(folder: Path) -> tuple[str, ...]:
-    """The command of a job that appends `START END` in nanoseconds to the file named last."""
+    """Return a command that appends `START END` in nanoseconds to the file that is its last argument."""
     program, source = folder / "stamp", Path(__file__).with_name("stamp.c")
-    for linking in ("-static", "-O2"):  # a static program starts sooner; not every machine has the libraries for it
+    for linking in ("-static", "-O2"):  # a static program starts faster, but needs libraries that may be missing
         if shutil.which("cc") and _compiles(["cc", "-O2", linking, "-o", str(program), str(source)]):
             return (str(program),)
     return ("sh", "-c", 's=$(date +%s%N); echo $s $(date +%s%N) >>"$1"', "sh")
@@ -155,7 +156,7 @@ def _compiles(command: Sequence[str]) -> bool:
 
 
 def gaps_s(stamps: Path, count: int) -> list[float]:
-    """From each job's end to the next one's start."""
+    """Return the seconds from each job's end to the next job's start."""
     lines = stamps.read_text().splitlines() if stamps.exists() else []
     if len(lines) != count:
         raise ToolFailed(f"{len(lines)} of {count} jobs ran")

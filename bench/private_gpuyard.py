@@ -1,4 +1,4 @@
-"""gpuyard as its user meets it: the installed command, a home of its own, a daemon for as long as it is needed."""
+"""gpuyard as a user runs it: the installed command, with its own home and daemon."""
 
 import contextlib
 import json
@@ -18,15 +18,16 @@ GPUYARD = str(Path(sys.executable).with_name("gpuyard"))
 _LIMIT_S = 120.0
 
 
-class Yard(msgspec.Struct, frozen=True):
+class PrivateGpuyard(msgspec.Struct, frozen=True):
     home: Path
     env: dict[str, str]
 
-    def __call__(self, *words: str) -> str:
-        said = f"'gpuyard {' '.join(words[:2])}'"
+    def __call__(self, *arguments: str) -> str:
+        """Run a command of gpuyard, and return its output. Raises ToolFailed."""
+        command = f"'gpuyard {' '.join(arguments[:2])}'"
         try:
             done = subprocess.run(
-                [GPUYARD, *words],
+                [GPUYARD, *arguments],
                 env=self.env,
                 cwd=self.home,
                 capture_output=True,
@@ -35,9 +36,9 @@ class Yard(msgspec.Struct, frozen=True):
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise ToolFailed(f"{said} was not done within {_LIMIT_S:.0f} s") from None
+            raise ToolFailed(f"{command} was not done within {_LIMIT_S:.0f} s") from None
         if done.returncode != 0:
-            raise ToolFailed(f"{said} ended with {done.returncode}: {' '.join(done.stderr.split())}")
+            raise ToolFailed(f"{command} ended with {done.returncode}: {' '.join(done.stderr.split())}")
         return done.stdout
 
     def status(self) -> dict[str, int]:
@@ -50,19 +51,19 @@ class Yard(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def yard(home: Path, devices: str) -> Iterator[Yard]:
+def private_gpuyard(home: Path, devices: str) -> Iterator[PrivateGpuyard]:
     home.mkdir(exist_ok=True)
-    # The user's own settings, a shared lease folder say, are not part of the comparison.
+    # Without the user's own settings, such as a shared lease directory.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GPUYARD_")}
-    ours = Yard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices})
-    ours("daemon", "start")
+    gpuyard = PrivateGpuyard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices})
+    gpuyard("daemon", "start")
     try:
-        yield ours
+        yield gpuyard
     finally:
-        ours("daemon", "stop")
+        gpuyard("daemon", "stop")
 
 
-def yard_tools() -> list[Tool]:
+def gpuyard_tools() -> list[Tool]:
     return [
         _tool("gpuyard, an array", _array),
         _tool("gpuyard, a file of commands", lambda work: ["--from", str(_file(work))]),
@@ -75,10 +76,10 @@ def _tool(name: str, submission: Callable[[Work], list[str]]) -> Tool:
 
 
 def _run(work: Work, submission: list[str]) -> float:
-    with yard(work.folder / "home", f"{work.slots}x24GB") as ours:
+    with private_gpuyard(work.folder / "home", f"{work.slots}x24GB") as gpuyard:
         started = time.perf_counter()
-        ours("submit", *submission)
-        ours("wait")
+        gpuyard("submit", *submission)
+        gpuyard("wait")
         return time.perf_counter() - started
 
 
@@ -87,7 +88,7 @@ def _array(work: Work) -> list[str]:
 
 
 def _cpu_array(work: Work) -> list[str]:
-    # No device limits these, so the array says how many at a time.
+    # No device limits CPU jobs, so the array limits how many run at a time.
     return ["--gpus", "0", "--array", f"0-{work.count - 1}%{work.slots}", "--", *work.command]
 
 
