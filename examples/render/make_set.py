@@ -1,8 +1,8 @@
-"""Makes a small set to render: six scenes and four moving actors as PLY files, and a manifest of 60 labels.
+"""Create a small set to render: six scenes and four moving actors as PLY files, and a manifest of 60 labels.
 
     python make_set.py [FOLDER]
 
-The same set comes out each time. x goes to the right, y to the back, z up; actors pass in front of the middle.
+The set is the same each time. x points to the right, y to the back, z up; actors pass in front of the centre.
 """
 
 import itertools
@@ -42,8 +42,8 @@ FRAMES = 12
 # Scenes
 
 
-def lane(x: Floats, y: Floats) -> Floats:
-    """0 where actors go, and 1 far from there."""
+def away_from_actors(x: Floats, y: Floats) -> Floats:
+    """Return 0 on the path of the actors, rising to 1 far from it."""
     away = np.hypot(np.maximum(np.abs(x) - 2.5, 0), np.maximum(np.abs(y + 0.6) - 0.7, 0)) / 2.5
     return np.clip(away, 0, 1) ** 2 * (3 - 2 * np.clip(away, 0, 1))
 
@@ -64,8 +64,8 @@ def gallery() -> list[Cloud]:
 def hills() -> list[Cloud]:
     def height(x: Floats, y: Floats) -> Floats:
         wave = 0.9 * np.sin(0.9 * x + 0.6) * np.cos(0.7 * y) + 0.35 * np.sin(2.3 * x - 1.1 * y)
-        front = np.clip(1 + (y + 1) / 4, 0.15, 1)  # low, where cameras stand
-        return lane(x, y) * front * (0.75 + wave + 0.22 * np.maximum(y, 0))
+        front = np.clip(1 + (y + 1) / 4, 0.15, 1)  # low in front, where the cameras are
+        return away_from_actors(x, y) * front * (0.75 + wave + 0.22 * np.maximum(y, 0))
 
     def paint(at: Floats) -> Any:
         tones = np.array([rgb(tone) for tone in ("5d8f3f", "7fa84a", "9aa05a", "8b8378", "f4f6f8")])
@@ -131,7 +131,7 @@ def dunes() -> list[Cloud]:
     def height(x: Floats, y: Floats) -> Floats:
         along = 0.8 * x + 0.6 * y
         wave, ripple = np.sin(1.25 * along + 0.5 * np.sin(0.8 * y)), np.sin(9 * along + 2 * np.sin(1.3 * x))
-        high: Floats = lane(x, y) * (0.45 + 0.4 * wave + 0.1 * np.maximum(y, 0)) + 0.02 * ripple
+        high: Floats = away_from_actors(x, y) * (0.45 + 0.4 * wave + 0.1 * np.maximum(y, 0)) + 0.02 * ripple
         return high
 
     parts = [ground(height, 11, lambda at: rgb("e0b878") + 0.09 * np.sin(9 * (0.8 * at[:, :1] + 0.6 * at[:, 1:2])))]
@@ -142,7 +142,7 @@ def dunes() -> list[Cloud]:
     return parts
 
 
-# Actors, at a time from 0 to 1
+# Actors: each function takes a time from 0 to 1
 
 
 def walker(time: float) -> list[Cloud]:
@@ -198,7 +198,7 @@ def butterfly(time: float) -> list[Cloud]:
     spots = (np.hypot(along - 0.26, out - 0.5) < 0.12) | (np.hypot(along + 0.24, out - 0.3) < 0.1)
     colours = np.where((edge > 0.74)[:, None], rgb("1f1a24"), choose(spots, "fff3c4", "f08a24"))
     for side, face in itertools.product((-1, 1), (-1, 1)):
-        # Leaning towards who looks from the front, so that wings are seen from above.
+        # Lean towards the front, so that the cameras see the wings from above.
         wing = lean @ (0.0, side * cos(flap), sin(flap))
         normal = face * lean @ (0.0, -side * sin(flap), cos(flap))
         points = np.stack([x + along, y + out * wing[1], z + out * wing[2]], 1)
@@ -233,7 +233,7 @@ def write_ply(path: Path, parts: list[Cloud]) -> None:
 
 
 def entries() -> Iterator[dict[str, Any]]:
-    """Actor by actor, as they come to mind: which order is a good one is for the run to find out."""
+    """Yield the entries actor by actor. `gpuyard render` finds a better order by itself."""
     for number, (actor, scene) in enumerate(itertools.product((*ACTORS, None), SCENES)):
         moments = [[], []] if actor is None else [[(5 * number + 2) % FRAMES], [0, 3, 7, 11]]
         labels = [

@@ -1,8 +1,9 @@
-"""A small renderer: points with colours and normals become lit discs that cast shadows, and a picture as PNG.
+"""A small renderer: draws points with colours and normals as lit discs that cast shadows, and writes a PNG.
 
-It is written once for two libraries: arrays of numpy are computed with numpy, and tensors with torch, on the device
-where they lie. Which point is nearest in a pixel is the lowest of whole numbers, in whatever order they come, and all
-else goes number by number: so the same label gives the same bytes each time.
+The same code works with two libraries: numpy for numpy arrays, and torch for tensors, on the device of the tensors.
+
+The same label gives the same bytes each time: the nearest point of a pixel is a minimum of integers, which does not
+depend on the order of the points, and all other operations are element by element.
 """
 
 import struct
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Array = Any  # numpy's or torch's
-Vector = Sequence[Any]  # of three numbers, or of three arrays
+Array = Any  # a numpy array or a torch tensor
+Vector = Sequence[Any]  # three numbers, or three arrays
 
-WIDTH, HEIGHT, SAMPLES = 256, 192, 2  # a pixel is the mean of SAMPLES x SAMPLES
+WIDTH, HEIGHT, SAMPLES = 256, 192, 2  # a pixel is the mean of SAMPLES x SAMPLES samples
 TO_LIGHT = (0.46, -0.55, 0.70)
 SUN, SKY, GROUND = (1.02, 0.94, 0.80), (0.34, 0.42, 0.54), (0.22, 0.19, 0.17)
 HORIZON, ZENITH = (0.83, 0.88, 0.92), (0.42, 0.58, 0.78)
 SHADOW_CELL, SHADOW_CELLS = 0.05, 560
-MOST = 8  # no disc is larger, in pixels from its middle
+MAX_RADIUS = 8  # of a disc, in pixels
 NEAR, FAR = 0.1, 1e9
 INDEX_BITS, DEPTH_STEPS, NOTHING = 24, 1 << 12, 1 << 62
 
@@ -37,7 +38,7 @@ class Points(NamedTuple):
 
 
 class Discs(NamedTuple):
-    """Points as somebody sees them, in pixels, and how far away they are."""
+    """Points as a camera or the sun sees them: positions in pixels, and depths."""
 
     u: Array
     v: Array
@@ -47,13 +48,13 @@ class Discs(NamedTuple):
 
 
 def render_label(scene: Mapping[str, Array], frames: Sequence[Mapping[str, Array]], label: Any, out_dir: Path) -> None:
-    """`label` has a `camera` (`eye`, `target`, and `fov` in degrees) and the numbers of the `frames` to be seen."""
-    # All of one frame before the next: where they are streamed, each takes the place of another.
+    """Render one label: a `camera` (`eye`, `target`, and `fov` in degrees) and the numbers of the `frames` to show."""
+    # Read each frame completely before the next: streamed frames replace each other.
     clouds = [_columns(cloud) for cloud in (scene, *(frames[number] for number in label["frames"]))]
     xp = sys.modules[type(clouds[0][0]).__module__.partition(".")[0]]
     x, y, z, nx, ny, nz, radius, *colour = (xp.concatenate(parts) for parts in zip(*clouds, strict=True))
     points = Points((x, y, z), (nx, ny, nz), radius, colour)
-    picture = _photograph(xp, points, _light(xp, points), label["camera"])
+    picture = _draw(xp, points, _light(xp, points), label["camera"])
     _write_png(out_dir / "image.png", picture if xp is np else picture.cpu().numpy())
 
 
@@ -62,34 +63,34 @@ def _columns(cloud: Mapping[str, Array]) -> list[Array]:
 
 
 def _light(xp: ModuleType, points: Points) -> Vector:
-    """What each point sends out: light of the sun, where nothing is in its way, and light from all around."""
+    """Return the light that each point reflects: sunlight where no shadow falls, plus ambient light."""
     facing = _dot(points.normal, TO_LIGHT).clip(0)
-    sun, up = facing * _sunlit(xp, points, facing), 0.5 + 0.5 * points.normal[2]
+    sun, up = facing * _sun_visibility(xp, points, facing), 0.5 + 0.5 * points.normal[2]
     light = [SUN[i] * sun + SKY[i] * up + GROUND[i] * (1 - up) for i in range(3)]
-    return [(_floats(xp, points.colour[i]) / 255) ** 2 * light[i] for i in range(3)]
+    return [(_to_float(xp, points.colour[i]) / 255) ** 2 * light[i] for i in range(3)]
 
 
-def _sunlit(xp: ModuleType, points: Points, facing: Array) -> Array:
-    """How much of the sun each point sees: it looks at nine places of what the sun sees."""
+def _sun_visibility(xp: ModuleType, points: Points, facing: Array) -> Array:
+    """Return the part of the sun that each point sees, from 0 to 1: the mean of nine cells of the shadow map."""
     right, up = _axes(TO_LIGHT)
     u, v = (_dot(points.at, axis) / SHADOW_CELL + SHADOW_CELLS / 2 for axis in (right, up))
     depth = 64 - _dot(points.at, TO_LIGHT)
     discs = Discs(u, v, points.radius / SHADOW_CELL, depth, points.radius)
     nearest, _ = _nearest(xp, discs, SHADOW_CELLS, SHADOW_CELLS)
-    # So near it is the surface itself, all the more on a slope.
+    # A difference this small is the surface itself; the tolerance grows with the slope.
     own = 0.1 + 0.25 * (1 - facing)
     lit = 0 * depth
     for du, dv in ((du, dv) for du in (-1, 0, 1) for dv in (-1, 0, 1)):
-        column, row = (_whole(xp, at).clip(0, SHADOW_CELLS - 1) for at in (u + du, v + dv))
-        lit = lit + _floats(xp, depth - nearest[row, column] < own) / 9
+        column, row = (_to_int(xp, at).clip(0, SHADOW_CELLS - 1) for at in (u + du, v + dv))
+        lit = lit + _to_float(xp, depth - nearest[row, column] < own) / 9
     return lit
 
 
-def _photograph(xp: ModuleType, points: Points, lit: Vector, camera: Mapping[str, Any]) -> Array:
-    """Height x width x 3 bytes."""
-    discs, chosen = _seen(points, camera)
+def _draw(xp: ModuleType, points: Points, lit: Vector, camera: Mapping[str, Any]) -> Array:
+    """Return the picture as height x width x 3 bytes."""
+    discs, chosen = _project(points, camera)
     distance, number = _nearest(xp, discs, WIDTH * SAMPLES, HEIGHT * SAMPLES)
-    edges, haze = _edges(xp, distance), 1 - xp.exp(-((distance / 60) ** 2))
+    edges, haze = _edge_shading(xp, distance), 1 - xp.exp(-((distance / 60) ** 2))
     channels = []
     for sky, light in zip(_sky(xp, distance), lit, strict=True):
         colour = light[chosen][number] * edges
@@ -99,8 +100,8 @@ def _photograph(xp: ModuleType, points: Points, lit: Vector, camera: Mapping[str
     return xp.asarray(xp.sqrt(mean.clip(0, 1)) * 255 + 0.5, dtype=xp.uint8)
 
 
-def _seen(points: Points, camera: Mapping[str, Any]) -> tuple[Discs, Array]:
-    """Those before the camera that face it, and which of the points they are."""
+def _project(points: Points, camera: Mapping[str, Any]) -> tuple[Discs, Array]:
+    """Return the discs in front of the camera that face it, and the mask that selects their points."""
     width, height = WIDTH * SAMPLES, HEIGHT * SAMPLES
     back = _unit([eye - target for eye, target in zip(camera["eye"], camera["target"], strict=True)])
     right, up = _axes(back)
@@ -114,84 +115,85 @@ def _seen(points: Points, camera: Mapping[str, Any]) -> tuple[Discs, Array]:
 
 
 def _nearest(xp: ModuleType, discs: Discs, width: int, height: int) -> tuple[Array, Array]:
-    """For each pixel how far the nearest disc is, and its number.
+    """Return for each pixel the distance of the nearest disc, and its number.
 
-    Discs bulge towards the eye: of two that overlap, each has the pixels that are nearer to its middle.
+    Discs bulge towards the eye: where two overlap, a pixel belongs to the disc whose centre is nearer.
     """
     discs, order = _largest_first(xp, discs, width, height)
     column, row = xp.floor(discs.u), xp.floor(discs.v)
-    # All that a disc can reach is in the buffer: its margin is twice as wide as a disc.
-    across, down = width + 4 * MOST, height + 4 * MOST
-    pixel = _whole(xp, row + 2 * MOST) * across + _whole(xp, column + 2 * MOST)
+    # The buffer has a margin of twice the largest radius, so discs never reach outside it.
+    across, down = width + 4 * MAX_RADIUS, height + 4 * MAX_RADIUS
+    pixel = _to_int(xp, row + 2 * MAX_RADIUS) * across + _to_int(xp, column + 2 * MAX_RADIUS)
     to_u, to_v = column + 0.5 - discs.u, row + 0.5 - discs.v
-    buffer = _beside(xp, np.full(down * across, NOTHING), order)
-    most = int(discs.reach[0]) + 1 if len(order) else 0
-    for du, dv in ((du, dv) for du in range(-most, most + 1) for dv in range(-most, most + 1)):
+    buffer = _to_device(xp, np.full(down * across, NOTHING), order)
+    reach = int(discs.reach[0]) + 1 if len(order) else 0
+    for du, dv in ((du, dv) for du in range(-reach, reach + 1) for dv in range(-reach, reach + 1)):
         first = slice(0, int((discs.reach > (du * du + dv * dv) ** 0.5 - 0.75).sum()))
         away = ((to_u[first] + du) ** 2 + (to_v[first] + dv) ** 2) / discs.reach[first] ** 2
         covers = away <= 1
         depth = (discs.depth[first] + away * discs.radius[first])[covers]
-        keys = (_whole(xp, depth * DEPTH_STEPS) << INDEX_BITS) | order[first][covers]
-        _lower(xp, buffer, pixel[first][covers] + (dv * across + du), keys)
-    found = buffer.reshape(down, across)[2 * MOST : -2 * MOST, 2 * MOST : -2 * MOST]
-    distance = xp.where(found == NOTHING, FAR, _floats(xp, found >> INDEX_BITS) / DEPTH_STEPS)
+        keys = (_to_int(xp, depth * DEPTH_STEPS) << INDEX_BITS) | order[first][covers]
+        _scatter_min(xp, buffer, pixel[first][covers] + (dv * across + du), keys)
+    found = buffer.reshape(down, across)[2 * MAX_RADIUS : -2 * MAX_RADIUS, 2 * MAX_RADIUS : -2 * MAX_RADIUS]
+    distance = xp.where(found == NOTHING, FAR, _to_float(xp, found >> INDEX_BITS) / DEPTH_STEPS)
     return distance, xp.where(found == NOTHING, 0, found & ((1 << INDEX_BITS) - 1))
 
 
 def _largest_first(xp: ModuleType, discs: Discs, width: int, height: int) -> tuple[Discs, Array]:
-    """Those in the picture or at its edge, each at least a pixel large, and their numbers."""
-    discs = discs._replace(reach=discs.reach.clip(0.75, MOST - 1))
-    is_near = (discs.u > -MOST) & (discs.u < width + MOST) & (discs.v > -MOST) & (discs.v < height + MOST)
+    """Return the discs in the picture or at its edge, each at least a pixel large, and their numbers."""
+    discs = discs._replace(reach=discs.reach.clip(0.75, MAX_RADIUS - 1))
+    is_near_u = (discs.u > -MAX_RADIUS) & (discs.u < width + MAX_RADIUS)
+    is_near = is_near_u & (discs.v > -MAX_RADIUS) & (discs.v < height + MAX_RADIUS)
     order = xp.argsort(-discs.reach)
     order = order[is_near[order]]
     return Discs(*(part[order] for part in discs)), order
 
 
-def _edges(xp: ModuleType, distance: Array) -> Array:
-    """Darker where something nearer is beside it: so shapes of one colour stand out from each other."""
+def _edge_shading(xp: ModuleType, distance: Array) -> Array:
+    """Return a factor that darkens pixels beside nearer ones, so that shapes of one colour stand out."""
     log = xp.log(distance)
     behind = 0 * log
     for dv, du in ((0, 2), (0, -2), (2, 0), (-2, 0), (3, 3), (3, -3), (-3, 3), (-3, -3)):
-        behind = behind + (log - _moved(xp, log, dv, du)).clip(0, 0.12)
+        behind = behind + (log - _shift(xp, log, dv, du)).clip(0, 0.12)
     return xp.exp(-0.9 * behind)
 
 
-def _moved(xp: ModuleType, picture: Array, dv: int, du: int) -> Array:
-    """The same with each pixel's neighbour in its place; at the edge it is the pixel itself."""
+def _shift(xp: ModuleType, picture: Array, dv: int, du: int) -> Array:
+    """Shift the picture by (dv, du) pixels; pixels at the edge are repeated."""
     height, width = picture.shape
     rows, columns = (np.arange(height) + dv).clip(0, height - 1), (np.arange(width) + du).clip(0, width - 1)
-    return picture[_beside(xp, rows, picture)][:, _beside(xp, columns, picture)]
+    return picture[_to_device(xp, rows, picture)][:, _to_device(xp, columns, picture)]
 
 
 def _sky(xp: ModuleType, like: Array) -> Vector:
-    height = 0 * like + _beside(xp, np.linspace(1, 0, like.shape[0], dtype=np.float32)[:, None], like)
+    height = 0 * like + _to_device(xp, np.linspace(1, 0, like.shape[0], dtype=np.float32)[:, None], like)
     return [(HORIZON[i] + (ZENITH[i] - HORIZON[i]) * height) ** 2 for i in range(3)]
 
 
-# Where the two libraries differ
+# Differences between numpy and torch
 
 
-def _lower(xp: ModuleType, buffer: Array, places: Array, keys: Array) -> None:
+def _scatter_min(xp: ModuleType, buffer: Array, places: Array, keys: Array) -> None:
     if xp is np:
         np.minimum.at(buffer, places, keys)
     else:
         buffer.scatter_reduce_(0, places, keys, "amin")
 
 
-def _beside(xp: ModuleType, numbers: Any, like: Array) -> Array:
-    """What numpy made, where the other one lies."""
+def _to_device(xp: ModuleType, numbers: Any, like: Array) -> Array:
+    """Return a numpy array on the device of `like`."""
     return numbers if xp is np else xp.as_tensor(numbers, device=like.device)
 
 
-def _whole(xp: ModuleType, numbers: Array) -> Array:
+def _to_int(xp: ModuleType, numbers: Array) -> Array:
     return xp.asarray(xp.floor(numbers), dtype=xp.int64)
 
 
-def _floats(xp: ModuleType, numbers: Array) -> Array:
+def _to_float(xp: ModuleType, numbers: Array) -> Array:
     return xp.asarray(numbers, dtype=xp.float32)
 
 
-# Vectors, and files
+# Vectors and files
 
 
 def _dot(a: Vector, b: Vector) -> Any:
@@ -204,7 +206,7 @@ def _unit(vector: Vector) -> Vector:
 
 
 def _axes(back: Vector) -> tuple[Vector, Vector]:
-    """To the right and up, for who looks against `back`."""
+    """Return the directions right and up of a viewer who looks along -`back`."""
     x, y, z = _unit(back)
     right = _unit((-y, x, 0.0))
     return right, (-z * right[1], z * right[0], x * right[1] - y * right[0])
@@ -212,7 +214,7 @@ def _axes(back: Vector) -> tuple[Vector, Vector]:
 
 def _write_png(path: Path, pixels: Any) -> None:
     height, width, _ = pixels.shape
-    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # 2: bytes are told as differences to the row above
+    rows = np.full((height, 1 + 3 * width), 2, np.uint8)  # 2: the PNG filter Up (differences to the row above)
     rows[:, 1:] = pixels.reshape(height, -1)
     rows[1:, 1:] -= rows[:-1, 1:].copy()
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -1,6 +1,6 @@
-"""Surfaces of coloured points with normals, and what they are painted with.
+"""Surfaces made of coloured points with normals, and paints for them.
 
-A surface is made of points whose discs touch.
+The discs of neighbouring points touch, so that a surface has no holes.
 """
 
 import colorsys
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Cloud = npt.NDArray[np.void]
-Paint = Callable[[Floats], Any]  # from points to their colours, or to one for all
+Paint = Callable[[Floats], Any]  # returns a colour for each point, or one colour for all
 
-STEP = 0.05  # between two points
+STEP = 0.05  # distance between two points
 VERTEX = np.dtype(
     [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz", "radius")]
     + [(name, "u1") for name in ("red", "green", "blue")]
@@ -33,14 +33,14 @@ def cloud(points: Floats, normals: Floats, paint: Paint, step: float) -> Cloud:
 
 
 def grid(width: float, height: float, step: float) -> tuple[Floats, Floats]:
-    """From 0 to 1 in both directions."""
+    """Return the coordinates of a grid of points, from 0 to 1 in both directions."""
     sides = [(np.arange(count) + 0.5) / count for count in (max(3, round(side / step)) for side in (width, height))]
     u, v = np.meshgrid(*sides)
     return u.ravel(), v.ravel()
 
 
 def rectangle(corner: Any, along: Any, up: Any, paint: Paint, step: float = STEP) -> Cloud:
-    """It faces those for whom `up` is to the left of `along`."""
+    """Return a rectangle that faces in the direction of `along` x `up`."""
     u, v = grid(float(np.linalg.norm(along)), float(np.linalg.norm(up)), step)
     points = np.asarray(corner) + np.outer(u, along) + np.outer(v, up)
     normal = np.cross(along, up) / np.linalg.norm(np.cross(along, up))
@@ -48,7 +48,7 @@ def rectangle(corner: Any, along: Any, up: Any, paint: Paint, step: float = STEP
 
 
 def box(middle: Any, size: Any, paint: Paint, step: float = STEP) -> Cloud:
-    """Without its bottom."""
+    """Return a box without its bottom."""
     low, (x, y, z) = np.asarray(middle) - np.asarray(size) / 2, np.diag(size)
     faces = [(low, x, z), (low + x, y, z), (low + x + y, -x, z), (low + y, -y, z), (low + z, x, y)]
     return np.concatenate([rectangle(*face, paint, step) for face in faces])
@@ -64,7 +64,7 @@ def ball(middle: Any, radius: float, paint: Paint, step: float = STEP, squash: f
 
 
 def tube(curve: Callable[[Floats], Any], length: float, radius: float, paint: Paint, step: float = STEP) -> Cloud:
-    """Around a curve, which is given from 0 to 1."""
+    """Return a tube around a curve, a function of positions from 0 to 1."""
     u, v = grid(length, 2 * pi * radius, step)
     middle, ahead = (np.stack(curve(at), 1) for at in (u, u + 1e-4))
     tangent = (ahead - middle) / np.linalg.norm(ahead - middle, axis=1)[:, None]
