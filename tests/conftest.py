@@ -1,4 +1,4 @@
-"""What all tests share: a home of their own, stand-in tools, and the rule about missing programs."""
+"""Shared by all tests: a home directory per test, stand-in tools, and the rule about missing programs."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.preloaded import preloaded
 from tests.scale import size
 
-# How long an example takes says something about the machine, nothing about the code. CI repeats itself; others explore.
+# No deadline: how long an example takes depends on the machine. CI uses fixed examples; other runs explore new ones.
 settings.register_profile(
     "gpuyard",
     deadline=None,
@@ -27,21 +27,21 @@ settings.register_profile(
 )
 settings.load_profile("gpuyard")
 
-# Whoever runs the tests in the background of a script has them ignore Ctrl-C, and all programs they start.
+# A shell starts background jobs with SIGINT ignored, and all programs that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fast_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork Python programs from one that has imported gpuyard. Unit tests start few, and look at how they start."""
+    """Fork Python programs from a preloaded server, except in unit tests: they start few, and some check the start."""
     with contextlib.nullcontext() if "unit" in request.path.parts else preloaded():
         yield
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing a test does touches the user's files, and no setting of the user's reaches a test."""
+    """Isolate the test from the user's files and settings."""
     for name in list(os.environ):
         if name.startswith("GPUYARD_") and name != "GPUYARD_SAMPLES":
             monkeypatch.delenv(name)
@@ -54,7 +54,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Puts a stand-in executable on PATH: `tools("nvidia-smi", "print('…')")`, a script in Python."""
+    """Return a function that puts a stand-in on PATH: `tools("nvidia-smi", "print('…')")`, a script in Python."""
     folder = tmp_path / "tools"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -70,8 +70,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs started by the test load nothing for the measuring of coverage, which takes a tenth of a second each and
-    makes them half as fast. For tests whose programs run through lines that those of other tests run through too."""
+    """Do not measure coverage in the programs that the test starts: it costs each a tenth of a second and
+    makes them half as fast. For tests whose programs run lines that other tests cover as well."""
     for name in list(os.environ):
         if name.startswith("COV"):
             monkeypatch.delenv(name)
@@ -84,14 +84,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         missing = [name for name in marker.args if shutil.which(name) is None]
         if missing and os.environ.get("CI") == "true":
-            pytest.fail(f"in CI {', '.join(missing)} must be there: scripts/system-packages installs it")
+            pytest.fail(f"in CI {', '.join(missing)} must be installed: scripts/system-packages installs it")
         if missing:
             pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Coverage is summed up when all that is measured has ended: it gives up where a file is renamed meanwhile."""
+    """Wait for all measured programs before coverage is combined: combining fails if a file is renamed meanwhile."""
     result = yield
     deadline = time.monotonic() + 10.0
     is_summed_up_here = not hasattr(session.config, "workerinput")
@@ -101,7 +101,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 
 def _is_any_measured() -> bool:
-    """Of the programs that tests have left to end by themselves; the workers are children of this process."""
+    """Return whether a measured program still runs that no test waited for. Workers are children of this process."""
     how = os.environ.get("COVERAGE_PROCESS_CONFIG")
     if how is None:
         return False

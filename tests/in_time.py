@@ -1,4 +1,4 @@
-"""Bounds on time that hold on a busy machine too: what waits for something it must not wait for is late each time."""
+"""Time limits that hold on a busy machine too: a call that waits for the wrong thing is late on every try."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _END_S = 90.0
 
 
 def in_time(bound_s: float, act: Callable[[], T]) -> T:
-    """What it gives the first time that it takes less than that; one of a few times must be."""
+    """Return the result of the first call that takes less than `bound_s`. Fail if none of a few calls does."""
     took: list[float] = []
     while len(took) < _TRIES:
         began = time.monotonic()
@@ -25,7 +25,7 @@ def in_time(bound_s: float, act: Callable[[], T]) -> T:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until a process has ended, whoever its parent is: it is gone, or a zombie that waits for its parent."""
+    """Wait until a process has ended, also if it is not our child: it is gone, or a zombie not yet reaped."""
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
         try:

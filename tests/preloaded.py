@@ -33,11 +33,11 @@ from typing import Any, TextIO
 
 ALL_BY_EXEC = bool(os.environ.get("GPUYARD_FULL"))
 _MODULES = ("gpuyard", "gpuyard.daemon")
-# What the interpreter and the linker read when a program starts. The server has read it once for all.
+# Variables that the interpreter and the linker read when a program starts. The server has read them already.
 _INTERPRETER_PREFIXES = ("PYTHON", "LC_", "LANG", "LD_", "COV")
-# Room in the server's environment for that of a program, so that /proc/PID/environ tells the truth.
+# Padding in the server's environment to hold that of a program, so that /proc/PID/environ is right.
 _PADDING = {"GPUYARD_TEST_PADDING": "x" * 60_000}
-# Before any test has changed it: the server outlives the test that starts it, and has nothing to do with that one.
+# Taken before any test has changed it: the server outlives the test that starts it and must not depend on it.
 _FIRST_ENVIRONMENT = dict(os.environ)
 _HEADER = struct.Struct("!I")
 _Popen = subprocess.Popen
@@ -74,7 +74,7 @@ class _Server:
         self.interpreter = _interpreter_settings(_FIRST_ENVIRONMENT)
 
     def close(self) -> None:
-        """End the server. The programs that it started go on. A fork of the test process has no say in this."""
+        """End the server. The programs that it started go on. Does nothing in a fork of the test process."""
         if self._owner == os.getpid():
             self._channel.shutdown(socket.SHUT_RDWR)
             self._channel.close()
@@ -119,12 +119,12 @@ class _ForkedPopen(_Popen[Any]):
         ) = arguments  # fmt: skip
         plain = not (executable or preexec_fn or pass_fds or shell or gid or gids or uid) and umask == -1 and close_fds
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (os.environ if env is None else env).items()}
-        words = [] if isinstance(args, str | bytes) else [os.fsdecode(word) for word in args]
-        if not plain or process_group != -1 or not _can_fork(words, environment):
+        argv = [] if isinstance(args, str | bytes) else [os.fsdecode(argument) for argument in args]
+        if not plain or process_group != -1 or not _can_fork(argv, environment):
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         request = {
-            "argv": words,
+            "argv": argv,
             "environment": environment,
             "cwd": os.path.abspath(os.fsdecode(cwd) if cwd is not None else os.getcwd()),
             "new_session": bool(start_new_session),
@@ -230,7 +230,7 @@ def _serve(channel: socket.socket, listener: socket.socket) -> dict[str, Any]:
 
 
 def _fork_daemon(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a daemon that a command asks for, as a child of nobody. Return its request in the daemon, else None."""
+    """Fork a daemon that a command asks for, reparented to init. Return its request in the daemon, else None."""
     with listener.accept()[0] as connection:
         request, streams = _receive(connection)
         child = os.fork()
@@ -369,7 +369,7 @@ def _import_everything() -> None:
     left_out = ("__main__", "gpuyard.engines.")
     for module in pkgutil.walk_packages(gpuyard.__path__, "gpuyard."):
         if not any(part in module.name for part in left_out):
-            with contextlib.suppress(ImportError):  # of an extra that is not installed
+            with contextlib.suppress(ImportError):  # an extra that is not installed
                 __import__(module.name)
     gc.collect()
     gc.freeze()

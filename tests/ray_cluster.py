@@ -1,6 +1,6 @@
-"""A real Ray for tests: a head on loopback, of which nothing is left once it is stopped.
+"""A real Ray for tests: a head on loopback that leaves no process behind once it is stopped.
 
-All of its processes descend from a warden, this file run as a program: a subreaper, so that even those whose parents
+All of its processes descend from a warden (this file run as a program): a subreaper, so that even those whose parents
 are gone stay its own. It ends them all when the test lets go of its input, and so when the test is killed.
 """
 
@@ -39,42 +39,42 @@ _PORTS = (
     "--metrics-export-port",
 )
 _VARIABLES = {
-    # Else 127.0.0.1 is turned into the machine's outer address, and servers listen on every one.
+    # Otherwise Ray replaces 127.0.0.1 by the machine's outer address, and servers listen on every address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Jobs have workers of their own, so these would be for nobody.
+    # Jobs have workers of their own, so prestarted ones would be unused.
     "RAY_prestart_worker_first_driver": "0",
-    # A machine that is short of memory is not what is tested.
+    # These tests do not cover a machine that is short of memory.
     "RAY_memory_monitor_refresh_ms": "0",
-    # How often it says what is in use; 5 s otherwise.
+    # How often it reports its usage (default: 5 s).
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
 # Each worker is set up by a program that loads all of Ray only to become the worker; this one becomes it at once, for a
-# third less work per job. What it does not understand it leaves to Ray's own.
+# third less work per job. Anything else is left to Ray's own program.
 _QUICK_SETUP = """
 import json, os, sys
-words = sys.orig_argv[1:]
-if words and words[0].endswith("/setup_worker.py"):
-    told = dict(word[2:].split("=", 1) for word in words[1:] if word.startswith("--") and "=" in word)
-    context = json.loads(told.get("serialized-runtime-env-context", "{}"))
-    if told.get("language") == "PYTHON" and context.get("py_executable") and not context.get("command_prefix"):
+argv = sys.orig_argv[1:]
+if argv and argv[0].endswith("/setup_worker.py"):
+    options = dict(word[2:].split("=", 1) for word in argv[1:] if word.startswith("--") and "=" in word)
+    context = json.loads(options.get("serialized-runtime-env-context", "{}"))
+    if options.get("language") == "PYTHON" and context.get("py_executable") and not context.get("command_prefix"):
         os.environ.update(context.get("env_vars") or {})
         ours = ("--serialized-runtime-env-context=", "--language=")
-        rest = [word for word in words[1:] if not word.startswith(ours)]
+        rest = [word for word in argv[1:] if not word.startswith(ours)]
         os.execv(context["py_executable"], [context["py_executable"], *rest])
 """
 _SET_CHILD_SUBREAPER = 36
 
 
 def require_ray() -> None:
-    """Without Ray a test is skipped, but in CI it must be there."""
+    """Skip the test if Ray is not installed; in CI, fail it."""
     if importlib.util.find_spec("ray") is None:
         if os.environ.get("CI") == "true":
-            pytest.fail("in CI ray must be there: it is one of the development dependencies")
+            pytest.fail("in CI ray must be installed: it is one of the development dependencies")
         pytest.skip("ray is not installed")
 
 
 class RayCluster:
-    """Has 4 CPUs and 2 GPUs that nobody ever sees. `folder` is for what it says of itself."""
+    """A Ray head with 4 CPUs and 2 GPUs that exist only in its configuration. `folder` holds its log."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "ray.log"
@@ -104,9 +104,9 @@ class RayCluster:
         (site / "sitecustomize.py").write_text(_QUICK_SETUP)
         environment = {**_environment(), "PYTHONPATH": str(site)}
         with self._log.open("ab") as log:
-            words = [sys.executable, __file__, *self._command()]
+            argv = [sys.executable, __file__, *self._command()]
             self._warden = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+                argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         until = time.monotonic() + _UP_WITHIN_S
         while not self._is_up():
@@ -124,7 +124,7 @@ class RayCluster:
         yield from (f"--num-cpus={CPUS}", f"--num-gpus={GPUS}", f"--object-store-memory={_LEAST_STORE_BYTES}")
 
     def _is_up(self) -> bool:
-        """Its node is there, and its agent, who takes jobs."""
+        """Return whether its node is registered and its agent accepts jobs."""
         try:
             return b'"ALIVE"' in _get(self.port, "/api/v0/nodes") and bool(
                 _get(self._ports["--dashboard-agent-listen-port"], "/api/healthz")
@@ -133,7 +133,7 @@ class RayCluster:
             return False
 
     def stop(self) -> None:
-        """All at once, as if the machine had gone. Nothing of it is left."""
+        """Kill all processes at once, as if the machine had crashed."""
         if self._warden is not None and self._warden.stdin is not None:
             self._warden.stdin.close()
             self._warden.wait(_DOWN_WITHIN_S)
@@ -141,22 +141,22 @@ class RayCluster:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def restart(self) -> None:
-        """A new one at the same address, that knows nothing of the old one's jobs."""
+        """Start a new head at the same address, without the old one's jobs."""
         self.stop()
         self.start()
 
     def processes(self) -> list[psutil.Process]:
-        """All of its own, and those of its jobs."""
+        """Return its own processes and those of its jobs."""
         return [] if self._warden is None else psutil.Process(self._warden.pid).children(recursive=True)
 
     def kill_actor_above(self, pid: int) -> None:
-        """Whoever runs that process's job for Ray is gone, without a word."""
+        """Kill Ray's supervisor of the job that process `pid` belongs to."""
         [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSup")]
         actor.kill()
 
 
 def _environment() -> dict[str, str]:
-    """Neither the measuring of coverage nor anybody's settings reach Ray."""
+    """Return an environment without coverage measurement and without the user's Ray settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "RAY_", "GPUYARD_"))}
     return {**kept, **_VARIABLES}
 
@@ -177,7 +177,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _ward(command: list[str]) -> int:
-    """Fails at once where the command does; else waits for the end of its input."""
+    """Run the command; return at once if it fails, else wait for the end of stdin."""
     if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         return 1
     starter = os.posix_spawn(command[0], command, os.environ)
@@ -193,7 +193,7 @@ def _ward(command: list[str]) -> int:
 
 
 def _reap() -> Iterator[tuple[int, bool]]:
-    """Those that have ended, and whether they had failed."""
+    """Yield the pid of each ended child, and whether it failed."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended[0], ended[1] != 0

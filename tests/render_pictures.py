@@ -1,4 +1,4 @@
-"""Pictures of the example, decoded by rules of their own."""
+"""Pictures of the example, decoded independently of the code that wrote them."""
 
 import struct
 import zlib
@@ -22,7 +22,7 @@ def pictures(folder: Path) -> dict[str, Picture]:
 
 
 def decoded(data: bytes) -> Picture:
-    """A PNG of 8 bits a channel, each row stored as it is, or as what differs from the one above."""
+    """Decode a PNG of 8 bits per channel whose rows use filter 0 (none) or 2 (up)."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks = list(_chunks(data[8:]))
     (first, header), (last, end) = chunks[0], chunks[-1]

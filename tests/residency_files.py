@@ -27,7 +27,7 @@ SPLAT_NAMES = (
     *("opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"),
 )
 
-Table = npt.NDArray[Any]  # of a structured type
+Table = npt.NDArray[Any]  # a structured array
 
 
 def splats(count: int, seed: int = 0) -> Table:
@@ -37,7 +37,7 @@ def splats(count: int, seed: int = 0) -> Table:
 
 
 def points(count: int, seed: int = 0) -> Table:
-    """Coloured points: float32 positions and one byte for each colour."""
+    """Coloured points: float32 positions and one byte per colour channel."""
     random = np.random.default_rng(seed)
     table = np.empty(count, [*((name, "f4") for name in "xyz"), *((name, "u1") for name in ("red", "green", "blue"))])
     for name, (dtype, *_) in (table.dtype.fields or {}).items():
@@ -55,7 +55,7 @@ def write_ply(
     faces_first: bool = False,
     newline: str = "\n",
 ) -> Path:
-    """A file with these vertices, and with faces behind or before them where there are any."""
+    """Write a PLY file with these vertices, and with the faces, if any, behind or before them."""
     table = vertices if isinstance(vertices, np.ndarray) else _table(vertices)
     elements = [(_vertex_header(table), _vertex_rows(table, form, newline))]
     if faces:
@@ -79,7 +79,7 @@ def _table(columns: Mapping[str, npt.ArrayLike]) -> Table:
 
 def _vertex_header(table: Table) -> list[str]:
     fields = [(name, dtype.str[1:]) for name, (dtype, *_) in (table.dtype.fields or {}).items()]
-    # Both names of a type are in use.
+    # PLY has two names for each type, and both are in use.
     kinds = [NAMES_OF_TYPES[dtype][place % 2] for place, (_, dtype) in enumerate(fields)]
     named = [f"property {kind} {name}" for kind, (name, _) in zip(kinds, fields, strict=True)]
     return [f"element vertex {len(table)}", *named]
@@ -103,7 +103,7 @@ def _face_rows(faces: Sequence[Sequence[int]], form: str, newline: str) -> bytes
 
 
 class PagedSink:
-    """Memory in pages of any size, which begin and end in the middle of things."""
+    """Memory in pages of any size, whose boundaries may fall within a value."""
 
     def __init__(self, nbytes: int, page_nbytes: int = 64) -> None:
         self.nbytes = nbytes

@@ -1,7 +1,7 @@
-"""Runs over small assets with real threads on a simulated device, and what must be true of each of them.
+"""Runs over small assets with real threads on a simulated device, and the checks that every run must pass.
 
-The renderer of these runs writes down a checksum of the very bytes it was given, so that an output is right only where
-the right asset was whole and in its place.
+The renderer of these runs writes a checksum of the bytes it was given, so an output is right only if the right asset
+was complete and in its place.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def checksum(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Of each array's bytes, under its name."""
+    """Return a checksum over each array's name and bytes."""
     total = 0
     for part in parts:
         for name in sorted(part):
@@ -58,11 +58,11 @@ def columns_of(table: Table) -> dict[str, Any]:
     return {name: table[name] for name in table.dtype.names or ()}
 
 
-class Shelf:
-    """Scenes and actors on disk, each in several sizes, and what is right for a unit."""
+class AssetFiles:
+    """Scenes and actors on disk, each in several sizes, and the expected output of a unit."""
 
     def __init__(self, root: Path, scenes: Sequence[int], actors: Sequence[Sequence[int]]) -> None:
-        """So many splats in each scene; so many points in each frame of each actor."""
+        """`scenes`: splats per scene. `actors`: points per frame, for each actor."""
         root.mkdir(parents=True, exist_ok=True)
         self._parts: dict[str, list[dict[str, Any]]] = {}
         self.scenes = [self._scene(root / f"scene{n}.ply", splats(count, n)) for n, count in enumerate(scenes)]
@@ -95,7 +95,7 @@ class Shelf:
         return checksum(part for each in parts for part in each)
 
     def nbytes(self, path: str | None) -> int:
-        """As it lies in memory: arrays of points are apart, each aligned."""
+        """Return its size in memory, where each array of points is aligned separately."""
         return 0 if path is None else sum(array.nbytes for part in self._parts[path] for array in part.values())
 
     def products(self, labels: int = 1, seed: int = 0) -> list[Unit]:
@@ -122,7 +122,7 @@ def write_checksum(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
 
 
 class WatchedMemory(HostMemory):
-    """Counts what it is asked for, and what it had to refuse. `fails` says which of its allocations fail, and how."""
+    """Count allocations and refusals. `fails(number, nbytes)` returns the exception an allocation raises, or None."""
 
     def __init__(
         self, nbytes: int, fails: Callable[[int, int], Exception | None] = lambda number, nbytes: None
@@ -148,14 +148,14 @@ class WatchedMemory(HostMemory):
 
     def free(self, buffer: Bytes) -> None:
         super().free(buffer)
-        # Whoever still reads it reads nonsense.
+        # A reader that still uses it gets garbage.
         buffer[:] = 0xEE
         with self._counting:
             self.live -= 1
 
 
 class WatchedPool(PagePool):
-    """Knows how many bytes of pages were ever in use at a time."""
+    """Record the most bytes of pages that were in use at a time."""
 
     def __init__(self, make: Callable[[int], memoryview], size: int) -> None:
         super().__init__(make, size)
@@ -178,7 +178,7 @@ class WatchedPool(PagePool):
 
 @contextlib.contextmanager
 def opened(memory: DeviceMemory, pools: list[WatchedPool], **settings: Any) -> Iterator[Coordinator]:
-    """A coordinator on this memory."""
+    """Yield a coordinator on this memory."""
 
     def device(*_: object, **__: object) -> contextlib.AbstractContextManager[DeviceMemory]:
         return contextlib.nullcontext(memory)
@@ -196,7 +196,7 @@ def opened(memory: DeviceMemory, pools: list[WatchedPool], **settings: Any) -> I
 
 
 def in_time(act: Callable[[], T], stop: Callable[[], None]) -> T:
-    """What it gives; where it does not end, what every thread was at is shown, and the test fails."""
+    """Return the result of `act`. If it does not end in time, print every thread's stack and fail."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -248,7 +248,7 @@ def play(
     working: int | None = 0,
     **settings: Any,
 ) -> Played:
-    """Budgets are in bytes."""
+    """Render `units` within these budgets, in bytes."""
     memory, pools = memory or WatchedMemory(vram), list[WatchedPool]()
     budgets = {"vram": vram / MB, "ram": ram / MB, "working": None if working is None else working / MB}
     with opened(memory, pools, loader=loader, **budgets, **settings) as opened_:
@@ -261,7 +261,7 @@ def outputs_in(out: Path) -> dict[str, str]:
 
 
 def skipped_in(out: Path) -> dict[str, Skip]:
-    """One line for each label, at most."""
+    """Return the skipped labels; each has at most one line."""
     path = out / "skipped.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     skips = [msgspec.json.decode(line, type=Skip) for line in lines]
@@ -269,9 +269,9 @@ def skipped_in(out: Path) -> dict[str, Skip]:
     return {skip.label: skip for skip in skips}
 
 
-def check_all_told(units: Iterable[Unit], played: Played, shelf: Shelf) -> None:
-    """Every label was rendered rightly, or reported as skipped, and nothing is left where nothing is to be."""
-    right = {label.name: shelf.right(unit) for unit in units for label in unit.labels}
+def check_every_label(units: Iterable[Unit], played: Played, asset_files: AssetFiles) -> None:
+    """Check that every label was rendered right or reported as skipped, and that no temporary file is left."""
+    right = {label.name: asset_files.right(unit) for unit in units for label in unit.labels}
     assert played.outputs.keys().isdisjoint(played.skipped)
     assert played.outputs.keys() | played.skipped.keys() == right.keys()
     assert played.outputs == {name: right[name] for name in played.outputs}
@@ -300,7 +300,7 @@ def check_within_budgets(played: Played, vram: int, ram: int) -> None:
 def tiers_over(
     units: Sequence[Unit], *, vram: int, ram: int, memory: WatchedMemory | None = None, loader: Loader | None = None
 ) -> Iterator[tuple[Tiers, WatchedPool]]:
-    """Over units as the manifest has them; two slots for scenes."""
+    """Yield tiers for units in the order of the manifest, with two slots for scenes."""
     memory, loader = memory or WatchedMemory(vram), loader or Loader()
     pool = WatchedPool(memory.page, PAGE)
     keyed = [with_keys(unit) for unit in units]

@@ -1,8 +1,8 @@
 """A real Slurm on loopback, for tests: munge, a controller and two nodes with two GPUs each, without root or systemd.
 
-All of it runs as whoever runs the tests, as children of this process, and is ended by pid. GPUs are character devices
-that every machine has, so that Slurm gives them out as it would give out cards. Slurm looks for work once a second,
-which nothing makes it do more often; what is cancelled and goes on is killed after `KILL_WAIT_S`.
+All of it runs as the user of the tests, as children of this process, and is ended by pid. GPUs are character devices
+that every machine has, so that Slurm allocates them as it would allocate cards. Slurm looks for work once a second,
+and cannot be made to do it more often; a cancelled job that keeps running is killed after `KILL_WAIT_S`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ needs_slurm = pytest.mark.needs("munged", "slurmctld", "slurmd", "sbatch")
 NODES = {"n0": ("/dev/null", "/dev/zero"), "n1": ("/dev/full", "/dev/random")}
 SHARDS_PER_CARD = 24
 MAX_ARRAY_SIZE = 2001
-KILL_WAIT_S = 5  # Slurm waits for no less
+KILL_WAIT_S = 5  # the least that Slurm accepts
 _LIMIT_S = 60.0
 _CONFIGURATION = """\
 ClusterName=gpuyard
@@ -69,12 +69,12 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe
 
 
 class SlurmCluster:
-    """Starts and ends with `with`; `environment` is what a program needs to speak to it. Commands give up on a
-    controller that is away after 3 s in place of 9."""
+    """A cluster that runs while its `with` block does; `environment` holds the variables of its clients. Commands
+    give up on a controller that does not answer after 3 s (default: 9 s)."""
 
     def __init__(self, folder: Path) -> None:
         self.environment = {"SLURM_CONF": f"{folder}/client.conf"}
-        self._daemons_environment = {"SLURM_CONF": f"{folder}/slurm.conf"}  # of jobs too
+        self._daemons_environment = {"SLURM_CONF": f"{folder}/slurm.conf"}  # for jobs too
         self._folder = folder
         self._ports = _free_ports(1 + len(NODES))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -98,7 +98,7 @@ class SlurmCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Nothing of it survives, and none of its jobs."""
+        """End all of its processes and jobs."""
         for node in NODES:
             self._kill_daemon_and_jobs(node)
         for name in ("slurmctld", "munged"):
@@ -109,7 +109,7 @@ class SlurmCluster:
         self._wait_for("slurmctld", lambda: _is_answering(self._ports[0]))
 
     def stop_controller(self) -> None:
-        """In good order: what it knew it will know again. Jobs go on."""
+        """Stop it cleanly: it keeps its state, and jobs go on."""
         self._end("slurmctld", psutil.Process.terminate)
 
     def start_node(self, node: str) -> None:
@@ -117,8 +117,8 @@ class SlurmCluster:
         self._wait_for_node(node)
 
     def kill_node(self, node: str) -> None:
-        """As when its power fails: all that runs there is gone at once. The controller is told: by itself it would
-        notice only after a time that a busy machine must not reach by accident."""
+        """Kill all that runs there at once, as a power failure would, and mark the node as down: the controller's own
+        timeout is so high that a busy machine does not reach it by accident."""
         self._kill_daemon_and_jobs(node)
         self._ask("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
 
@@ -148,9 +148,9 @@ class SlurmCluster:
     def _spawn_node(self, node: str) -> None:
         self._spawn(node, "-D", "-N", node, program="slurmd")
 
-    def _spawn(self, name: str, *words: str, program: str | None = None) -> None:
+    def _spawn(self, name: str, *arguments: str, program: str | None = None) -> None:
         self._daemons[name] = subprocess.Popen(
-            [program or name, *words],
+            [program or name, *arguments],
             env={**os.environ, **self._daemons_environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -159,11 +159,11 @@ class SlurmCluster:
         )
 
     def _end(self, name: str, how: Callable[[psutil.Process], None]) -> None:
-        """With its children: the controller has a helper of its own."""
+        """End the daemon and its children: the controller has a helper process."""
         daemon = self._daemons.pop(name, None)
         if daemon is None:
             return
-        process = psutil.Process(daemon.pid)  # it is there, if only to be waited for
+        process = psutil.Process(daemon.pid)  # exists, if only as a zombie
         helpers = process.children(recursive=True)
         how(process)
         daemon.wait(_LIMIT_S)
@@ -176,7 +176,7 @@ class SlurmCluster:
         _wait(f"the end of {node}", lambda: not self._kill_all_on(node))
 
     def _kill_all_on(self, node: str) -> bool:
-        """Whether there was anything."""
+        """Return whether anything was running."""
         left = list(self._running_on(node))
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -184,7 +184,7 @@ class SlurmCluster:
         return bool(left)
 
     def _running_on(self, node: str) -> Iterator[psutil.Process]:
-        """A step's own process is known by the log that it writes to, and what it runs by its environment."""
+        """Yield step daemons, found by the log they write to, and the jobs' programs, found by their environment."""
         log = f"{self._folder}/log/slurmd.{node}.log"
         marks = {"SLURMD_NODENAME": node, **self._daemons_environment}
         for process in psutil.process_iter(["name"]):
@@ -196,31 +196,31 @@ class SlurmCluster:
                 if found:
                     yield process
 
-    def _wait_for(self, name: str, is_there: Callable[[], bool]) -> None:
-        def is_there_or_dead() -> bool:
+    def _wait_for(self, name: str, is_up: Callable[[], bool]) -> None:
+        def is_up_or_dead() -> bool:
             status = self._daemons[name].poll()
             if status is not None:
                 raise RuntimeError(f"{name} ended with status {status}: its log is in {self._folder}/log")
-            return is_there()
+            return is_up()
 
-        _wait(name, is_there_or_dead)
+        _wait(name, is_up_or_dead)
 
     def _wait_for_node(self, node: str) -> None:
-        """The controller may not have noticed yet that it was away: its own port tells that it is there again."""
+        """Wait for the node's own port: the controller may not have noticed yet that the node was down."""
         port = self._ports[1 + list(NODES).index(node)]
         self._wait_for(node, lambda: _is_answering(port) and self._state_of(node) in {"idle", "mixed", "allocated"})
 
     def _state_of(self, node: str) -> str:
         return self._ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
 
-    def _ask(self, *words: str) -> str:
+    def _ask(self, *arguments: str) -> str:
         environment = {**os.environ, **self.environment}
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """One for all tests of a process: they leave nothing running, and every node up."""
+    """Yield one cluster for all tests of a process: each leaves no job running and every node up."""
     with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
@@ -236,7 +236,7 @@ def _is_answering(port: int) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Not of those that the system gives to whoever connects somewhere: a daemon that comes back finds its own free."""
+    """Return ports outside the range for outgoing connections, so that a restarted daemon finds its own free."""
     found: list[int] = []
     while len(found) < count:
         port = 20000 + secrets.randbelow(12000)
@@ -246,9 +246,9 @@ def _free_ports(count: int) -> list[int]:
     return found
 
 
-def _wait(what: str, is_there: Callable[[], bool]) -> None:
+def _wait(what: str, is_up: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _LIMIT_S
-    while not is_there():
+    while not is_up():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come up within {_LIMIT_S:.0f} s")
         time.sleep(0.02)

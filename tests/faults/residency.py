@@ -20,7 +20,7 @@ FAULTS = (
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
         breaks="A render stops for good when all scene slots were used once.",
-        near=(f"{_TESTS}/test_hardships.py::test_more_scenes_than_slots_are_rendered_by_turns",),
+        near=(f"{_TESTS}/test_hardships.py::test_more_scenes_than_slots_are_rendered_in_turn",),
     ),
     Fault(
         id="residency-budget-is-exceeded",

@@ -9,7 +9,9 @@ import pytest
 
 from gpuyard.errors import DeviceFull
 from gpuyard.residency.planning.render_units import Unit
-from tests.residency_runs import Played, Shelf, WatchedMemory, check_all_told, play, write_checksum
+from tests.residency_runs import AssetFiles as Shelf
+from tests.residency_runs import Played, WatchedMemory, play, write_checksum
+from tests.residency_runs import check_every_label as check_all_told
 from tests.scale import some
 
 SCENES = (60, 80, 100, 120)  # splats of 248 bytes

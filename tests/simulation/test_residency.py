@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.residency_runs import PAGE, Shelf, check_all_told, check_within_budgets, play
+from tests.residency_runs import PAGE, AssetFiles, check_every_label, check_within_budgets, play
 from tests.scale import seeds
 
 SCENES = (20, 40, 60, 100, 160, 250)  # splats of 248 bytes
@@ -18,8 +18,8 @@ EXAMPLES = seeds(30, full=30)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +50,12 @@ rooms = st.builds(
 @settings(max_examples=EXAMPLES)
 @given(some_work, rooms)
 def test_every_label_ends_once_and_no_budget_is_exceeded(
-    shelf: Shelf, work: list[tuple[int | None, int | None, int]], room: Room
+    asset_files: AssetFiles, work: list[tuple[int | None, int | None, int]], room: Room
 ) -> None:
-    units = [shelf.unit(*each) for each in work]
+    units = [asset_files.unit(*each) for each in work]
     with tempfile.TemporaryDirectory() as folder:
         played = play(units, Path(folder), **msgspec.structs.asdict(room))
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     check_within_budgets(played, room.vram, room.ram)
     assert played.status.state == "finished"
     assert {skip.kind for skip in played.skipped.values()} <= {"too-large"}

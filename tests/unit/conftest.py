@@ -1,4 +1,4 @@
-"""Shared by unit tests: a queue in memory."""
+"""Shared by unit tests: a queue database in memory."""
 
 from collections.abc import Iterator
 

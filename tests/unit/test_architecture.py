@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md says what the code says."""
+"""The state diagram in ARCHITECTURE.md matches the code."""
 
 import re
 import subprocess
@@ -19,14 +19,14 @@ def drawn(root: Path = ROOT, *arguments: str) -> str:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """A copy of the script, with an ARCHITECTURE.md of its own to write to."""
+def project(tmp_path: Path) -> Path:
+    """A project with a copy of the script and its own ARCHITECTURE.md."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / SCRIPT).write_bytes((ROOT / SCRIPT).read_bytes())
     return tmp_path
 
 
-def test_the_diagram_is_the_one_that_the_table_gives() -> None:
+def test_the_diagram_is_generated_from_the_transition_table() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- states -->\n(.*?)<!-- /states -->", text, re.DOTALL)
     assert shown is not None
@@ -35,21 +35,21 @@ def test_the_diagram_is_the_one_that_the_table_gives() -> None:
 
 def test_the_diagram_has_every_transition_and_no_other() -> None:
     arrows = re.findall(r"(\w+) --> (\w+): (.+)", drawn())
-    told = {(before, event): after for before, after, events in arrows for event in events.split(", ")}
-    assert told == {(str(before), str(event)): str(after) for (before, event), after in TRANSITIONS.items()}
+    in_diagram = {(before, event): after for before, after, events in arrows for event in events.split(", ")}
+    assert in_diagram == {(str(before), str(event)): str(after) for (before, event), after in TRANSITIONS.items()}
 
 
-def test_writing_replaces_what_is_between_the_marks_and_nothing_else(elsewhere: Path) -> None:
-    page = elsewhere / "ARCHITECTURE.md"
+def test_writing_replaces_only_the_text_between_the_markers(project: Path) -> None:
+    page = project / "ARCHITECTURE.md"
     page.write_text("before\n<!-- states -->\nold\n<!-- /states -->\nafter\n")
-    drawn(elsewhere, "--write")
+    drawn(project, "--write")
     assert page.read_text() == f"before\n<!-- states -->\n{drawn()}<!-- /states -->\nafter\n"
 
 
-def test_a_page_without_marks_is_left_as_it_is(elsewhere: Path) -> None:
-    page = elsewhere / "ARCHITECTURE.md"
+def test_a_page_without_markers_is_not_changed(project: Path) -> None:
+    page = project / "ARCHITECTURE.md"
     page.write_text("no marks\n")
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        drawn(elsewhere, "--write")
+        drawn(project, "--write")
     assert "put the two marks where the diagram belongs" in caught.value.stderr
     assert page.read_text() == "no marks\n"

@@ -1,4 +1,4 @@
-"""Where the configuration and the state are kept."""
+"""The directories of the configuration and the state."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of all decisions lists what is in docs/adr."""
+"""The index page lists every decision in docs/adr."""
 
 import re
 import subprocess
@@ -17,8 +17,8 @@ def run(root: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """A copy of the script, with decisions of its own."""
+def project(tmp_path: Path) -> Path:
+    """A project with a copy of the script and its own decisions."""
     for folder in ("scripts", "docs/adr"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / SCRIPT).write_bytes((ROOT / SCRIPT).read_bytes())
@@ -36,13 +36,13 @@ def test_the_index_lists_every_decision_with_its_status_and_date() -> None:
     assert shown[1] == run(ROOT), "run scripts/adr-index --write"
 
 
-def test_writing_replaces_what_is_between_the_marks(elsewhere: Path) -> None:
+def test_writing_replaces_the_text_between_the_markers(project: Path) -> None:
     status = "superseded by [ADR 2](0002-jump.md)"
-    decide(elsewhere, "0001-walk.md", f"# 1. We walk\n\n*Status: {status} · Date: 2026-01-02*\n\nBecause.\n")
-    decide(elsewhere, "0002-jump.md", "# 2. We jump\n\n*Status: accepted · Date: 2026-01-03*\n\nBecause.\n")
-    decide(elsewhere, "index.md", "before\n<!-- decisions -->\nold\n<!-- /decisions -->\nafter\n")
-    run(elsewhere, "--write")
-    assert (elsewhere / "docs/adr/index.md").read_text(encoding="utf-8") == (
+    decide(project, "0001-walk.md", f"# 1. We walk\n\n*Status: {status} · Date: 2026-01-02*\n\nBecause.\n")
+    decide(project, "0002-jump.md", "# 2. We jump\n\n*Status: accepted · Date: 2026-01-03*\n\nBecause.\n")
+    decide(project, "index.md", "before\n<!-- decisions -->\nold\n<!-- /decisions -->\nafter\n")
+    run(project, "--write")
+    assert (project / "docs/adr/index.md").read_text(encoding="utf-8") == (
         "before\n<!-- decisions -->\n"
         "| decision | status | date |\n"
         "| --- | --- | --- |\n"
@@ -62,8 +62,8 @@ def test_writing_replaces_what_is_between_the_marks(elsewhere: Path) -> None:
     ],
     ids=["no status", "no date", "unknown status", "another number"],
 )
-def test_a_decision_without_its_number_status_and_date_is_an_error(elsewhere: Path, text: str) -> None:
-    decide(elsewhere, "0001-walk.md", text)
+def test_a_decision_without_its_number_status_and_date_is_an_error(project: Path, text: str) -> None:
+    decide(project, "0001-walk.md", text)
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        run(elsewhere)
+        run(project)
     assert "0001-walk.md does not begin with its number" in caught.value.stderr

@@ -27,7 +27,7 @@ def add(project: Path, name: str, text: str) -> None:
 
 
 def problems(project: Path, step: str) -> str:
-    """Run one step of the script. Return what it complains about, "" if it succeeds."""
+    """Run one step of the script. Return its error messages, "" if it succeeds."""
     command = [sys.executable, str(project / SCRIPT), step]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert bool(done.returncode) == bool(done.stderr), done
@@ -39,7 +39,7 @@ def prepared(project: Path, page: str) -> str:
     return (project / "build/docs" / page).read_text(encoding="utf-8")
 
 
-def test_a_page_at_the_root_of_the_repository_fits_its_place_on_the_site(project: Path) -> None:
+def test_the_links_of_a_page_at_the_root_are_adapted_to_its_place_on_the_site(project: Path) -> None:
     unchanged = [
         "[mail](mailto:a@b.c), [web](https://a.b/c#d), [here](#d)",
         "```python\ncalls[0](event)\n```",
@@ -57,7 +57,7 @@ def test_a_page_at_the_root_of_the_repository_fits_its_place_on_the_site(project
     assert prepared(project, "project/contributing.md") == "\n".join([*unchanged, *changed.values()])
 
 
-def test_a_page_in_docs_links_to_pages_outside_of_it(project: Path) -> None:
+def test_a_page_in_docs_can_link_to_pages_outside_of_docs(project: Path) -> None:
     add(project, "SECURITY.md", "# Security\n")
     add(project, "docs/how-to/queue.md", "[who may](../../SECURITY.md), [why](../adr/index.md)\n")
     assert prepared(project, "how-to/queue.md") == "[who may](../project/security.md), [why](../adr/index.md)\n"
@@ -75,7 +75,7 @@ def test_a_link_to_a_missing_file_is_a_problem(project: Path) -> None:
     ]
 
 
-def test_an_image_that_the_site_does_not_have_is_a_problem(project: Path) -> None:
+def test_a_missing_image_is_a_problem(project: Path) -> None:
     add(project, "src/logo.png", "")
     add(project, "ARCHITECTURE.md", "![logo](src/logo.png)\n")
     assert "ARCHITECTURE.md: the image src/logo.png is not in docs/" in problems(project, "prepare")
@@ -97,13 +97,13 @@ def test_a_diagram_that_the_site_cannot_show_is_a_problem(project: Path) -> None
 
 
 def build(project: Path, page: str) -> None:
-    """Write a site of two pages of which the first has a navigation."""
+    """Write a site of two pages, the first with a navigation."""
     link = '<a class="md-nav__link" href="{}">x</a>'
     add(project, "site/index.html", "".join(map(link.format, ["", "#top", "./how-to/queue/"])))
     add(project, "site/how-to/queue/index.html", page)
 
 
-def test_a_site_with_all_pages_in_its_navigation_and_all_files_of_its_own_is_fine(project: Path) -> None:
+def test_a_site_with_a_complete_navigation_and_local_files_only_passes(project: Path) -> None:
     build(project, '<script src="../../app.js"></script><a href="https://a.b/">elsewhere</a>')
     assert problems(project, "check") == ""
 
@@ -122,9 +122,9 @@ def test_an_entry_of_the_navigation_without_a_page_is_a_problem(project: Path) -
 
 def test_a_page_that_loads_from_another_host_is_a_problem(project: Path) -> None:
     build(project, '<script src="https://a.b/x.js"></script><link href="//a.b/x.css"><img src="http://a.b/x.png">')
-    told = problems(project, "check")
+    output = problems(project, "check")
     for address in ("https://a.b/x.js", "//a.b/x.css", "http://a.b/x.png"):
-        assert f"docs: how-to/queue loads {address}: " in told
+        assert f"docs: how-to/queue loads {address}: " in output
 
 
 def test_a_site_that_was_not_built_is_a_problem(project: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lines that upgrade and remove gpuyard are those of the program that installed it."""
+"""The commands that upgrade and remove gpuyard use the program that installed it."""
 
 import json
 from importlib import metadata
@@ -29,7 +29,7 @@ def record(monkeypatch: pytest.MonkeyPatch, requires: tuple[str, ...] = (), **fi
     monkeypatch.setattr(metadata, "distribution", lambda name: own if name == "gpuyard" else real(name))
 
 
-def test_pipx_is_known_by_its_file_and_names_the_environment(tmp_path: Path) -> None:
+def test_pipx_is_recognised_by_its_metadata_file_and_the_environment_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "gpuyard_next"
     folder.mkdir()
     (folder / "pipx_metadata.json").touch()
@@ -39,22 +39,22 @@ def test_pipx_is_known_by_its_file_and_names_the_environment(tmp_path: Path) -> 
     )  # fmt: skip
 
 
-def test_a_tool_of_uv_is_known_by_its_receipt(tmp_path: Path) -> None:
+def test_a_uv_tool_is_recognised_by_its_receipt(tmp_path: Path) -> None:
     (tmp_path / "uv-receipt.toml").touch()
     found = find_installation(str(tmp_path), PYTHON)
     assert (found.upgrade, found.remove) == ("uv tool upgrade gpuyard", "uv tool uninstall gpuyard")
 
 
-def test_pip_is_asked_through_the_interpreter_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pip_is_run_by_the_interpreter_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(monkeypatch, INSTALLER="pip\n")
     found = find_installation(str(tmp_path), "/opt/my env/bin/python")
     assert found.upgrade == "'/opt/my env/bin/python' -m pip install --upgrade gpuyard"
     assert found.remove == "'/opt/my env/bin/python' -m pip uninstall gpuyard"
 
 
-def test_what_uv_installed_into_an_environment_uv_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_removes_a_package_that_uv_installed_into_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(monkeypatch, INSTALLER="uv")
     assert find_installation(str(tmp_path), PYTHON).remove == f"uv pip uninstall --python {PYTHON} gpuyard"
 
@@ -71,26 +71,26 @@ def test_a_checkout_with_its_own_environment_is_removed_by_make(
     assert found.remove == f"make -C {tmp_path} clean"
 
 
-def test_an_extra_is_added_by_the_program_that_installed_it_and_from_where_it_came(
+def test_an_extra_is_added_by_the_installing_program_from_the_same_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(monkeypatch, INSTALLER="pip")
     assert find_installation(str(tmp_path), PYTHON).with_extra("top") == f"{PYTHON} -m pip install 'gpuyard[top]'"
-    record(monkeypatch, INSTALLER="pip", direct_url=json.dumps({"url": "file:///data/my%20yard", "dir_info": {}}))
+    record(monkeypatch, INSTALLER="pip", direct_url=json.dumps({"url": "file:///data/my%20copy", "dir_info": {}}))
     assert find_installation(str(tmp_path), PYTHON).with_extra("top") == (
-        f"{PYTHON} -m pip install '/data/my yard[top]'"
+        f"{PYTHON} -m pip install '/data/my copy[top]'"
     )
     (tmp_path / "uv-receipt.toml").touch()
     assert find_installation(str(tmp_path), PYTHON).with_extra("top") == (
-        "uv tool install --force '/data/my yard[top]'"
+        "uv tool install --force '/data/my copy[top]'"
     )
     (tmp_path / "pipx_metadata.json").touch()
     assert find_installation(str(tmp_path), PYTHON).with_extra("render") == (
-        "pipx install --force '/data/my yard[render]'"
+        "pipx install --force '/data/my copy[render]'"
     )
 
 
-def test_a_tool_that_is_installed_again_keeps_its_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reinstalled_tool_keeps_its_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requires = (
         "click>=8.1",
         "pytest>=8; extra == 'there'",
@@ -106,12 +106,14 @@ def test_a_tool_that_is_installed_again_keeps_its_extras(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("direct", ["{", "[]", '{"url": "https://example.org/x.whl"}', '{"url": "file:///x"}'])
-def test_any_other_origin_is_no_checkout(direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_origin_is_not_a_checkout(direct: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(monkeypatch, INSTALLER="pip", direct_url=direct)
     assert "-m pip uninstall" in find_installation(str(tmp_path), PYTHON).remove
 
 
-def test_a_copy_that_nothing_installed_is_removed_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_installer_metadata_is_removed_as_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(_: str) -> Metadata:
         raise metadata.PackageNotFoundError
 

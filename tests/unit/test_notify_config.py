@@ -1,4 +1,4 @@
-"""What `[notify]` may say, and what is wrong with the rest, without a word of its secrets."""
+"""Valid and invalid `[notify]` settings; error messages never contain secrets."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ def read(**notify: Any) -> NotifyConfig:
     return parse_config({"notify": notify}, Path("config.toml")).notify
 
 
-def test_without_a_word_nobody_is_told_and_with_a_target_of_failures_and_of_the_end() -> None:
+def test_the_default_sends_nothing_and_a_target_gets_failures_and_the_end_of_the_queue() -> None:
     assert read() == NotifyConfig(on=("failed", "queue-empty"), to=(), per_minute=6, gpu_free_s=30.0)
     assert read(to=["ntfy://topic"]).on == ("failed", "queue-empty")
     assert read(on=["gpu-free"], to=["a command"], per_minute=1, gpu_free_s=0).on == ("gpu-free",)
 
 
 @pytest.mark.parametrize(
-    ("notify", "words"),
+    ("notify", "message"),
     [
         (
             {"on": ["failed", "done"]},
@@ -33,14 +33,14 @@ def test_without_a_word_nobody_is_told_and_with_a_target_of_failures_and_of_the_
         ({"gpu_free_s": -1}, "notify.gpu_free_s"),
     ],
 )
-def test_what_is_wrong_is_named_without_any_target(notify: dict[str, Any], words: str) -> None:
+def test_an_error_message_does_not_contain_the_target(notify: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         read(**notify)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "hidden" not in str(caught.value)
 
 
-def test_a_key_that_is_nearly_right_is_named() -> None:
+def test_an_unknown_key_gets_a_suggestion() -> None:
     with pytest.raises(UserError) as caught:
         read(per_minutes=3)
     assert "per_minute" in str(caught.value.hint)

@@ -6,7 +6,7 @@ import pytest
 import gpuyard
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in gpuyard.__all__:
         assert getattr(gpuyard, name) is not None
     assert set(gpuyard.__all__) <= set(dir(gpuyard))

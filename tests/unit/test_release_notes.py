@@ -1,4 +1,4 @@
-"""`scripts/release-notes`: a release has the version that its tag names, and says what changed."""
+"""`scripts/release-notes`: the tag must name the version, and the notes come from the changelog."""
 
 import subprocess
 import sys
@@ -41,19 +41,19 @@ def notes(project: Path, version: str, tag: str) -> "subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.2.3", "### Added\n\n- A verb.\n"), ("1.2.30", "- Another.\n")])
-def test_a_release_has_the_notes_of_its_own_version(project: Path, version: str, told: str) -> None:
+@pytest.mark.parametrize(("version", "expected"), [("1.2.3", "### Added\n\n- A verb.\n"), ("1.2.30", "- Another.\n")])
+def test_a_release_has_the_notes_of_its_version(project: Path, version: str, expected: str) -> None:
     ran = notes(project, version, f"v{version}")
-    assert (ran.returncode, ran.stdout) == (0, told)
+    assert (ran.returncode, ran.stdout) == (0, expected)
 
 
-def test_a_tag_that_is_not_the_version_is_refused(project: Path) -> None:
+def test_a_tag_that_differs_from_the_version_is_refused(project: Path) -> None:
     ran = notes(project, "1.2.30", "v1.2.3")
     assert ran.returncode == 1
     assert "the tag is v1.2.3, and src/gpuyard/version.py says 1.2.30" in ran.stderr
 
 
-def test_a_version_that_the_changelog_does_not_name_is_refused(project: Path) -> None:
+def test_a_version_missing_in_the_changelog_is_refused(project: Path) -> None:
     ran = notes(project, "1.2.4", "v1.2.4")
     assert ran.returncode == 1
     assert "CHANGELOG.md has no section for 1.2.4" in ran.stderr

@@ -1,4 +1,4 @@
-"""The script behind `make test`: what fails is run once more, alone."""
+"""The script behind `make test`: failed tests are run once more, alone."""
 
 import importlib.machinery
 import importlib.util
@@ -39,7 +39,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_a_test_that_passes_alone_is_named_as_flaky_and_the_run_is_green(
+def test_a_failed_test_that_passes_alone_is_reported_as_flaky_and_the_run_succeeds(
     runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_two.py").write_text(FAILS_ONCE)
@@ -57,7 +57,7 @@ def test_a_flaky_test_fails_a_full_run(runner: Any, tmp_path: Path, capfd: pytes
     assert verdict.startswith("tests: RED, ")
 
 
-def test_a_test_that_fails_again_alone_fails_the_run_and_what_is_marked_full_is_left_out(
+def test_a_test_that_also_fails_alone_fails_the_run_and_tests_marked_full_are_skipped(
     runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     marked = "import pytest\n@pytest.mark.full\ndef test_long(): assert False\n"
@@ -74,7 +74,7 @@ def test_a_module_that_cannot_be_imported_fails_the_run(runner: Any, tmp_path: P
     assert runner.main(full=False) == 1
 
 
-def test_coverage_below_its_floor_fails_the_run(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coverage_below_the_minimum_fails_the_run(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "stages", lambda *, full: [])
     assert runner.main(full=False) == 0
     monkeypatch.setattr(runner, "is_covered", lambda *, full: False)

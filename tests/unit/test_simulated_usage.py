@@ -1,4 +1,4 @@
-"""A share of a simulated device that another process suspends."""
+"""Suspending the memory that another process holds on a simulated device."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
 from gpuyard.engines.suspend.simulated_driver import Simulated
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 
-# Takes 1,000 MB at once and 500 MB more when it is told to.
+# Takes 1,000 MB at once and 500 MB more on request.
 OWNER = (
     "import sys\n"
     "from gpuyard.probes.simulated_devices import SimulatedUse\n"
@@ -39,17 +39,17 @@ def owner() -> Iterator[Owner]:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert said(process) == "holding"
+        assert read_line(process) == "holding"
         yield process
         process.kill()
 
 
-def said(owner: Owner) -> str:
+def read_line(owner: Owner) -> str:
     assert owner.stdout is not None
     return owner.stdout.readline().strip()
 
 
-def tell(owner: Owner) -> None:
+def request_more(owner: Owner) -> None:
     assert owner.stdin is not None
     owner.stdin.write("\n")
     owner.stdin.flush()
@@ -66,13 +66,13 @@ def used_mb(devices: SimulatedDevices) -> float | None:
     return devices.read(1).devices[0].memory_used_mb
 
 
-def test_its_states_follow_each_other_as_a_drivers_do(owner: Owner, devices: SimulatedDevices) -> None:
+def test_the_states_change_in_the_same_order_as_with_a_driver(owner: Owner, devices: SimulatedDevices) -> None:
     driver = Simulated()
-    seen = [(driver.state(owner.pid), used_mb(devices))]
+    states = [(driver.state(owner.pid), used_mb(devices))]
     for step in (driver.lock, driver.suspend, driver.restore, driver.unlock):
         step(owner.pid)
-        seen.append((driver.state(owner.pid), used_mb(devices)))
-    assert seen == [
+        states.append((driver.state(owner.pid), used_mb(devices)))
+    assert states == [
         (CudaProcessState.RUNNING, 1000),
         (CudaProcessState.LOCKED, 1000),
         (CudaProcessState.SUSPENDED, 0),
@@ -81,7 +81,7 @@ def test_its_states_follow_each_other_as_a_drivers_do(owner: Owner, devices: Sim
     ]
 
 
-def test_who_takes_nothing_has_nothing_to_suspend() -> None:
+def test_a_process_without_a_share_has_no_state() -> None:
     assert Simulated().state(os.getpid()) is None
 
 
@@ -89,16 +89,16 @@ def test_a_suspended_owner_waits_at_its_next_call(owner: Owner, devices: Simulat
     driver = Simulated()
     driver.lock(owner.pid)
     driver.suspend(owner.pid)
-    tell(owner)
-    assert said(owner) == "asks"
+    request_more(owner)
+    assert read_line(owner) == "asks"
     assert used_mb(devices) == 0
     driver.restore(owner.pid)
     driver.unlock(owner.pid)
-    assert said(owner) == "more"
+    assert read_line(owner) == "more"
     assert used_mb(devices) == 1500
 
 
-def test_what_does_not_fit_any_more_is_ruined_for_ever(owner: Owner, devices: SimulatedDevices) -> None:
+def test_a_share_that_no_longer_fits_can_never_be_restored(owner: Owner, devices: SimulatedDevices) -> None:
     driver = Simulated()
     driver.lock(owner.pid)
     driver.suspend(owner.pid)
@@ -113,19 +113,19 @@ def test_what_does_not_fit_any_more_is_ruined_for_ever(owner: Owner, devices: Si
     assert used_mb(devices) == 0
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
+def test_an_unknown_device_is_named_in_the_error() -> None:
     with pytest.raises(DriverError, match="SIM-9"):
         Simulated().free_mb("SIM-9")
 
 
-def test_without_simulated_devices_there_is_no_such_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_simulated_devices_there_is_no_simulated_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUYARD_SIMULATE")
     with pytest.raises(DriverError, match="GPUYARD_SIMULATE"):
         Simulated()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_users_share_is_not_to_be_touched(owner: Owner, devices: SimulatedDevices) -> None:
+def test_another_users_share_cannot_be_suspended(owner: Owner, devices: SimulatedDevices) -> None:
     program = (
         "import os, sys\n"
         "from gpuyard.engines.suspend.simulated_driver import Simulated\n"

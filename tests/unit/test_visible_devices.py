@@ -1,4 +1,4 @@
-"""What a program sees of the devices, and how they are counted in this process."""
+"""Which devices a program sees, and how they are numbered in this process."""
 
 from pathlib import Path
 
@@ -32,8 +32,8 @@ SIMULATED = machine(*(device(Vendor.SIMULATED, f"SIM-{index}", index) for index 
 NVIDIA = [device(Vendor.NVIDIA, f"GPU-{letter}{letter}", index) for index, letter in enumerate("abcd")]
 
 
-def cuda(chosen: list[Device], seen: Snapshot, *, by_uuid: bool = False) -> str:
-    variables = visible_variables(chosen, seen, by_uuid=by_uuid)
+def cuda(chosen: list[Device], snapshot: Snapshot, *, by_uuid: bool = False) -> str:
+    variables = visible_variables(chosen, snapshot, by_uuid=by_uuid)
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert variables.keys() == {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     return variables["CUDA_VISIBLE_DEVICES"]
@@ -46,16 +46,16 @@ def test_a_cuda_program_sees_integers_in_the_order_of_its_lease() -> None:
     assert cuda([NVIDIA[3], NVIDIA[1]], machine(*NVIDIA)) == "3,1"
 
 
-def test_an_outer_variable_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inherited_variable_does_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert cuda([NVIDIA[3]], machine(*NVIDIA)) == "3"
 
 
-def test_with_uuids_configured_whole_cards_go_by_theirs() -> None:
+def test_with_by_uuid_whole_cards_are_named_by_uuid() -> None:
     assert cuda([NVIDIA[3], NVIDIA[1]], machine(*NVIDIA), by_uuid=True) == "GPU-dd,GPU-bb"
 
 
-def test_a_card_that_is_ill_counts() -> None:
+def test_an_unhealthy_card_counts() -> None:
     ill = device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost")
     assert cuda([NVIDIA[2]], machine(ill, *NVIDIA[1:])) == "2"
 
@@ -64,22 +64,22 @@ def test_a_card_that_this_user_may_not_open_does_not_count() -> None:
     assert cuda([NVIDIA[2]], machine(NVIDIA[0], NVIDIA[2])) == "1"
 
 
-def test_a_card_that_has_left_the_drivers_list_does_not_count() -> None:
+def test_a_card_that_the_driver_no_longer_lists_does_not_count() -> None:
     gone = device(Vendor.NVIDIA, "GPU-gone", 1, fault="nvml no longer lists it")
     assert [cuda([card], machine(*NVIDIA, gone)) for card in NVIDIA] == ["0", "1", "2", "3"]
 
 
-def test_parts_of_a_split_card_go_by_uuid_and_the_card_comes_behind_the_whole_ones() -> None:
+def test_mig_instances_are_named_by_uuid_and_their_card_comes_after_the_whole_cards() -> None:
     part = device(Vendor.NVIDIA, "MIG-11", 0, parent="GPU-aa")
-    seen = machine(NVIDIA[0], part, *NVIDIA[1:])
-    assert cuda([part], seen) == "MIG-11"
-    assert cuda([NVIDIA[1]], seen) == "0"
-    assert cuda([NVIDIA[1], part], seen) == "GPU-bb,MIG-11"
+    snapshot = machine(NVIDIA[0], part, *NVIDIA[1:])
+    assert cuda([part], snapshot) == "MIG-11"
+    assert cuda([NVIDIA[1]], snapshot) == "0"
+    assert cuda([NVIDIA[1], part], snapshot) == "GPU-bb,MIG-11"
 
 
 @pytest.mark.parametrize("device_id", ["0000:3b:00.0", "GPU-aa#1"])
 @pytest.mark.parametrize("by_uuid", [False, True])
-def test_an_id_that_is_not_nvidias_own_goes_by_number(device_id: str, by_uuid: bool) -> None:
+def test_a_device_without_an_nvidia_uuid_is_named_by_number(device_id: str, by_uuid: bool) -> None:
     odd = device(Vendor.NVIDIA, device_id, 4)
     assert cuda([odd], machine(*NVIDIA, odd), by_uuid=by_uuid) == "4"
 
@@ -96,7 +96,7 @@ def test_a_rocm_program_sees_its_devices_despite_an_inherited_hip_variable() -> 
 
 
 @pytest.mark.parametrize(("index", "named"), [(2, "2"), (None, "1")])
-def test_a_card_without_an_id_of_rocms_goes_by_its_number_never_by_its_address(index: int | None, named: str) -> None:
+def test_a_card_without_a_rocm_id_is_named_by_number_never_by_pci_address(index: int | None, named: str) -> None:
     first = device(Vendor.AMD, "GPU-11", 0)
     nameless = device(Vendor.AMD, "0000:43:00.0", index, pci_bus_id="0000:43:00.0")
     assert visible_variables([nameless], machine(first, nameless)) == {
@@ -112,8 +112,8 @@ def write_node(folder: Path, number: int, gpu_id: int | None, location: int = 0)
     (folder / str(number) / "properties").write_text(f"simd_count 256\nlocation_id {location}\ndomain 0\n")
 
 
-def test_the_number_is_the_place_in_the_kernels_topology(tmp_path: Path) -> None:
-    """Tools have orders of their own; nodes 0 and 2 are a CPU, and a GPU that this user may not use."""
+def test_the_number_is_the_position_in_the_kernels_topology(tmp_path: Path) -> None:
+    """The order of tools differs. Node 0 is a CPU, node 2 a GPU that this user may not use."""
     nodes = tmp_path / "nodes"
     write_node(nodes, 0, 0)
     write_node(nodes, 1, 61, 0x4300)
@@ -133,26 +133,26 @@ def test_the_number_is_the_place_in_the_kernels_topology(tmp_path: Path) -> None
     (None, "2", {"amd-2": 0}),
     ("1", "1", {}),
 ])  # fmt: skip
-def test_hip_counts_in_this_process_what_rocr_has_left(
+def test_hip_numbers_only_the_devices_that_rocr_left_visible(
     rocr: str | None, hip: str | None, numbers: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("ROCR_VISIBLE_DEVICES", rocr), ("HIP_VISIBLE_DEVICES", hip)):
         if value is not None:
             monkeypatch.setenv(name, value)
-    seen = machine(*(device(Vendor.AMD, each, index) for index, each in enumerate(["GPU-11", "GPU-22", "amd-2"])))
-    assert process_numbers(seen) == numbers
-    assert {each.id for each in visible_devices(seen)} == set(numbers)
+    snapshot = machine(*(device(Vendor.AMD, each, index) for index, each in enumerate(["GPU-11", "GPU-22", "amd-2"])))
+    assert process_numbers(snapshot) == numbers
+    assert {each.id for each in visible_devices(snapshot)} == set(numbers)
 
 
 # Others, and several
 
 
-def test_an_intel_device_goes_by_its_number() -> None:
+def test_an_intel_device_is_named_by_number() -> None:
     card = device(Vendor.INTEL, "0000:03:00.0", 1)
     assert visible_variables([card], machine(card)) == {"ZE_AFFINITY_MASK": "1"}
 
 
-def test_devices_of_two_vendors_are_each_shown_in_their_vendors_way() -> None:
+def test_devices_of_two_vendors_are_named_in_each_vendors_variable() -> None:
     both = [device(Vendor.NVIDIA, "GPU-aa"), device(Vendor.AMD, "GPU-11")]
     variables = visible_variables(both, machine(*both))
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["ROCR_VISIBLE_DEVICES"]) == ("0", "GPU-11")
@@ -174,7 +174,7 @@ def test_a_program_without_devices_sees_none() -> None:
     (" 1 , SIM-0 ", {"SIM-1": 0, "SIM-0": 1}),
     ("1,9,0", {"SIM-1": 0}),
 ])  # fmt: skip
-def test_numbers_are_those_that_cuda_gives_in_this_process(
+def test_devices_have_the_numbers_that_cuda_uses_in_this_process(
     visible: str | None, numbers: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible is not None:
@@ -184,19 +184,19 @@ def test_numbers_are_those_that_cuda_gives_in_this_process(
     assert {each.id for each in visible_devices(SIMULATED)} == set(numbers)
 
 
-def test_the_users_own_integers_count_cards_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = machine(device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost"), *NVIDIA[1:])
-    assert [each.id for each in named_visible("2", seen)] == ["GPU-cc"]
+def test_integers_given_by_the_user_count_unusable_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = machine(device(Vendor.NVIDIA, "GPU-aa", 0, fault="GPU is lost"), *NVIDIA[1:])
+    assert [each.id for each in named_visible("2", snapshot)] == ["GPU-cc"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert [each.id for each in visible_devices(seen)] == ["GPU-cc"]
+    assert [each.id for each in visible_devices(snapshot)] == ["GPU-cc"]
 
 
-def test_the_drivers_own_count_goes_before_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_of_the_driver_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visibility, "_ASK_DRIVER", "print('cc'); print('aa')")
     assert process_numbers(machine(*NVIDIA)) == {"GPU-cc": 0, "GPU-aa": 1}
 
 
-def test_cuda_neither_counts_nor_hides_devices_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_variables_neither_number_nor_hide_devices_of_other_vendors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     radeon = device(Vendor.AMD, "GPU-11")
     assert visible_devices(machine(radeon, *SIMULATED.devices)) == [radeon, SIMULATED.devices[0]]

@@ -1,4 +1,4 @@
-"""A socket's path may be longer than its address has room for: Linux has a way around, other systems say so."""
+"""Socket paths longer than a socket address holds: Linux has a workaround, other systems report an error."""
 
 import gc
 import socket
@@ -20,7 +20,7 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.linux("/proc/self/fd")
-def test_a_socket_can_be_deep_down(deep: Path) -> None:
+def test_a_socket_can_have_a_long_path(deep: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as caller:
         paths.reach(paths.socket_path(), listening.bind)
         listening.listen()
@@ -28,7 +28,7 @@ def test_a_socket_can_be_deep_down(deep: Path) -> None:
     assert (deep / "daemon.sock").is_socket()
 
 
-def test_where_there_is_no_way_around_the_user_is_told_and_nothing_is_left_open(
+def test_without_the_workaround_the_error_is_reported_and_no_socket_stays_open(
     deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
@@ -36,4 +36,4 @@ def test_where_there_is_no_way_around_the_user_is_told_and_nothing_is_left_open(
         connect(start=False)
     assert caught.value.hint == "name a folder with a shorter path with GPUYARD_HOME"
     del caught
-    gc.collect()  # a socket that nobody closed is a warning now, and so an error
+    gc.collect()  # a socket left open raises a ResourceWarning now, which is an error here

@@ -96,7 +96,7 @@ def run(home: Path, scenario: Callable[[LoopFixture], Coroutine[Any, Any, None]]
     asyncio.run(run_scenario())
 
 
-def test_a_submission_is_cpu_jobs_by_a_step(own_home: Path) -> None:
+def test_a_submission_becomes_jobs_in_a_step(own_home: Path) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         await fixture.submit(gpus=0)
         await fixture.step()

@@ -28,7 +28,7 @@ def test_queues_that_share_a_folder_have_subfolders_of_their_own(own_home: Path,
     assert own == queues[0] / "logs"
     assert (first.parent.parent, second.parent.parent) == (shared, shared)
     assert first != second
-    assert log_folders(queues[0]) == [own, first], "the name is kept"
+    assert log_folders(queues[0]) == [own, first], "the name does not change"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What planting a fault, trying it and reporting it come to."""
+"""Planting a fault, running the tests against it, and reporting the result."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ PASSED, FAILED, NONE_CHOSEN, MISUSED = 0, 1, 5, 4
 
 
 class Copy(Sandbox):
-    """A copy in which pytest is not run: what each run comes to is told beforehand."""
+    """A sandbox that does not run pytest: the result of each run is given."""
 
     def __init__(self, tmp_path: Path, *runs: Run) -> None:
         self.tree = tmp_path
@@ -34,17 +34,17 @@ class Copy(Sandbox):
 
 
 def run(status: int | None, *failed: str) -> Run:
-    return Run(status=status, failed=list(failed), output="what it printed")
+    return Run(status=status, failed=list(failed), output="its output")
 
 
-def test_old_text_that_is_there_twice_or_not_at_all_is_no_place_for_a_fault() -> None:
+def test_the_old_text_of_a_fault_must_occur_exactly_once() -> None:
     assert FAULT.applied_to("if a < b:") == "if a > b:"
     for source in ("", "a < b < a < b"):
         with pytest.raises(ValueError, match="not once"):
             FAULT.applied_to(source)
 
 
-def test_the_file_is_as_it_was_afterwards_and_is_compiled_anew_each_time(tmp_path: Path) -> None:
+def test_the_file_is_restored_and_compiled_again_each_time(tmp_path: Path) -> None:
     copy, path = Copy(tmp_path), tmp_path / FAULT.file
     times = []
     for _ in range(2):
@@ -64,22 +64,22 @@ def test_a_test_that_fails_twice_catches_the_fault(tmp_path: Path) -> None:
     assert copy.calls[1][0][-1] == "t::one"
 
 
-def test_a_test_that_fails_once_is_left_out_and_the_others_are_asked_again(tmp_path: Path) -> None:
+def test_a_test_that_fails_once_is_left_out_and_the_others_are_run_again(tmp_path: Path) -> None:
     copy = Copy(tmp_path, run(FAILED, "t::odd"), run(PASSED), run(PASSED))
     result = Trials(copy, 3).judge(FAULT, Stage.NEAR)
     assert (result.caught, result.tried, result.by_chance) == (None, Stage.NEAR, ("t::odd",))
     assert "--deselect=t::odd" in copy.calls[2][0]
 
 
-def test_a_run_that_never_ends_catches_the_fault_as_a_whole(tmp_path: Path) -> None:
+def test_a_run_that_never_ends_catches_the_fault_without_a_test_name(tmp_path: Path) -> None:
     result = Trials(Copy(tmp_path, run(None)), 3).judge(FAULT, Stage.NEAR)
     assert (result.caught, result.test) == (Stage.NEAR, THE_WHOLE_RUN)
 
 
-def test_what_is_not_caught_goes_on_to_all_of_make_test_and_then_of_make_test_full(
+def test_a_fault_that_is_not_caught_is_tried_with_make_test_and_then_make_test_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUYARD_FULL", "of whoever runs this")
+    monkeypatch.setenv("GPUYARD_FULL", "set by the caller")
     copy = Copy(tmp_path, run(NONE_CHOSEN), *[run(PASSED)] * 5, run(FAILED, "t::ray"), run(FAILED, "t::ray"))
     result = Trials(copy, 3).judge(FAULT, Stage.FULL)
     assert (result.caught, result.test) == (Stage.FULL, "t::ray")
@@ -90,7 +90,7 @@ def test_what_is_not_caught_goes_on_to_all_of_make_test_and_then_of_make_test_fu
     assert [calls[0][-1].rpartition("/")[2] for calls in copy.calls[1:7]] == ["tests", "slurm", "ray"] * 2
 
 
-def test_what_was_tried_before_is_not_tried_again(tmp_path: Path) -> None:
+def test_stages_that_were_tried_before_are_skipped(tmp_path: Path) -> None:
     before = Result(id=FAULT.id, digest=FAULT.digest, tried=Stage.NEAR, seconds=5.0)
     copy = Copy(tmp_path, *[run(PASSED)] * 3)
     result = Trials(copy, 3).judge(FAULT, Stage.TEST, before)
@@ -99,12 +99,12 @@ def test_what_was_tried_before_is_not_tried_again(tmp_path: Path) -> None:
     assert result.seconds >= 5.0
 
 
-def test_pytest_that_cannot_work_says_nothing_about_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(BrokenRun, match="what it printed"):
+def test_a_broken_run_of_pytest_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(BrokenRun, match="its output"):
         Trials(Copy(tmp_path, run(MISUSED)), 3).judge(FAULT, Stage.NEAR)
 
 
-def test_a_log_gives_the_last_result_of_each_fault_that_is_still_the_same(tmp_path: Path) -> None:
+def test_a_log_gives_the_last_result_of_each_unchanged_fault(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     assert read_results(log, [FAULT]) == {}
     missed = Result(id=FAULT.id, digest=FAULT.digest, tried=Stage.NEAR, by_chance=("t::odd",))
@@ -137,8 +137,8 @@ def test_a_report_counts_by_area_and_names_the_test_that_caught_each(tmp_path: P
     assert "## store" not in lines
 
 
-def test_a_copy_runs_its_own_package_whatever_the_environment_says(tmp_path: Path) -> None:
-    """With files of its own and the packages of whoever runs this: the start of a program is all that is slow here."""
+def test_a_sandbox_runs_its_own_package_in_any_environment(tmp_path: Path) -> None:
+    """It has its own files and shares the installed packages; only the start of a program is slow here."""
     root = tmp_path / "root"
     (root / "src" / "planted_package").mkdir(parents=True)
     (root / "src" / "planted_package" / "__init__.py").write_text("NUMBER = 1\n")

@@ -1,4 +1,4 @@
-"""Every planted fault can be planted, and its near tests are there."""
+"""Every fault can be planted, and its near tests exist."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ def test_ids_are_unique_and_begin_with_their_area() -> None:
 def test_a_fault_changes_exactly_one_place_of_a_file_and_the_file_still_compiles() -> None:
     for fault in ALL:
         source = text_of(fault.file)
-        broken = fault.applied_to(source)  # raises where its old text is not there exactly once
+        broken = fault.applied_to(source)  # raises unless its old text occurs exactly once
         assert broken != source, fault.id
         if fault.file.endswith(".py"):
             ast.parse(broken, fault.id)
@@ -34,7 +34,7 @@ def test_a_fault_says_in_a_sentence_what_breaks() -> None:
     assert [fault.id for fault in ALL if not re.fullmatch(r"[A-Z`-].+\.", fault.breaks)] == []
 
 
-def test_near_tests_are_there() -> None:
+def test_near_tests_exist() -> None:
     assert [fault.id for fault in ALL if not fault.near] == []
     for test in {test for fault in ALL for test in fault.near}:
         path, *classes_and_name = test.split("::")

@@ -1,4 +1,4 @@
-"""What tests of the ledger share: real processes that say where they are, and leases to write down."""
+"""Shared by the tests of the ledger: real processes that exchange messages with the test, and claims."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +16,7 @@ DEADLINE_S = 90.0
 ME = Holder(uid=os.getuid(), user="me", pid=os.getpid())
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, or mount a small disk")
 
-# A server that forks: each process is there in milliseconds, and none inherits a thread of the test run's.
+# A fork server: each process starts in milliseconds, and none inherits a thread of the test run.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([__name__, "psutil", "gpuyard.wait_for_devices", "gpuyard.probes.simulated_devices"])
 
@@ -25,22 +25,22 @@ class Child:
     """A process that runs `function(connection, *arguments)`."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=function, args=(there, *arguments), daemon=True)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=function, args=(theirs, *arguments), daemon=True)
         self._process.start()
-        there.close()
+        theirs.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
     def hear(self) -> Any:
-        assert self._here.poll(DEADLINE_S), "the child says nothing"
-        return self._here.recv()
+        assert self._connection.poll(DEADLINE_S), "the child sends nothing"
+        return self._connection.recv()
 
     def has_spoken(self) -> bool:
-        return self._here.poll()
+        return self._connection.poll()
 
-    def tell(self, word: Any) -> None:
-        self._here.send(word)
+    def tell(self, message: Any) -> None:
+        self._connection.send(message)
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -53,24 +53,24 @@ class Child:
 
 @contextlib.contextmanager
 def child(function: Callable[..., None], *arguments: Any) -> Iterator[Child]:
-    one = Child(function, *arguments)
+    process = Child(function, *arguments)
     try:
-        yield one
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
-            one.kill()
+            process.kill()
 
 
 def wait_for_word(connection: Connection) -> Any:
-    """In a child: what the test says next; the child ends with the test."""
+    """In a child: return the next message of the test. The child ends with the test."""
     return connection.recv()
 
 
 def take(*device_ids: str, memory_mb: float | None = None) -> Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Claim]:
-    """Decides for these devices, whoever has them."""
+    """Return a decision that claims these devices, even if other leases hold them."""
     shares = tuple(Share(device_id=each, memory_mb=memory_mb, is_exclusive=memory_mb is None) for each in device_ids)
     return lambda leases, tickets: Claim(shares=shares)
 
 
 def nothing(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> None:
-    """Decides to take nothing: a look under the mutex, which clears away what the dead left."""
+    """Claim nothing: this only reads under the mutex, which removes the files of ended processes."""

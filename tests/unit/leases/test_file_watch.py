@@ -14,7 +14,7 @@ from tests.unit.leases import DEADLINE_S, child, wait_for_word
 
 
 def settle(notice: FileWatch) -> None:
-    """Past the short looks that follow a change."""
+    """Wait out the short polls that follow a change."""
     for _ in range(20):
         notice.wait(0.0)
 
@@ -25,7 +25,7 @@ def waited_s(notice: FileWatch, timeout_s: float) -> float:
     return time.monotonic() - started
 
 
-def hold_until_told(connection: Connection, path: Path) -> None:
+def hold_until_message(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"")
     connection.send("held")
     wait_for_word(connection)
@@ -33,12 +33,12 @@ def hold_until_told(connection: Connection, path: Path) -> None:
 
 
 def noticed(notice: FileWatch) -> bool:
-    """A change ends a wait that would otherwise go on past any deadline."""
+    """Return whether a change ended a wait that would otherwise outlast the deadline."""
     return waited_s(notice, 2 * DEADLINE_S) < DEADLINE_S
 
 
 def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
-    with child(hold_until_told, tmp_path / "a.lease") as holder:
+    with child(hold_until_message, tmp_path / "a.lease") as holder:
         holder.hear()
         notice = FileWatch(tmp_path)
         settle(notice)
@@ -48,7 +48,7 @@ def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
-    with child(hold_until_told, tmp_path / "a.lease") as holder:
+    with child(hold_until_message, tmp_path / "a.lease") as holder:
         holder.hear()
         notice = FileWatch(tmp_path)
         settle(notice)
@@ -57,7 +57,7 @@ def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
         notice.give_back()
 
 
-def test_the_time_given_is_waited_at_most(tmp_path: Path) -> None:
+def test_a_wait_ends_at_its_timeout(tmp_path: Path) -> None:
     notice = FileWatch(tmp_path)
     settle(notice)
     assert 0.02 <= waited_s(notice, 0.03) < DEADLINE_S
@@ -65,7 +65,7 @@ def test_the_time_given_is_waited_at_most(tmp_path: Path) -> None:
     notice.give_back()
 
 
-def test_a_wait_without_end_is_possible(tmp_path: Path) -> None:
+def test_a_wait_can_have_no_timeout(tmp_path: Path) -> None:
     notice = FileWatch(tmp_path)
     settle(notice)
     LockFile(tmp_path / "a.lease", b"").release()
@@ -73,7 +73,7 @@ def test_a_wait_without_end_is_possible(tmp_path: Path) -> None:
     notice.give_back()
 
 
-def test_a_directory_that_was_made_again_is_watched_again(tmp_path: Path) -> None:
+def test_a_recreated_directory_is_watched_again(tmp_path: Path) -> None:
     folder = tmp_path / "locks"
     folder.mkdir()
     FileWatch(folder).give_back()
@@ -86,7 +86,7 @@ def test_a_directory_that_was_made_again_is_watched_again(tmp_path: Path) -> Non
     notice.give_back()
 
 
-def test_what_happened_before_one_waits_is_no_news(tmp_path: Path) -> None:
+def test_a_change_before_the_wait_does_not_end_it(tmp_path: Path) -> None:
     FileWatch(tmp_path).give_back()
     for place in range(2000):
         LockFile(tmp_path / f"{place}.lease", b"").release()
@@ -116,9 +116,7 @@ def test_a_program_with_thousands_of_open_files_can_wait(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("lack", ["the call", "a descriptor", "a watch"])
-def test_without_notices_one_looks_again_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
-) -> None:
+def test_without_inotify_the_directory_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str) -> None:
     class Libc:
         def __init__(self, *_: object, **__: object) -> None:
             if lack != "the call":

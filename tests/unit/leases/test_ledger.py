@@ -46,23 +46,27 @@ def names(folder: Path) -> list[str]:
 
 
 def live(ledger: Ledger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
-    """What somebody who claims is shown."""
-    seen: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
-    ledger.claim(ME, lambda leases, tickets: seen.append((leases, tickets)), DEADLINE_S)
-    return seen[0]
+    """Return the leases and tickets that a claim is decided on."""
+    shown: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
+    ledger.claim(ME, lambda leases, tickets: shown.append((leases, tickets)), DEADLINE_S)
+    return shown[0]
 
 
 def test_a_lease_is_seen_with_its_shares_and_its_holder_until_it_is_released(ledger: Ledger) -> None:
     lease = ledger.claim(this_process("train"), take("G0", "G1", memory_mb=4096.0), DEADLINE_S)
     assert lease is not None
-    (seen,) = ledger.leases()
-    assert seen.id == lease.lease.id
-    assert [(share.device_id, share.memory_mb, share.is_exclusive) for share in seen.shares] == [
+    (listed,) = ledger.leases()
+    assert listed.id == lease.lease.id
+    assert [(share.device_id, share.memory_mb, share.is_exclusive) for share in listed.shares] == [
         ("G0", 4096.0, False),
         ("G1", 4096.0, False),
     ]
-    assert (seen.holder.uid, seen.holder.user, seen.holder.label) == (os.getuid(), user_name(os.getuid()), "train")
-    assert live(ledger)[0] == (seen,)
+    assert (listed.holder.uid, listed.holder.user, listed.holder.label) == (
+        os.getuid(),
+        user_name(os.getuid()),
+        "train",
+    )
+    assert live(ledger)[0] == (listed,)
     lease.release()
     assert ledger.leases() == ()
     assert names(ledger.folder) == ["mutex"]
@@ -77,54 +81,54 @@ def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path:
 def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledger) -> None:
     need = Need(devices=2, memory=FixedMemory(4096.0), only=("G0", "G1"))
     ticket = ledger.take_ticket(ME, need, 3, DEADLINE_S)
-    ((seen,), _) = (ledger.tickets(), None)
-    assert (seen.id, seen.need, seen.priority) == (ticket.id, need, 3)
+    (waiting,) = ledger.tickets()
+    assert (waiting.id, waiting.need, waiting.priority) == (ticket.id, need, 3)
     assert ledger.claim(ME, nothing, DEADLINE_S, ticket) is None
-    assert live(ledger)[1] == (seen,), "whoever was refused still waits"
+    assert live(ledger)[1] == (waiting,), "a refused request still waits"
     lease = ledger.claim(ME, take("G0"), DEADLINE_S, ticket)
     assert lease is not None
     assert ledger.tickets() == ()
     lease.release()
 
 
-def test_the_user_is_the_owner_of_the_file_and_the_time_the_files_own(ledger: Ledger) -> None:
+def test_the_user_and_the_time_of_a_lease_are_those_of_its_file(ledger: Ledger) -> None:
     forged = Holder(uid=4242, user="somebody-else", pid=1, label="mine")
     lease = ledger.claim(forged, take("G0"), DEADLINE_S)
     assert lease is not None
     os.utime(lease.path, (0, 0))
-    (seen,) = ledger.leases()
-    assert (seen.holder.uid, seen.holder.user) == (os.getuid(), user_name(os.getuid()))
-    assert abs(seen.since - lease.lease.since) < 5
+    (listed,) = ledger.leases()
+    assert (listed.holder.uid, listed.holder.user) == (os.getuid(), user_name(os.getuid()))
+    assert abs(listed.since - lease.lease.since) < 5
     lease.release()
 
 
-def test_a_label_plays_no_tricks_on_who_reads_it_and_hides_no_lease(ledger: Ledger) -> None:
+def test_a_label_with_control_characters_is_cleaned_and_hides_no_lease(ledger: Ledger) -> None:
     forged = Holder(uid=0, user="x", pid=1, label="\x1b[2Jgone" + "x" * 10_000)
     for holder in (forged, this_process("\x1b[2Jgone" + "x" * 1_000_000)):
         lease = ledger.claim(holder, take("G0"), DEADLINE_S)
         assert lease is not None
-        (seen,) = ledger.leases()
-        assert (seen.holder.label or "").startswith("?[2Jgonexxx")
-        assert len(seen.holder.label or "") == 200
+        (listed,) = ledger.leases()
+        assert (listed.holder.label or "").startswith("?[2Jgonexxx")
+        assert len(listed.holder.label or "") == 200
         lease.release()
 
 
-def test_a_lease_that_would_not_be_read_is_refused_not_granted_unseen(ledger: Ledger) -> None:
+def test_a_lease_too_large_to_be_read_is_refused(ledger: Ledger) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be written: File too large"):
         ledger.claim(ME, take(*(f"G{number}" for number in range(10_000))), DEADLINE_S)
     assert names(ledger.folder) == ["mutex"]
 
 
-def test_of_several_claims_all_are_granted_or_none(ledger: Ledger) -> None:
-    one, too_large = take("G0")((), ()), take(*(f"G{number}" for number in range(10_000)))((), ())
+def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> None:
+    valid, too_large = take("G0")((), ()), take(*(f"G{number}" for number in range(10_000)))((), ())
     with pytest.raises(EnvironmentFault, match="cannot be written"):
-        ledger.claim_all(lambda leases, tickets: [(ME, one), (ME, too_large)], DEADLINE_S)
+        ledger.claim_all(lambda leases, tickets: [(ME, valid), (ME, too_large)], DEADLINE_S)
     assert ledger.leases() == ()
     assert names(ledger.folder) == ["mutex"]
 
 
 def test_a_reader_waits_for_a_writer(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To see whether a file is held one has to try its lock, and for that moment it seems held to everybody else."""
+    """A reader tries the lock of each file, and for that moment the file looks held to other processes."""
     monkeypatch.setattr(ledger_module, "_READ_TIMEOUT_S", 0.0)
     with hold_mutex(ledger.folder, DEADLINE_S), pytest.raises(EnvironmentFault, match="was busy"):
         ledger.leases()
@@ -132,13 +136,13 @@ def test_a_reader_waits_for_a_writer(ledger: Ledger, monkeypatch: pytest.MonkeyP
 
 
 @as_root
-def test_a_dead_lease_of_another_user_is_not_used_again_for_ones_own(ledger: Ledger) -> None:
-    """Whose file it is says whose lease it is."""
+def test_the_file_of_an_ended_lease_of_another_user_is_not_reused(ledger: Ledger) -> None:
+    """The owner of the file is the owner of the lease."""
     (ledger.folder / "theirs.lease").write_bytes(A_RECORD)
     os.chown(ledger.folder / "theirs.lease", 4242, 4242)
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)
     assert lease is not None
-    assert [seen.holder.uid for seen in ledger.leases()] == [ME.uid]
+    assert [listed.holder.uid for listed in ledger.leases()] == [ME.uid]
     lease.release()
 
 
@@ -151,12 +155,12 @@ def test_a_dead_lease_of_another_user_is_not_used_again_for_ones_own(ledger: Led
         pytest.param(A_RECORD.replace(b"root", b"r" * 100_000), id="huge"),
         pytest.param(b'{"x": ' + b"[" * 60_000, id="nested deeply"),
         pytest.param(A_RECORD.replace(b"root", b"\xff\xfe"), id="not UTF-8"),
-        pytest.param(A_RECORD.replace(b'"pid": 1', b'"pid": "one"'), id="a pid that is no number"),
+        pytest.param(A_RECORD.replace(b'"pid": 1', b'"pid": "one"'), id="a pid that is not a number"),
         pytest.param(A_RECORD.replace(b'{"device_id": "G0"}', b""), id="no devices"),
         pytest.param(b"[]", id="a list"),
     ],
 )
-def test_garbage_is_no_lease_and_no_ticket_and_is_not_removed_while_held(ledger: Ledger, content: bytes) -> None:
+def test_a_malformed_file_is_neither_lease_nor_ticket_and_is_kept_while_held(ledger: Ledger, content: bytes) -> None:
     lease, ticket = ledger.folder / "x.lease", ledger.folder / "x.ticket"
     with held(lease, content), held(ticket, content):
         assert live(ledger) == ((), ())
@@ -175,7 +179,7 @@ def test_no_file_content_blocks_other_processes(content: bytes) -> None:
     assert len(leases) == (content == A_RECORD)
 
 
-def test_endless_numbers_in_a_record_are_harmless(ledger: Ledger) -> None:
+def test_a_huge_number_in_a_record_is_harmless(ledger: Ledger) -> None:
     content = A_RECORD.replace(b'"pid": 1', b'"pid": 1' + b"0" * 400)
     with held(ledger.folder / "x.lease", content):
         assert len(live(ledger)[0]) == 1
@@ -193,7 +197,7 @@ def hold_both(connection: Connection, folder: Path) -> None:
         wait_for_word(connection)
 
 
-def test_what_the_dead_held_is_free_and_the_next_claim_clears_it_away(ledger: Ledger) -> None:
+def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_files(ledger: Ledger) -> None:
     with child(hold_both, ledger.folder) as holder:
         lease_id, ticket_id = holder.hear()
         leases, tickets = live(ledger)
@@ -201,7 +205,7 @@ def test_what_the_dead_held_is_free_and_the_next_claim_clears_it_away(ledger: Le
         assert leases[0].holder.pid == holder.pid
         holder.kill()
     assert (ledger.leases(), ledger.tickets()) == ((), ())
-    assert len(names(ledger.folder)) == 3, "who only reads removes nothing"
+    assert len(names(ledger.folder)) == 3, "a reader removes nothing"
     assert live(ledger) == ((), ())
     assert names(ledger.folder) == ["mutex"]
 
@@ -218,7 +222,7 @@ def test_a_shared_lease_is_handed_over_to_another_process(ledger: Ledger) -> Non
     assert live(ledger)[0] == ()
 
 
-def test_a_lease_that_was_left_to_a_program_lives_as_long_as_the_program(ledger: Ledger) -> None:
+def test_a_lease_inherited_by_a_program_lasts_as_long_as_the_program(ledger: Ledger) -> None:
     lease = ledger.claim(this_process(), take("G0"), DEADLINE_S)
     assert lease is not None
     program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lease.descriptor])
@@ -228,12 +232,12 @@ def test_a_lease_that_was_left_to_a_program_lives_as_long_as_the_program(ledger:
     assert live(ledger)[0] == ()
 
 
-def test_one_can_end_a_lease_of_ones_own_by_its_id(ledger: Ledger) -> None:
+def test_a_user_can_end_their_own_lease_by_its_id(ledger: Ledger) -> None:
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)
     assert lease is not None
-    with pytest.raises(UserError, match="there is no lease 'nonsense'") as told:
+    with pytest.raises(UserError, match="there is no lease 'nonsense'") as caught:
         ledger.end("nonsense")
-    assert lease.lease.id in (told.value.hint or "")
+    assert lease.lease.id in (caught.value.hint or "")
     ledger.end(lease.lease.id)
     assert live(ledger)[0] == ()
     lease.release()
@@ -244,7 +248,7 @@ def run_out_of_descriptors(connection: Connection, folder: Path) -> None:
     live(ledger)
     lowest_free = os.dup(0)
     os.close(lowest_free)
-    # One more for the mutex, and none to look into a lease with.
+    # One descriptor is left for the mutex, and none to read a lease with.
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, lowest_free + 1))
     try:
         connection.send(live(ledger))
@@ -252,10 +256,10 @@ def run_out_of_descriptors(connection: Connection, folder: Path) -> None:
         connection.send(str(error))
 
 
-def test_a_process_without_descriptors_takes_no_lease_for_free(ledger: Ledger) -> None:
-    with child(hold_both, ledger.folder) as holder, child(run_out_of_descriptors, ledger.folder) as other:
+def test_a_process_without_descriptors_does_not_take_held_devices_for_free(ledger: Ledger) -> None:
+    with child(hold_both, ledger.folder) as holder, child(run_out_of_descriptors, ledger.folder) as exhausted:
         holder.hear()
-        assert "cannot be" in other.hear()
+        assert "cannot be" in exhausted.hear()
 
 
 @pytest.fixture
@@ -280,9 +284,9 @@ def test_a_full_disk_gives_one_clear_error_and_leaves_no_half_file(small_disk: P
         lambda: ledger.claim(ME, take("G0"), DEADLINE_S),
         lambda: ledger.take_ticket(ME, Need(), 0, DEADLINE_S),
     ):
-        with pytest.raises(EnvironmentFault, match=f"{small_disk} cannot be written: No space left") as told:
+        with pytest.raises(EnvironmentFault, match=f"{small_disk} cannot be written: No space left") as caught:
             attempt()
-        assert "free some disk space" in (told.value.hint or "")
+        assert "free some disk space" in (caught.value.hint or "")
         assert names(small_disk) == ["big", "mutex"]
     (small_disk / "big").unlink()
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)
@@ -291,7 +295,7 @@ def test_a_full_disk_gives_one_clear_error_and_leaves_no_half_file(small_disk: P
 
 
 @as_root
-def test_a_disk_without_room_for_another_file_gives_the_same_error(small_disk: Path) -> None:
+def test_a_disk_without_free_inodes_gives_the_same_error(small_disk: Path) -> None:
     with contextlib.suppress(OSError):
         for number in range(20):
             (small_disk / str(number)).touch()
@@ -316,11 +320,11 @@ def test_a_record_is_plain_json_for_other_programs(ledger: Ledger) -> None:
     lease.release()
 
 
-# Amended
+# Amending
 
 
 def amend(ledger: Ledger, lease_id: str, *shares: Share) -> None:
-    """As one who claims does it, while nobody else looks."""
+    """Amend the lease under the mutex, as a claim does."""
 
     def decide(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> None:
         ledger.amend(lease_id, Claim(shares=shares))
@@ -328,32 +332,32 @@ def amend(ledger: Ledger, lease_id: str, *shares: Share) -> None:
     ledger.claim(ME, decide, DEADLINE_S)
 
 
-def test_what_an_amended_lease_is_for_may_be_shorter_or_longer_than_before(ledger: Ledger) -> None:
+def test_the_record_of_an_amended_lease_may_become_shorter_or_longer(ledger: Ledger) -> None:
     lease = ledger.claim(this_process("train"), take("G0", memory_mb=4096.0), DEADLINE_S)
     assert lease is not None
     for shares in ((), tuple(Share(device_id=f"G{number}") for number in range(9)), (Share(device_id="G1"),)):
         amend(ledger, lease.lease.id, *shares)
         assert [each.shares for each in ledger.leases()] == ([shares] if shares else [])
-    [seen] = ledger.leases()
-    assert (seen.id, seen.holder.label) == (lease.lease.id, "train")
+    [listed] = ledger.leases()
+    assert (listed.id, listed.holder.label) == (lease.lease.id, "train")
     lease.release()
     assert ledger.leases() == ()
 
 
-def test_an_amended_lease_keeps_its_holders_and_is_cleared_away_when_they_are_gone(ledger: Ledger) -> None:
+def test_an_amended_lease_keeps_its_holders_and_is_removed_when_they_have_ended(ledger: Ledger) -> None:
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)
     assert lease is not None
     amend(ledger, lease.lease.id)
     assert ledger.leases() == ()
-    assert len(names(ledger.folder)) == 2, "it is there, and for nothing"
+    assert len(names(ledger.folder)) == 2, "the file is still there, without a holder"
     lease.leave()
     live(ledger)
     assert names(ledger.folder) == ["mutex"]
 
 
-def test_what_is_no_record_and_what_is_gone_cannot_be_amended(ledger: Ledger) -> None:
+def test_a_malformed_or_missing_lease_cannot_be_amended(ledger: Ledger) -> None:
     live(ledger)
-    amend(ledger, "nobody", Share(device_id="G0"))
+    amend(ledger, "missing", Share(device_id="G0"))
     with held(ledger.folder / "odd.lease", b"no record"):
         amend(ledger, "odd", Share(device_id="G0"))
         assert (ledger.folder / "odd.lease").read_bytes() == b"no record"

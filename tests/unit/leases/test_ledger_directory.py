@@ -40,45 +40,45 @@ def mountinfo(tmp_path: Path) -> Path:
         ("/srv/back\\slash/locks", "fuse.sshfs"),
     ],
 )
-def test_the_kind_of_the_nearest_and_last_mount_counts(folder: str, kind: str, mountinfo: Path) -> None:
+def test_the_nearest_and_last_mount_decides_the_file_system(folder: str, kind: str, mountinfo: Path) -> None:
     assert file_system(Path(folder), mountinfo) == kind
 
 
-def test_where_the_system_tells_no_mounts_nothing_is_refused(tmp_path: Path) -> None:
+def test_without_a_list_of_mounts_nothing_is_refused(tmp_path: Path) -> None:
     assert file_system(tmp_path, tmp_path / "missing") is None
     assert prepare_directory(tmp_path / "locks", tmp_path / "missing").is_dir()
 
 
-def test_a_directory_behind_a_link_is_where_the_link_leads(tmp_path: Path, mountinfo: Path) -> None:
+def test_the_target_of_a_link_decides_the_file_system(tmp_path: Path, mountinfo: Path) -> None:
     link = tmp_path / "locks"
     link.symlink_to("/home/alice/locks")
     assert file_system(link, mountinfo) == "nfs4"
 
 
-def test_a_network_file_system_is_refused_with_one_clear_error(tmp_path: Path) -> None:
+def test_a_network_file_system_is_refused_with_a_hint(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 0:40 / {tmp_path} rw - nfs4 server:/home rw\n")
-    with pytest.raises(EnvironmentFault, match=r"is on a network file system \(nfs4\)") as told:
+    with pytest.raises(EnvironmentFault, match=r"is on a network file system \(nfs4\)") as caught:
         prepare_directory(tmp_path / "locks", mounts)
-    assert told.value.hint == "set GPUYARD_LOCK_DIR to a directory on a local disk"
+    assert caught.value.hint == "set GPUYARD_LOCK_DIR to a directory on a local disk"
 
 
-def test_a_directory_of_ones_own_is_made_for_oneself_only(tmp_path: Path) -> None:
+def test_a_private_directory_is_created_for_its_user_only(tmp_path: Path) -> None:
     folder = prepare_directory(tmp_path / "new" / "locks")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert prepare_directory(folder) == folder
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match=r"file/locks cannot be created: Not a directory") as told:
+    with pytest.raises(EnvironmentFault, match=r"file/locks cannot be created: Not a directory") as caught:
         prepare_directory(tmp_path / "file" / "locks")
-    assert "GPUYARD_LOCK_DIR" in (told.value.hint or "")
+    assert "GPUYARD_LOCK_DIR" in (caught.value.hint or "")
     with pytest.raises(EnvironmentFault, match="cannot be created: File exists"):
         prepare_directory(tmp_path / "file")
 
 
-def test_a_shared_directory_that_is_not_sticky_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_shared_directory_that_is_not_sticky_is_reported(tmp_path: Path) -> None:
     for mode in (0o777, 0o770):
         tmp_path.chmod(mode)
         with pytest.raises(
@@ -99,14 +99,14 @@ def prepare_as_another(connection: Connection, folder: Path) -> None:
 
 
 @as_root
-def test_a_directory_one_may_not_write_to_is_one_clear_error(tmp_path: Path) -> None:
-    # pytest's own folder lets nobody else in, and would be another error.
+def test_a_directory_without_write_permission_is_reported(tmp_path: Path) -> None:
+    # pytest's own folder is closed to other users and would give another error.
     with child(prepare_as_another, Path("/var")) as other:
         message, hint = other.hear()
     assert message == "you cannot write to the lease directory /var"
     assert "GPUYARD_LOCK_DIR" in hint
-    with child(prepare_as_another, Path("/var/gpuyard-of-nobody")) as other:
-        assert other.hear()[0] == "the lease directory /var/gpuyard-of-nobody cannot be created: Permission denied"
+    with child(prepare_as_another, Path("/var/gpuyard-of-another")) as other:
+        assert other.hear()[0] == "the lease directory /var/gpuyard-of-another cannot be created: Permission denied"
 
 
 def test_a_directory_for_all_users_is_open_and_sticky(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_a_directory_for_a_group_is_closed_to_others_and_keeps_its_group(tmp_pat
     assert folder.stat().st_gid == group
 
 
-def test_a_shared_directory_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_shared_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentFault, match="cannot be made a shared lease directory: Not a directory"):
         make_shared_directory(tmp_path / "file" / "locks")
 
 
-def test_a_folder_that_holds_other_things_is_not_opened_to_all(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_opened_to_all_users(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     mode = tmp_path.stat().st_mode
     with pytest.raises(UserError, match=r"thesis\.tex"):
@@ -139,7 +139,7 @@ def test_a_folder_that_holds_other_things_is_not_opened_to_all(tmp_path: Path) -
     assert tmp_path.stat().st_mode == mode
 
 
-def test_a_folder_that_others_cannot_reach_is_found(tmp_path: Path) -> None:
+def test_a_parent_folder_closed_to_other_users_is_reported(tmp_path: Path) -> None:
     (tmp_path / "shut" / "lab").mkdir(parents=True)
     (tmp_path / "shut").chmod(0o700)
     assert find_closed_parent(tmp_path / "shut" / "lab") == tmp_path / "shut"

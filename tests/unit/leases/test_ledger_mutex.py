@@ -19,16 +19,16 @@ def hold(connection: Connection, folder: Path) -> None:
     connection.send("free")
 
 
-def test_a_mutex_held_by_a_stopped_process_gives_one_clear_error(tmp_path: Path) -> None:
+def test_a_mutex_held_by_a_stopped_process_is_reported_after_the_timeout(tmp_path: Path) -> None:
     with child(hold, tmp_path) as stopped:
         stopped.hear()
         os.kill(stopped.pid, signal.SIGSTOP)
         with (
-            pytest.raises(EnvironmentFault, match=f"the ledger in {tmp_path} was busy for 0.2 s") as told,
+            pytest.raises(EnvironmentFault, match=f"the ledger in {tmp_path} was busy for 0.2 s") as caught,
             hold_mutex(tmp_path, 0.2),
         ):
             pytest.fail("two hold it")
-        assert "lsof" in (told.value.hint or "")
+        assert "lsof" in (caught.value.hint or "")
         os.kill(stopped.pid, signal.SIGCONT)
         stopped.tell("go on")
         stopped.hear()
@@ -36,7 +36,7 @@ def test_a_mutex_held_by_a_stopped_process_gives_one_clear_error(tmp_path: Path)
             pass
 
 
-def test_a_killed_holder_holds_nothing(tmp_path: Path) -> None:
+def test_a_killed_process_releases_the_mutex(tmp_path: Path) -> None:
     with child(hold, tmp_path) as killed:
         killed.hear()
         killed.kill()
@@ -53,7 +53,7 @@ def fork_while_holding(connection: Connection, folder: Path) -> None:
     wait_for_word(connection)
 
 
-def test_a_process_forked_in_the_meantime_does_not_keep_it(tmp_path: Path) -> None:
+def test_a_process_forked_while_the_mutex_is_held_does_not_keep_it(tmp_path: Path) -> None:
     with child(fork_while_holding, tmp_path) as parent:
         forked = parent.hear()
         try:
@@ -80,7 +80,7 @@ def fork_beside_a_holding_thread(connection: Connection, folder: Path) -> None:
     wait_for_word(connection)
 
 
-def test_a_fork_does_not_keep_what_a_thread_of_its_killed_parent_held(tmp_path: Path) -> None:
+def test_a_fork_does_not_keep_a_mutex_that_a_thread_of_its_killed_parent_held(tmp_path: Path) -> None:
     with child(fork_beside_a_holding_thread, tmp_path) as parent:
         forked = parent.hear()
         try:
@@ -91,9 +91,7 @@ def test_a_fork_does_not_keep_what_a_thread_of_its_killed_parent_held(tmp_path: 
             os.kill(forked, signal.SIGKILL)
 
 
-def test_a_mutex_that_was_removed_while_one_waited_for_it_is_no_mutex(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutex_file_removed_during_the_wait_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
     def remove_first(descriptor: int, operation: int) -> None:
@@ -110,7 +108,7 @@ def test_a_mutex_that_was_removed_while_one_waited_for_it_is_no_mutex(
         pytest.fail("two hold it")
 
 
-def test_two_who_make_it_at_once_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_that_create_it_at_once_share_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
 
     def made_by_another_meanwhile(path: Path, flags: int, *mode: int) -> int:
@@ -127,9 +125,9 @@ def test_two_who_make_it_at_once_share_one(tmp_path: Path, monkeypatch: pytest.M
         pytest.fail("two hold it")
 
 
-def test_a_directory_that_is_gone_gives_one_clear_error(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    with pytest.raises(EnvironmentFault, match=f"{gone} cannot be written: No such file"), hold_mutex(gone, 0.0):
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(EnvironmentFault, match=f"{missing} cannot be written: No such file"), hold_mutex(missing, 0.0):
         pytest.fail("it is held")
 
 

@@ -35,9 +35,9 @@ def hold(connection: Connection, path: Path) -> None:
 
 
 def test_a_held_file_is_found_with_its_content_and_its_owner(tmp_path: Path) -> None:
-    file = LockFile(tmp_path / "a.lease", b"words")
+    file = LockFile(tmp_path / "a.lease", b"content")
     (found,) = held(tmp_path, may_clean=True)
-    assert (found.name, found.content, found.uid) == ("a.lease", b"words", os.getuid())
+    assert (found.name, found.content, found.uid) == ("a.lease", b"content", os.getuid())
     assert stat_mode(tmp_path / "a.lease") == 0o644
     file.release()
 
@@ -56,14 +56,14 @@ def test_other_users_can_read_a_file_despite_the_umask(tmp_path: Path) -> None:
     file.release()
 
 
-def test_releasing_takes_the_file_along_and_can_be_repeated(tmp_path: Path) -> None:
+def test_releasing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     file.release()
     file.release()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_holder_leaves_is_not_held_and_goes_when_it_may(tmp_path: Path) -> None:
+def test_the_file_of_a_killed_holder_is_not_held_and_is_removed_by_cleaning(tmp_path: Path) -> None:
     path = tmp_path / "a.lease"
     with child(hold, path) as holder:
         holder.hear()
@@ -86,7 +86,7 @@ def release_in_a_fork(connection: Connection, path: Path) -> None:
     wait_for_word(connection)
 
 
-def test_a_forked_childs_release_does_not_end_the_parents(tmp_path: Path) -> None:
+def test_a_release_in_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> None:
     with child(release_in_a_fork, tmp_path / "a.lease") as parent:
         parent.hear()
         assert len(held(tmp_path, may_clean=True)) == 1
@@ -113,13 +113,13 @@ def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> No
 def keep_it_from_a_fork(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"", is_inherited=False)
     if not os.fork():
-        connection.send(os.getpid())  # by the fork itself: by now it has let go of what is its parent's
+        connection.send(os.getpid())  # sent by the fork itself: by now it has closed its parent's files
     wait_for_word(connection)
     file.release()
 
 
-def test_a_fork_does_not_keep_what_is_its_parents_alone(tmp_path: Path) -> None:
-    """So it is with a place in the line: nobody behind it would ever be served."""
+def test_a_fork_does_not_keep_a_file_that_is_not_inheritable(tmp_path: Path) -> None:
+    """Such as a ticket: a fork that kept it would block all requests behind it."""
     with child(keep_it_from_a_fork, tmp_path / "a.lease") as parent:
         fork = parent.hear()
         assert len(held(tmp_path)) == 1
@@ -128,7 +128,7 @@ def test_a_fork_does_not_keep_what_is_its_parents_alone(tmp_path: Path) -> None:
         os.kill(fork, signal.SIGKILL)
 
 
-def test_a_program_that_inherits_the_descriptor_keeps_the_file_when_its_parent_leaves(tmp_path: Path) -> None:
+def test_a_program_that_inherits_the_descriptor_keeps_the_file_after_its_parent(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     program = subprocess.Popen(
         [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[file.descriptor]
@@ -139,7 +139,7 @@ def test_a_program_that_inherits_the_descriptor_keeps_the_file_when_its_parent_l
     assert held(tmp_path, may_clean=True) == []
 
 
-def test_leaving_ends_a_file_that_no_other_process_keeps(tmp_path: Path) -> None:
+def test_a_file_left_by_its_only_process_is_not_held(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     file.leave()
     assert held(tmp_path) == []
@@ -152,7 +152,7 @@ def test_a_shared_file_that_was_taken_over_survives_its_first_holder(tmp_path: P
         first.hear()
         first.tell("share")
         first.hear()
-        assert len(held(tmp_path, may_clean=True)) == 1, "shared is held all the same"
+        assert len(held(tmp_path, may_clean=True)) == 1, "a shared lock counts as held"
         descriptor = take_over(path)
         first.kill()
     assert [found.content for found in held(tmp_path, may_clean=True)] == [b"mine"]
@@ -160,7 +160,7 @@ def test_a_shared_file_that_was_taken_over_survives_its_first_holder(tmp_path: P
     assert held(tmp_path, may_clean=True) == []
 
 
-def test_what_its_holder_does_not_share_cannot_be_taken_over(tmp_path: Path) -> None:
+def test_a_file_that_is_not_shared_cannot_be_taken_over(tmp_path: Path) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     with pytest.raises(EnvironmentFault, match="the lease a cannot be taken over: its holder does not share it"):
         take_over(file.path)
@@ -169,7 +169,7 @@ def test_what_its_holder_does_not_share_cannot_be_taken_over(tmp_path: Path) -> 
         take_over(file.path)
 
 
-def test_what_was_cleared_away_in_the_same_moment_cannot_be_taken_over(
+def test_a_file_removed_at_the_same_moment_cannot_be_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.lease"
@@ -187,7 +187,7 @@ def test_what_was_cleared_away_in_the_same_moment_cannot_be_taken_over(
 
 
 def try_every_lock(connection: Connection, folder: Path) -> None:
-    """Until told to stop; says when it has begun, and answers with how often a lock was to be had."""
+    """Send "begun", try all locks until a message comes, and send how often a lock was free."""
     has_begun, had = False, 0
     while not connection.poll():
         for path in folder.glob("[!.]*.lease"):
@@ -201,22 +201,22 @@ def try_every_lock(connection: Connection, folder: Path) -> None:
     connection.send(had)
 
 
-def test_there_is_no_moment_without_a_lock_while_a_file_becomes_a_shared_one(tmp_path: Path) -> None:
-    with child(try_every_lock, tmp_path) as other:
+def test_a_file_stays_locked_while_it_becomes_shared(tmp_path: Path) -> None:
+    with child(try_every_lock, tmp_path) as contender:
         rounds_beside_it = 0
         while rounds_beside_it < 10:
-            rounds_beside_it += other.has_spoken()
+            rounds_beside_it += contender.has_spoken()
             files = [LockFile(tmp_path / f"{place}.lease", b"") for place in range(100)]
             for file in files:
                 file.share()
             for file in files:
                 file.release()
-        other.tell("stop")
-        assert other.hear() == "begun"
-        assert other.hear() == 0
+        contender.tell("stop")
+        assert contender.hear() == "begun"
+        assert contender.hear() == 0
 
 
-def test_what_is_no_file_of_ours_is_ignored_and_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_ignored_and_not_removed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("precious")
     (tmp_path / "link.lease").symlink_to(tmp_path / "target")
     (tmp_path / "dangling.lease").symlink_to(tmp_path / "nowhere")
@@ -232,22 +232,22 @@ def test_what_is_no_file_of_ours_is_ignored_and_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "target").read_text() == "precious"
 
 
-def test_a_file_that_its_maker_never_finished_is_no_lease_and_is_cleared_away(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_not_a_lease_and_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".a.lease").write_text("half a rec")
     assert held(tmp_path, may_clean=True) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_none(
+def test_running_out_of_descriptors_is_an_error_and_hides_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = LockFile(tmp_path / "a.lease", b"")
     really_open = os.open
 
-    def open_no_more(path: str, *others: int) -> int:
+    def open_no_more(path: str, *arguments: int) -> int:
         if path.endswith(".lease"):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return really_open(path, *others)
+        return really_open(path, *arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", open_no_more)
@@ -256,13 +256,13 @@ def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
     file.release()
 
 
-def test_a_record_that_is_too_long_is_not_written(tmp_path: Path) -> None:
+def test_a_record_above_the_size_limit_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too large"):
         LockFile(tmp_path / "a.lease", b"x" * 70_000)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_record_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_partial_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
     with pytest.raises(OSError, match="No space left"):
@@ -270,8 +270,8 @@ def test_half_a_record_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_file_is_used_again_under_the_new_name_and_a_living_one_is_not(tmp_path: Path) -> None:
-    LockFile(tmp_path / "a.lease", b"a long record of somebody who is dead").leave()
+def test_an_unheld_file_is_reused_under_the_new_name_and_a_held_file_is_not(tmp_path: Path) -> None:
+    LockFile(tmp_path / "a.lease", b"a long record of a process that has ended").leave()
     inode = (tmp_path / "a.lease").stat().st_ino
     file = LockFile(tmp_path / "b.lease", b"mine", spare="a.lease")
     assert [(found.name, found.content, found.inode) for found in held(tmp_path)] == [("b.lease", b"mine", inode)]
@@ -284,7 +284,7 @@ def test_a_dead_file_is_used_again_under_the_new_name_and_a_living_one_is_not(tm
     other.release()
 
 
-def test_a_spare_that_is_gone_or_is_no_file_is_done_without(tmp_path: Path) -> None:
+def test_a_spare_that_is_missing_or_not_a_file_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "link.lease").symlink_to(tmp_path / "elsewhere")
     for name, spare in (("a.lease", "gone.lease"), ("b.lease", "link.lease")):
         file = LockFile(tmp_path / name, b"mine", spare=spare)

@@ -12,7 +12,7 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE, lease_finder, measure
 from gpuyard.system.process_identity import this_process
 from tests.unit.leases import as_root
 
-NOBODY = 65534
+OTHER_UID = 65534
 OTHER = 1  # some process that is neither ours nor a child of ours
 
 
@@ -32,7 +32,7 @@ def machine(*devices: Device) -> Snapshot:
 
 @contextmanager
 def sleeper(lease_id: str = "", user: int | None = None) -> Iterator[int]:
-    """One that has said so: a program that is about to start has no environment for a moment."""
+    """Yield the pid of a program that has started: before that it has no environment for a moment."""
     program = subprocess.Popen(
         ["sh", "-c", "echo up; read word"], env={**os.environ, LEASE_VARIABLE: lease_id}, user=user,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -47,89 +47,91 @@ def sleeper(lease_id: str = "", user: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def stranger() -> Iterator[int]:
+def foreign_process() -> Iterator[int]:
     """A process whose parent is not ours."""
     shell = subprocess.Popen(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
-    told, _ = shell.communicate(timeout=90)
+    output, _ = shell.communicate(timeout=90)
     try:
-        yield int(told)
+        yield int(output)
     finally:
-        os.kill(int(told), 9)
+        os.kill(int(output), 9)
 
 
 def test_the_holder_and_its_children_count_for_the_lease() -> None:
     with sleeper() as child:
-        seen = machine(device("G0", {os.getpid(): 100.0, child: 20.0, OTHER: 3.0}))
-        assert measure(seen, [lease("a", "G0")]) == {("a", "G0"): 120.0}
+        snapshot = machine(device("G0", {os.getpid(): 100.0, child: 20.0, OTHER: 3.0}))
+        assert measure(snapshot, [lease("a", "G0")]) == {("a", "G0"): 120.0}
 
 
-def test_a_lease_that_has_not_allocated_is_measured_as_nothing() -> None:
+def test_a_lease_without_allocations_is_measured_as_zero() -> None:
     assert measure(machine(device("G0", {}), device("G1", {})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
 
 
-def test_hidden_memory_is_unknown_not_nothing() -> None:
-    seen = machine(device("G0", None), device("G1", {os.getpid(): None}))
-    assert measure(seen, [lease("a", "G0", "G1")]) == {("a", "G0"): None, ("a", "G1"): None}
+def test_hidden_memory_is_unknown_not_zero() -> None:
+    snapshot = machine(device("G0", None), device("G1", {os.getpid(): None}))
+    assert measure(snapshot, [lease("a", "G0", "G1")]) == {("a", "G0"): None, ("a", "G1"): None}
 
 
-def test_where_no_processes_are_listed_the_only_lease_holds_what_the_use_has_grown_by() -> None:
-    seen = msgspec.structs.replace(device("G0", None), memory_used_mb=5000.0)
+def test_without_a_process_list_the_growth_of_use_counts_for_the_only_lease() -> None:
+    measured = msgspec.structs.replace(device("G0", None), memory_used_mb=5000.0)
     [share] = lease("a", "G0").shares
     granted = msgspec.structs.replace(lease("a"), shares=(msgspec.structs.replace(share, foreign_mb=1800.0),))
-    assert measure(machine(seen), [granted]) == {("a", "G0"): 3200.0}
-    strangers_left = msgspec.structs.replace(seen, memory_used_mb=900.0)
-    assert measure(machine(strangers_left), [granted]) == {("a", "G0"): 0.0}
+    assert measure(machine(measured), [granted]) == {("a", "G0"): 3200.0}
+    after_foreign_exit = msgspec.structs.replace(measured, memory_used_mb=900.0)
+    assert measure(machine(after_foreign_exit), [granted]) == {("a", "G0"): 0.0}
     other = msgspec.structs.replace(granted, id="b")
-    assert measure(machine(seen), [granted, other]) == {("a", "G0"): None, ("b", "G0"): None}, "nobody can tell whose"
+    assert measure(machine(measured), [granted, other]) == {("a", "G0"): None, ("b", "G0"): None}, (
+        "unknown which lease holds it"
+    )
 
 
-def test_a_process_belongs_to_the_lease_it_was_started_with_wherever_its_parent_went() -> None:
+def test_a_process_belongs_to_the_lease_it_was_started_with_even_without_its_parent() -> None:
     with sleeper("b") as started:
-        seen = machine(device("G0", {started: 500.0}))
+        snapshot = machine(device("G0", {started: 500.0}))
         leases = [lease("a", "G0"), lease("b", "G0", pid=OTHER)]
-        assert measure(seen, leases) == {("a", "G0"): 0.0, ("b", "G0"): 500.0}
+        assert measure(snapshot, leases) == {("a", "G0"): 0.0, ("b", "G0"): 500.0}
         found = lease_finder(leases)(started)
         assert found is not None
         assert found.id == "b"
 
 
 def test_a_foreign_process_belongs_to_no_lease() -> None:
-    with stranger() as pid:
+    with foreign_process() as pid:
         assert measure(machine(device("G0", {pid: 500.0})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
         assert lease_finder([lease("a", "G0")])(pid) is None
-    assert lease_finder([lease("a", "G0")])(2**22 + 1) is None, "one that has ended"
+    assert lease_finder([lease("a", "G0")])(2**22 + 1) is None, "a process that has ended"
 
 
 def test_a_process_with_a_lease_on_each_device_is_measured_on_each() -> None:
-    seen = machine(device("G0", {os.getpid(): 100.0}), device("G1", {os.getpid(): 20.0}))
-    assert measure(seen, [lease("a", "G0"), lease("b", "G1")]) == {("a", "G0"): 100.0, ("b", "G1"): 20.0}
+    snapshot = machine(device("G0", {os.getpid(): 100.0}), device("G1", {os.getpid(): 20.0}))
+    assert measure(snapshot, [lease("a", "G0"), lease("b", "G1")]) == {("a", "G0"): 100.0, ("b", "G1"): 20.0}
 
 
 @pytest.mark.parametrize(
     ("used", "first", "second"), [(1000.0, 1000.0, 0.0), (5000.0, 4096.0, 904.0), (9000.0, 4096.0, 4904.0)]
 )
-def test_a_process_with_two_leases_on_a_device_fills_one_after_the_other(
+def test_the_memory_of_a_process_with_two_leases_fills_one_then_the_other(
     used: float, first: float, second: float
 ) -> None:
-    seen = machine(device("G0", {os.getpid(): used}))
-    assert measure(seen, [lease("a", "G0"), lease("b", "G0")]) == {("a", "G0"): first, ("b", "G0"): second}
+    snapshot = machine(device("G0", {os.getpid(): used}))
+    assert measure(snapshot, [lease("a", "G0"), lease("b", "G0")]) == {("a", "G0"): first, ("b", "G0"): second}
 
 
-def test_a_pid_that_was_used_again_is_not_the_holder() -> None:
+def test_a_reused_pid_is_not_the_holder() -> None:
     stale = lease("a", "G0")
     stale = msgspec.structs.replace(stale, holder=msgspec.structs.replace(stale.holder, pid_started=1.0))
     assert measure(machine(device("G0", {os.getpid(): 100.0})), [stale]) == {("a", "G0"): 0.0}
 
 
 @as_root
-def test_a_process_of_another_users_is_not_hidden_behind_a_lease_it_names() -> None:
-    with sleeper("a", user=NOBODY) as forger:
-        seen = machine(device("G0", {forger: 500.0}))
-        assert measure(seen, [lease("a", "G0", pid=OTHER)]) == {("a", "G0"): 0.0}
+def test_a_process_of_another_user_does_not_count_for_a_lease_it_names() -> None:
+    with sleeper("a", user=OTHER_UID) as forger:
+        snapshot = machine(device("G0", {forger: 500.0}))
+        assert measure(snapshot, [lease("a", "G0", pid=OTHER)]) == {("a", "G0"): 0.0}
 
 
 @as_root
 def test_a_lease_does_not_count_the_process_of_another_user_that_it_names() -> None:
-    with sleeper(user=NOBODY) as victim:
-        seen = machine(device("G0", {victim: 500.0}))
-        assert measure(seen, [lease("a", "G0", pid=victim, uid=1000)]) == {("a", "G0"): 0.0}
+    with sleeper(user=OTHER_UID) as victim:
+        snapshot = machine(device("G0", {victim: 500.0}))
+        assert measure(snapshot, [lease("a", "G0", pid=victim, uid=1000)]) == {("a", "G0"): 0.0}

@@ -1,4 +1,4 @@
-"""What real outputs of AMD's tools say, read by eye: path below the samples folder -> one dict for each device."""
+"""The expected devices of real outputs of AMD's tools, read by eye: path in the samples folder -> dicts of devices."""
 
 _UNKNOWN: dict[str, object] = {
     "vendor": "amd",

@@ -1,4 +1,4 @@
-"""What each saved output of the Apple tools says, read by eye."""
+"""The expected devices of each saved output of the Apple tools, read by eye."""
 
 _POWERMETRICS_UNKNOWN: dict[str, object] = {
     "vendor": "apple",
@@ -69,7 +69,7 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "power_draw_w": 0.016,
         }
     ],
-    # one sample out of the middle of a log, without its head; 7539 mW stands in the processor's section
+    # one sample out of the middle of a log, without its head; 7539 mW is in the processor's section
     "powermetrics/powermetrics-text__Macmini9,1-m1-loaded.txt": [
         {
             **_POWERMETRICS_UNKNOWN,
@@ -86,7 +86,7 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "power_draw_w": 0.028,
         }
     ],
-    # only the driver's own memory is told, which is another figure
+    # only the memory of the driver is reported, which is another figure
     "ioreg/ioreg-IOAccelerator__m2pro-no-inuse.txt": [
         {
             **_IOREG_UNKNOWN,

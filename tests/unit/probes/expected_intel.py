@@ -1,4 +1,4 @@
-"""What Intel's tools really said, read by hand from their recorded outputs."""
+"""The expected devices of recorded outputs of Intel's tools, read by eye."""
 
 _UNTOLD: dict[str, object] = {
     "name": None,

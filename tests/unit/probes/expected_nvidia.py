@@ -1,4 +1,4 @@
-"""What stands in each real output of `nvidia-smi`, read by eye; see test_real_samples."""
+"""The expected devices of each real output of `nvidia-smi`, read by eye; see test_real_samples."""
 
 _MASKED = "GPU-00000000-0000-0000-0000-000000000000"
 _UNSEEN = {"power_limit_w": None, "temperature_c": None, "utilization_percent": None, "memory_total_mb": None}

@@ -6,7 +6,7 @@ XML = """<?xml version="1.0" ?>
   <driver_version>575.10</driver_version>
   <attached_gpus>2</attached_gpus>
   <gpu id="00000000:3B:00.0">
-    <product_name>NVIDIA Yard One</product_name>
+    <product_name>NVIDIA Test One</product_name>
     <uuid>GPU-11111111-0000-0000-0000-000000000001</uuid>
     <minor_number>1</minor_number>
     <fb_memory_usage><total>24576 MiB</total><reserved>300 MiB</reserved><used>4096 MiB</used><free>20180 MiB</free>
@@ -26,7 +26,7 @@ XML = """<?xml version="1.0" ?>
     </processes>
   </gpu>
   <gpu id="00000000:86:00.0">
-    <product_name>NVIDIA Yard Two</product_name>
+    <product_name>NVIDIA Test Two</product_name>
     <uuid>GPU-22222222-0000-0000-0000-000000000002</uuid>
     <fb_memory_usage><total>16384 MiB</total><used>0 MiB</used><free>16384 MiB</free></fb_memory_usage>
     <utilization><gpu_util>N/A</gpu_util></utilization>
@@ -99,27 +99,27 @@ GB10_CSV = (
 CSV = (
     "index, uuid, name, pci.bus_id, memory.total [MiB], memory.used [MiB], memory.free [MiB], utilization.gpu [%],"
     " power.draw [W], enforced.power.limit [W], temperature.gpu\n"
-    "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Yard One, 00000000:3B:00.0, 24576 MiB, 4096 MiB, 20180 MiB,"
+    "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Test One, 00000000:3B:00.0, 24576 MiB, 4096 MiB, 20180 MiB,"
     " 37 %, 201.50 W, 350.00 W, 61\n"
-    "1, GPU-22222222-0000-0000-0000-000000000002, NVIDIA Yard Two, 00000000:86:00.0, 16384 MiB, 0 MiB, 16384 MiB,"
+    "1, GPU-22222222-0000-0000-0000-000000000002, NVIDIA Test Two, 00000000:86:00.0, 16384 MiB, 0 MiB, 16384 MiB,"
     " [N/A], [Not Supported], [Requested functionality has been deprecated], 40\n"
 )
 
 NO_UNITS_CSV = (
     "name, memory.total [MiB], memory.used [MiB], utilization.gpu [%], power.draw.instant [W], power.limit [W]\n"
-    "NVIDIA Yard One, 24576, 4096, 37, 201.50, 350.00\n"
+    "NVIDIA Test One, 24576, 4096, 37, 201.50, 350.00\n"
 )
 
-HEADERLESS_CSV = "0, NVIDIA Yard One, 61, 4096, 24576, 37, 201.50\n1, NVIDIA Yard Two, 40, 0, 16384, [N/A], [N/A]\n"
+HEADERLESS_CSV = "0, NVIDIA Test One, 61, 4096, 24576, 37, 201.50\n1, NVIDIA Test Two, 40, 0, 16384, [N/A], [N/A]\n"
 
 HEADERLESS_UNITS_CSV = (
-    "0, NVIDIA Yard One, 61, 4096 MiB, 24576 MiB, 37 %, 201.50 W\n"
-    "1, NVIDIA Yard Two, 40, 0 MiB, 16384 MiB, [N/A], [N/A]\n"
+    "0, NVIDIA Test One, 61, 4096 MiB, 24576 MiB, 37 %, 201.50 W\n"
+    "1, NVIDIA Test Two, 40, 0 MiB, 16384 MiB, [N/A], [N/A]\n"
 )
 
-OTHER_ORDER_CSV = "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Yard One, 61, 37, 4096, 12287\n"
+OTHER_ORDER_CSV = "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Test One, 61, 37, 4096, 12287\n"
 
-UNKNOWN_COLUMNS_CSV = "NVIDIA Yard One, GPU-11111111-0000-0000-0000-000000000001, 00000000:3B:00.0, 5, 6\n"
+UNKNOWN_COLUMNS_CSV = "NVIDIA Test One, GPU-11111111-0000-0000-0000-000000000001, 00000000:3B:00.0, 5, 6\n"
 
 LOOP_CSV = (
     "timestamp, index, memory.used [MiB], utilization.gpu [%]\n"
@@ -132,7 +132,7 @@ LOOP_CSV = (
 
 LOST_CSV = (
     "index, uuid, name, memory.total [MiB], utilization.gpu [%]\n"
-    "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Yard One, 24576 MiB, [GPU is lost]\n"
+    "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Test One, 24576 MiB, [GPU is lost]\n"
 )
 
 APPS = (

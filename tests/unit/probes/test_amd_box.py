@@ -1,4 +1,4 @@
-"""The box that `amd-smi` prints by itself since ROCm 7."""
+"""The box that `amd-smi` prints without arguments since ROCm 7."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from gpuyard.probes.amd import amd_smi
 from tests.unit.probes.samples_amd import AMD_SMI_BOX
 
 
-def test_the_box_that_amd_smi_prints_by_itself_is_read() -> None:
+def test_the_box_is_parsed() -> None:
     first, second = amd_smi.parse(AMD_SMI_BOX).devices
     assert first == Device(
         id="0000:2f:00.0",
@@ -27,7 +27,7 @@ def test_the_box_that_amd_smi_prints_by_itself_is_read() -> None:
     assert second == Device(id="0000:c6:00.0", vendor=Vendor.AMD, index=1, pci_bus_id="0000:c6:00.0", processes=())
 
 
-def test_the_processes_of_a_box_are_unknown_where_their_list_is_cut() -> None:
+def test_the_processes_of_a_box_are_unknown_if_their_list_is_cut_off() -> None:
     listed, idle = AMD_SMI_BOX[: AMD_SMI_BOX.index("|    0      15223")], AMD_SMI_BOX.index("|    0      15222")
     assert [device.processes for device in amd_smi.parse(listed).devices] == [None, None]
     none = f"{AMD_SMI_BOX[:idle]}|  No running processes found   |\n+-----+\n"
@@ -47,5 +47,5 @@ def test_the_processes_of_a_box_are_unknown_where_their_list_is_cut() -> None:
         ("adeon X1", "adeon X1"),
     ],
 )
-def test_a_word_of_a_name_that_lost_its_beginning_is_completed_or_left_out(printed: str, name: str) -> None:
+def test_a_name_cut_at_its_beginning_is_completed_or_shortened_to_whole_words(printed: str, name: str) -> None:
     assert amd_smi.parse(AMD_SMI_BOX.replace("...Example Card X1 OAM", printed)).devices[0].name == name

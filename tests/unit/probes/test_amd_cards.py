@@ -1,4 +1,4 @@
-"""Ids, names and memory that every AMD probe tells in the same way."""
+"""Ids, names and memory, which all AMD probes derive in the same way."""
 
 import pytest
 
@@ -48,18 +48,18 @@ def test_the_unique_id_is_read_out_of_the_uuid(printed: object, digits: str | No
     assert card_fields.unique_id_in_uuid(printed) == digits
 
 
-def test_a_card_is_called_by_its_best_id() -> None:
+def test_a_card_gets_the_best_available_id() -> None:
     assert card_fields.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
     assert card_fields.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
     assert card_fields.device_id(None, None, 3) == "amd-3"
 
 
-def test_a_hexadecimal_number_is_no_name() -> None:
+def test_a_hexadecimal_number_is_not_a_name() -> None:
     assert card_fields.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
     assert card_fields.card_name("0x1002") is None
 
 
-def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing() -> None:
+def test_free_memory_is_total_minus_used_and_a_total_of_zero_is_unknown() -> None:
     assert card_fields.memory(100.0, 30.0)["memory_free_mb"] == 70.0
     assert card_fields.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
     assert card_fields.memory(100.0, 130.0)["memory_free_mb"] == 0.0
@@ -92,10 +92,10 @@ def test_free_memory_follows_from_the_other_two_and_a_total_of_zero_says_nothing
         "not said",
     ],
 )
-def test_a_process_holds_what_is_in_the_cards_own_memory(parts: object, whole: object, memory_mb: float | None) -> None:
+def test_the_memory_of_a_process_is_its_vram(parts: object, whole: object, memory_mb: float | None) -> None:
     assert card_fields.process_memory(parts, whole) == memory_mb
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1.5, "N/A", None, 2**31, 1e300])
-def test_what_is_no_pid_is_no_process(pid: object) -> None:
+def test_an_invalid_pid_is_not_a_process(pid: object) -> None:
     assert card_fields.process(pid, "python", 1.0) is None

@@ -16,7 +16,7 @@ UUID = "a1ff740f-0000-1000-80b2-c3d4e5f60718"
 
 
 class AmdSmiException(Exception):
-    """What the library raises for everything it cannot do."""
+    """Raised by the library for every error."""
 
 
 def answer(value: Any) -> Callable[..., Any]:
@@ -29,7 +29,7 @@ def refuse(*_: Any) -> Any:
 
 @pytest.fixture
 def amdsmi(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A library as ROCm 7 brings it, with one card."""
+    """The library of ROCm 7, with one card."""
     module: Any = ModuleType("amdsmi")
     module.AmdSmiException = AmdSmiException
     module.AmdSmiMemoryType = SimpleNamespace(VRAM=0)
@@ -60,7 +60,7 @@ def read_one() -> Device:
 
 
 @pytest.mark.usefixtures("amdsmi")
-def test_a_card_is_told_in_full() -> None:
+def test_all_figures_of_a_card_are_read() -> None:
     assert read_one() == Device(
         id="GPU-a1b2c3d4e5f60718",
         vendor=Vendor.AMD,
@@ -78,14 +78,14 @@ def test_a_card_is_told_in_full() -> None:
     )
 
 
-def test_what_a_card_cannot_tell_is_unknown(amdsmi: Any) -> None:
+def test_figures_that_a_card_does_not_support_are_unknown(amdsmi: Any) -> None:
     for name in dir(amdsmi):
         if name.startswith("amdsmi_get_") and name != "amdsmi_get_processor_handles":
             setattr(amdsmi, name, refuse)
     assert read_one() == Device(id="amd-0", vendor=Vendor.AMD, index=0)
 
 
-def test_what_a_release_does_not_have_is_unknown(amdsmi: Any) -> None:
+def test_figures_that_a_release_does_not_have_are_unknown(amdsmi: Any) -> None:
     for name in dir(amdsmi):
         if name.startswith(("amdsmi_get_gpu_", "amdsmi_get_power", "amdsmi_get_temp", "AmdSmi")):
             delattr(amdsmi, name)
@@ -93,7 +93,7 @@ def test_what_a_release_does_not_have_is_unknown(amdsmi: Any) -> None:
 
 
 @pytest.mark.parametrize("answered", [None, "N/A", {}, [], {"gfx_activity": 65535, "power_cap": {}}, object()])
-def test_answers_of_another_shape_are_unknown(amdsmi: Any, answered: object) -> None:
+def test_answers_of_an_unexpected_type_are_unknown(amdsmi: Any, answered: object) -> None:
     for name in dir(amdsmi):
         if name.startswith("amdsmi_get_") and name != "amdsmi_get_processor_handles":
             setattr(amdsmi, name, answer(answered))
@@ -120,19 +120,19 @@ def test_power_is_found_under_the_keys_of_every_release(
     assert (device.power_draw_w, device.power_limit_w) == (draw_w, limit_w)
 
 
-def test_memory_in_mb_serves_where_the_bytes_are_refused(amdsmi: Any) -> None:
+def test_memory_in_mb_is_the_fallback_for_memory_in_bytes(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_gpu_memory_total = refuse
     amdsmi.amdsmi_get_gpu_memory_usage = refuse
     device = read_one()
     assert (device.memory_total_mb, device.memory_used_mb) == (16384.0, 1000.0)
 
 
-def test_the_hotspot_serves_where_there_is_no_edge_sensor(amdsmi: Any) -> None:
+def test_the_hotspot_sensor_is_the_fallback_for_the_edge_sensor(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_temp_metric = lambda _handle, sensor, _metric: 50 if sensor == "hotspot" else refuse()
     assert read_one().temperature_c == 50.0
 
 
-def test_processes_that_come_as_handles_are_asked_about(amdsmi: Any) -> None:
+def test_processes_given_as_handles_are_queried(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_gpu_process_list = answer(["first", "second"])
     amdsmi.amdsmi_get_gpu_process_info = lambda _card, process: (
         {"pid": 3, "name": "old", "mem": 2097152} if process == "first" else refuse()
@@ -140,19 +140,19 @@ def test_processes_that_come_as_handles_are_asked_about(amdsmi: Any) -> None:
     assert read_one().processes == (Process(pid=3, memory_mb=2.0, name="old"),)
 
 
-def test_a_process_with_the_same_figure_on_two_cards_holds_an_unknown_amount_on_each(amdsmi: Any) -> None:
+def test_the_memory_of_a_process_with_the_same_figure_on_two_cards_is_unknown(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
     devices = AmdSmiLibrary().read(5).devices
     assert [device.processes for device in devices] == [(Process(pid=12, name="python3"),)] * 2
 
 
-def test_partitions_of_one_card_have_ids_of_their_own(amdsmi: Any) -> None:
+def test_partitions_of_one_card_have_unique_ids(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
     devices = AmdSmiLibrary().read(5).devices
     assert [device.id for device in devices] == ["GPU-a1b2c3d4e5f60718#0", "GPU-a1b2c3d4e5f60718#1"]
 
 
-def test_the_library_is_initialised_once_and_afresh_after_a_failure(amdsmi: Any) -> None:
+def test_the_library_is_initialised_once_and_again_after_a_failure(amdsmi: Any) -> None:
     starts: list[None] = []
     amdsmi.amdsmi_init = lambda: starts.append(None)
     probe = AmdSmiLibrary()
@@ -168,16 +168,16 @@ def test_the_library_is_initialised_once_and_afresh_after_a_failure(amdsmi: Any)
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("message", "error"),
     [
         ("34 | AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded", ProbeMissing),
         ("10 | AMDSMI_STATUS_NO_PERM - Permission Denied", ProbeDenied),
         ("32 | AMDSMI_STATUS_NOT_INIT", ProbeCrashed),
     ],
 )
-def test_a_refusal_to_start_says_what_is_wrong_in_one_line(amdsmi: Any, said: str, error: type[ProbeError]) -> None:
+def test_a_failed_initialisation_is_reported_in_one_line(amdsmi: Any, message: str, error: type[ProbeError]) -> None:
     def fail() -> None:
-        raise AmdSmiException(f"Error code:\n\t{said}")
+        raise AmdSmiException(f"Error code:\n\t{message}")
 
     amdsmi.amdsmi_init = fail
     with pytest.raises(error) as caught:
@@ -188,7 +188,7 @@ def test_a_refusal_to_start_says_what_is_wrong_in_one_line(amdsmi: Any, said: st
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        ("import a_module_that_is_not_there", ProbeMissing),
+        ("import a_missing_module", ProbeMissing),
         ("raise KeyError('libamd_smi.so')", ProbeMissing),
         ("raise OSError('libamd_smi.so: cannot open shared object file')", ProbeMissing),
         ("raise AttributeError('undefined symbol: amdsmi_init')", ProbeCrashed),
@@ -214,11 +214,11 @@ def test_a_library_that_cannot_be_imported_is_missing_or_broken(
     assert capsys.readouterr().out == ""
 
 
-def test_a_machine_without_the_library_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(ProbeMissing):
         AmdSmiLibrary().read(5)
 
 
-def test_the_library_runs_where_it_may_hang() -> None:
+def test_the_library_is_run_as_a_probe_that_may_hang() -> None:
     assert AmdSmiLibrary().may_hang

@@ -1,4 +1,4 @@
-"""`amd-smi`, `rocm-smi` and `radeontop` as processes: stand-ins on PATH that print, fail, hang and never end."""
+"""`amd-smi`, `rocm-smi` and `radeontop` as processes: stand-ins on PATH that print, fail, hang or never end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def put_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutTool:
 
 
 class AmdSmiStandIn:
-    """An `amd-smi` that answers each command with a script, and writes down how it was called."""
+    """An `amd-smi` that answers each command with a script, and records its calls."""
 
     def __init__(self, folder: Path, put: PutTool) -> None:
         self._folder = folder
@@ -81,13 +81,13 @@ def test_amd_smi_joins_figures_ids_names_and_processes() -> None:
     assert reading.problems == ()
 
 
-def test_amd_smi_asks_for_ids_and_names_once(stand_in: AmdSmiStandIn) -> None:
+def test_amd_smi_queries_ids_and_names_once(stand_in: AmdSmiStandIn) -> None:
     probe = AmdSmi()
     assert probe.read(10) == probe.read(10)
     assert stand_in.calls() == ["list", "metric", "static", "process", "metric", "process"]
 
 
-def test_amd_smi_asks_again_when_the_cards_are_numbered_anew(stand_in: AmdSmiStandIn) -> None:
+def test_amd_smi_queries_ids_and_names_again_after_renumbering(stand_in: AmdSmiStandIn) -> None:
     probe = AmdSmi()
     probe.read(10)
     stand_in.prints("metric", AMD_SMI_METRIC_BARE)
@@ -105,7 +105,7 @@ def test_amd_smi_asks_again_when_the_cards_are_numbered_anew(stand_in: AmdSmiSta
         ("static", "echo boom >&2; exit 3", "crashed"),
     ],
 )
-def test_figures_outlive_a_command_that_fails_and_its_failure_is_told(
+def test_a_failed_command_is_reported_and_the_figures_of_others_are_kept(
     stand_in: AmdSmiStandIn, command: str, script: str, kind: str
 ) -> None:
     stand_in.does(command, script)
@@ -117,7 +117,7 @@ def test_figures_outlive_a_command_that_fails_and_its_failure_is_told(
     assert (reading.devices[0].processes is None) == (command == "process")
 
 
-def test_names_are_asked_for_again_after_a_failure(stand_in: AmdSmiStandIn) -> None:
+def test_names_are_queried_again_after_a_failure(stand_in: AmdSmiStandIn) -> None:
     clock = FakeClock()
     stand_in.does("static", "exit 3")
     probe = AmdSmi(clock.monotonic)
@@ -127,7 +127,7 @@ def test_names_are_asked_for_again_after_a_failure(stand_in: AmdSmiStandIn) -> N
     assert probe.read(10).devices[0].name == "Instinct Example"
 
 
-def test_a_command_that_hangs_is_left_alone_for_a_while_and_its_problem_told_unchanged(stand_in: AmdSmiStandIn) -> None:
+def test_a_hanging_command_is_paused_and_its_problem_reported_unchanged(stand_in: AmdSmiStandIn) -> None:
     clock = FakeClock()
     stand_in.does("process", HANG)
     probe = AmdSmi(clock.monotonic)
@@ -143,7 +143,7 @@ def test_a_command_that_hangs_is_left_alone_for_a_while_and_its_problem_told_unc
     assert third.devices[1].processes == ()
 
 
-def test_a_command_for_which_no_time_was_left_is_not_left_alone(stand_in: AmdSmiStandIn) -> None:
+def test_a_command_skipped_without_time_left_is_not_paused(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("static", HANG)
     probe = AmdSmi(FakeClock().monotonic)
     assert [problem.message for problem in probe.read(1.5).problems] == [
@@ -153,18 +153,18 @@ def test_a_command_for_which_no_time_was_left_is_not_left_alone(stand_in: AmdSmi
     assert [problem.message for problem in probe.read(10).problems] == ["`amd-smi static`: no answer in time"]
 
 
-def test_amd_smi_that_gives_no_ids_is_an_error(stand_in: AmdSmiStandIn) -> None:
+def test_amd_smi_without_ids_is_an_error(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("list", "echo 'no driver' >&2; exit 4")
     with pytest.raises(ProbeCrashed, match="no driver"):
         AmdSmi().read(10)
 
 
-def test_amd_smi_without_options_for_single_metrics_is_asked_for_all(stand_in: AmdSmiStandIn) -> None:
+def test_amd_smi_without_options_for_single_metrics_is_called_for_all_metrics(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("metric", 'test "$*" = "metric --json" || exit 2; cat metric.txt')
     assert AmdSmi().read(10).devices[0].power_draw_w == 205.0
 
 
-def test_a_hanging_amd_smi_is_given_up_in_time(stand_in: AmdSmiStandIn) -> None:
+def test_a_hanging_amd_smi_is_stopped_at_its_timeout(stand_in: AmdSmiStandIn) -> None:
     stand_in.does("metric", HANG)
 
     def give_up() -> None:
@@ -174,7 +174,7 @@ def test_a_hanging_amd_smi_is_given_up_in_time(stand_in: AmdSmiStandIn) -> None:
     in_time(3.0, give_up)
 
 
-def test_a_read_that_ran_out_of_time_leaves_the_next_one_less_to_do(stand_in: AmdSmiStandIn) -> None:
+def test_a_read_that_timed_out_keeps_its_partial_results_for_the_next(stand_in: AmdSmiStandIn) -> None:
     probe = AmdSmi()
     stand_in.does("metric", HANG)
     with pytest.raises(ProbeTimeout):
@@ -200,7 +200,7 @@ def test_a_tool_that_is_not_installed_is_missing(
         probe.read(5)
 
 
-def test_rocm_smi_is_believed_although_it_ends_with_an_error(put_tool: PutTool, tmp_path: Path) -> None:
+def test_the_output_of_rocm_smi_counts_despite_an_error_status(put_tool: PutTool, tmp_path: Path) -> None:
     (tmp_path / "out").write_text(ROCM_SMI_JSON)
     put_tool("rocm-smi", 'echo "$*" > calls; cat out; echo "one figure is not supported" >&2; exit 2')
     (device,) = RocmSmi().read(10).devices
@@ -231,7 +231,7 @@ def test_radeontop_is_ended_after_one_sample(put_tool: PutTool, tmp_path: Path) 
     assert device.utilization_percent == 12.5
 
 
-def test_radeontop_that_may_not_see_the_card_is_refused(put_tool: PutTool) -> None:
+def test_radeontop_without_access_to_the_card_is_denied(put_tool: PutTool) -> None:
     put_tool("radeontop", "echo 'Cannot access GPU registers, are you root?' >&2; exit 1")
     with pytest.raises(ProbeDenied, match="are you root"):
         RadeonTop().read(10)

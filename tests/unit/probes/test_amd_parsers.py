@@ -1,4 +1,4 @@
-"""`amd-smi`, `rocm-smi` and `radeontop`: what their outputs mean."""
+"""`amd-smi`, `rocm-smi` and `radeontop`: parsing their outputs."""
 
 import json
 from collections.abc import Callable
@@ -76,14 +76,14 @@ def test_amd_smi_list_and_static_give_ids_names_and_limits() -> None:
     assert [device.power_limit_w for device in static] == [250.0, 300.0]
 
 
-def test_partitions_of_one_card_are_devices_of_their_own() -> None:
+def test_partitions_of_one_card_are_separate_devices() -> None:
     devices = amd_smi.parse(AMD_SMI_LIST_DPX).devices
     assert [device.id for device in devices] == ["GPU-a1b2c3d4e5f60718#0", "GPU-a1b2c3d4e5f60718#1"]
     assert [device.pci_bus_id for device in devices] == ["0000:05:00.0", "0000:05:00.1"]
     assert {device.parent for device in devices} == {None}
 
 
-def test_amd_smi_process_tells_a_process_with_its_vram_and_an_idle_card_from_an_unknown_one() -> None:
+def test_amd_smi_process_gives_vram_per_process_and_tells_idle_from_unknown() -> None:
     busy, idle = amd_smi.parse(AMD_SMI_PROCESS).devices
     assert busy.processes == (Process(pid=4321, memory_mb=2048.0, name="/usr/bin/python3"),)
     assert idle.processes == ()
@@ -91,14 +91,14 @@ def test_amd_smi_process_tells_a_process_with_its_vram_and_an_idle_card_from_an_
     assert unknown.processes is None
 
 
-def test_amd_smi_process_of_older_releases_lists_processes_without_wrapping_them() -> None:
+def test_amd_smi_process_of_older_releases_lists_unwrapped_processes() -> None:
     (device,) = amd_smi.parse('[{"gpu": 0, "process_info": [{"pid": 5, "name": "N/A", "mem_usage": 1048576}]}]').devices
     assert device.processes == (Process(pid=5, memory_mb=1.0),)
     (device,) = amd_smi.parse('[{"gpu": 0, "process_list": []}]').devices
     assert device.processes == ()
 
 
-def test_amd_smi_monitor_is_read_by_its_columns() -> None:
+def test_amd_smi_monitor_is_parsed_by_column_names() -> None:
     first, second = amd_smi.parse(AMD_SMI_MONITOR).devices
     assert (first.power_draw_w, first.power_limit_w, first.temperature_c) == (32.0, 300.0, 58.0)
     assert (first.utilization_percent, first.memory_used_mb, first.memory_total_mb) == (6.0, 2560.0, 16384.0)
@@ -108,18 +108,18 @@ def test_amd_smi_monitor_is_read_by_its_columns() -> None:
     assert (old.memory_used_mb, old.memory_total_mb) == (227.0, 25476.0)
 
 
-def test_amd_smi_monitor_counts_the_last_table_and_a_card_once() -> None:
+def test_amd_smi_monitor_uses_the_last_table_and_each_card_once() -> None:
     table = "GPU  XCP  POWER\n  0    0  {draw} W\n  0    1    N/A\n"
     (device,) = amd_smi.parse(table.format(draw=10) + table.format(draw=20)).devices
     assert device.power_draw_w == 20.0
 
 
-def test_of_a_watched_monitor_the_last_rows_count() -> None:
+def test_the_last_rows_of_a_watched_monitor_count() -> None:
     (device,) = amd_smi.parse(AMD_SMI_MONITOR_WATCHED).devices
     assert (device.power_draw_w, device.temperature_c, device.utilization_percent) == (20.0, 41.0, 2.0)
 
 
-def test_the_json_of_monitor_is_flat_and_read_alike() -> None:
+def test_the_flat_json_of_monitor_gives_the_same_devices() -> None:
     first, second = amd_smi.parse(AMD_SMI_MONITOR_JSON).devices
     assert first == Device(
         id="amd-0",
@@ -138,7 +138,7 @@ def test_the_json_of_monitor_is_flat_and_read_alike() -> None:
     assert second.processes == (Process(pid=31, memory_mb=1.0, name="train"),)
 
 
-def test_the_csv_of_monitor_counts_memory_in_gb_where_it_has_a_fraction_and_else_in_mb() -> None:
+def test_memory_in_the_csv_of_monitor_is_in_gb_with_a_fraction_and_else_in_mb() -> None:
     first, second = amd_smi.parse(AMD_SMI_MONITOR_CSV).devices
     assert (first.power_draw_w, first.temperature_c, first.utilization_percent) == (142.0, 44.0, 12.0)
     assert (first.memory_used_mb, first.memory_total_mb) == (512.0, 16384.0)
@@ -148,7 +148,7 @@ def test_the_csv_of_monitor_counts_memory_in_gb_where_it_has_a_fraction_and_else
     assert (watched.memory_used_mb, watched.memory_free_mb, watched.memory_total_mb) == (200.0, 16168.0, 16368.0)
 
 
-def test_a_row_that_does_not_fit_its_header_gives_no_figures() -> None:
+def test_a_row_that_does_not_match_its_header_gives_no_figures() -> None:
     table = "GPU  POWER  GPU_TEMP  VRAM_USED\n  0   32 W     283 MB\n  1   32 W   40 °C   283 MB\n"
     torn, whole = amd_smi.parse(table).devices
     assert torn == Device(id="amd-0", vendor=Vendor.AMD, index=0)
@@ -168,12 +168,12 @@ def test_a_row_that_does_not_fit_its_header_gives_no_figures() -> None:
         ("rocm-smi", ROCM_SMI_TABLE_OLD.replace("13.73%", "")),
     ],
 )
-def test_an_output_of_which_nothing_is_understood_is_no_device_of_which_nothing_is_known(tool: str, text: str) -> None:
+def test_an_output_without_a_known_field_is_an_error_not_an_unknown_device(tool: str, text: str) -> None:
     with pytest.raises(ProbeGarbled):
         PARSERS[tool](text)
 
 
-def test_a_card_that_cannot_tell_is_a_device_of_which_nothing_is_known() -> None:
+def test_a_card_without_figures_is_a_device_with_unknown_values() -> None:
     for text in ('[{"gpu": 0, "usage": "N/A"}]', '[{"gpu": 0, "power": {"socket_power": 65535}}]'):
         assert amd_smi.parse(text).devices == (Device(id="amd-0", vendor=Vendor.AMD, index=0),)
     assert rocm_smi.parse('{"card0": {"GPU use (%)": "N/A"}}').devices == (
@@ -181,7 +181,7 @@ def test_a_card_that_cannot_tell_is_a_device_of_which_nothing_is_known() -> None
     )
 
 
-def test_amd_smi_text_is_read_like_its_json() -> None:
+def test_amd_smi_text_gives_the_same_devices_as_its_json() -> None:
     first, second = amd_smi.parse(AMD_SMI_TEXT).devices
     assert (first.utilization_percent, first.power_draw_w, first.temperature_c) == (55.0, 120.0, 47.0)
     assert (first.memory_total_mb, first.memory_used_mb) == (65520.0, 8.0)
@@ -206,12 +206,12 @@ def test_merging_completes_devices_by_number_and_keeps_the_best_id() -> None:
     assert (second.id, second.processes, second.power_draw_w) == ("0000:26:00.0", (), None)
 
 
-def test_merging_does_not_bring_back_a_card_that_has_gone() -> None:
+def test_merging_does_not_add_a_removed_card() -> None:
     merged = amd_smi.merge(amd_smi.parse(AMD_SMI_METRIC_BARE), amd_smi.parse(AMD_SMI_LIST))
     assert [device.id for device in merged.devices] == ["GPU-a1b2c3d4e5f60718"]
 
 
-def test_rocm_smi_json_is_read_from_behind_a_warning() -> None:
+def test_rocm_smi_json_after_a_warning_is_parsed() -> None:
     (device,) = rocm_smi.parse(ROCM_SMI_JSON).devices
     assert device == Device(
         id="GPU-01a2b3c4d5e6f708",
@@ -238,20 +238,20 @@ def test_a_secondary_die_has_no_power_and_processes_of_two_cards_are_unknown() -
     assert (first.processes, second.processes) == (None, None)
 
 
-def test_a_process_name_may_hold_commas_and_a_process_without_a_card_is_not_on_one() -> None:
+def test_a_process_name_may_contain_commas_and_a_process_may_have_no_card() -> None:
     system = {"PID7": "a, b, 1, 1048576, 0, 0", "PID8": "idle, 0, 0, 0, 0", "PID9": "short"}
     (device,) = rocm_smi.parse(json.dumps({"card0": {}, "system": system})).devices
     assert device.processes == (Process(pid=7, memory_mb=1.0, name="a, b"), Process(pid=9, name="short"))
 
 
-def test_rocm_smi_of_old_had_numbered_sensors_and_units_behind_its_values() -> None:
+def test_old_rocm_smi_output_has_numbered_sensors_and_units_after_values() -> None:
     (device,) = rocm_smi.parse(ROCM_SMI_JSON_OLD).devices
     assert (device.temperature_c, device.power_draw_w, device.power_limit_w) == (27.0, 155.0, 225.0)
     (older,) = rocm_smi.parse('{"card0": {"Temperature (Sensor #1)": "27.0 c", "GPU use": "3%"}}').devices
     assert (older.temperature_c, older.utilization_percent) == (27.0, 3.0)
 
 
-def test_rocm_smi_csv_is_read_by_its_titles_block_by_block() -> None:
+def test_rocm_smi_csv_is_parsed_by_the_header_of_each_block() -> None:
     (device,) = rocm_smi.parse(ROCM_SMI_CSV).devices
     assert device == Device(
         id="0000:c6:00.0",
@@ -269,17 +269,17 @@ def test_rocm_smi_csv_is_read_by_its_titles_block_by_block() -> None:
     )
 
 
-def test_a_row_of_csv_that_does_not_fit_its_header_gives_no_figures() -> None:
+def test_a_csv_row_that_does_not_match_its_header_gives_no_figures() -> None:
     text = "device,GPU use (%),Card Series\ncard0,5,A, B\ncard1,6,C\n"
     assert [device.utilization_percent for device in rocm_smi.parse(text).devices] == [None, 6.0]
 
 
-def test_what_rocm_smi_says_of_the_system_is_no_card() -> None:
+def test_the_system_section_of_rocm_smi_is_not_a_card() -> None:
     assert rocm_smi.parse('{"system": {"Driver version": "6.7.0"}}') == Reading()
     assert rocm_smi.parse("WARNING: No AMD GPUs specified\n") == Reading()
 
 
-def test_rocm_smi_tables_of_three_releases_are_read_by_their_columns() -> None:
+def test_rocm_smi_tables_of_three_releases_are_parsed_by_column_names() -> None:
     first, second = rocm_smi.parse(ROCM_SMI_TABLE).devices
     assert (first.temperature_c, first.power_draw_w, first.power_limit_w) == (54.0, 41.0, 330.0)
     assert (second.power_draw_w, second.power_limit_w, second.utilization_percent) == (None, 300.0, 3.0)
@@ -303,7 +303,7 @@ def test_radeontop_gives_the_load_the_memory_and_the_bus() -> None:
     )
 
 
-def test_radeontop_does_not_guess_a_total_from_a_coarse_share() -> None:
+def test_radeontop_gives_no_total_from_a_rounded_percentage() -> None:
     (device,) = radeontop.parse(RADEONTOP_OLD).devices
     assert (device.id, device.memory_used_mb, device.memory_total_mb) == ("amd-0", 20.0, None)
 
@@ -315,7 +315,7 @@ def test_radeontop_memory_that_was_not_read_is_unknown() -> None:
     assert (device.memory_used_mb, device.memory_total_mb) == (None, None)
 
 
-def test_of_several_samples_of_radeontop_the_last_counts() -> None:
+def test_the_last_of_several_radeontop_samples_counts() -> None:
     (device,) = radeontop.parse("1.0: bus 01, gpu 5.00%\n2.0: bus 01, gpu 6.00%\n").devices
     assert device.utilization_percent == 6.0
 
@@ -334,9 +334,19 @@ def test_of_several_samples_of_radeontop_the_last_counts() -> None:
         "[1, 2",
         "GPU  POWER  SCLK  GPU%\n",
     ],
-    ids=["nothing", "prose", "an error", "other JSON", "error JSON", "deep", "deep objects", "torn", "only a header"],
+    ids=[
+        "nothing",
+        "prose",
+        "an error",
+        "other JSON",
+        "error JSON",
+        "deep",
+        "deep objects",
+        "truncated",
+        "only a header",
+    ],
 )
-def test_what_is_no_output_of_the_tool_is_refused_in_one_line(tool: str, text: str) -> None:
+def test_other_text_is_refused_with_a_message_of_one_line(tool: str, text: str) -> None:
     with pytest.raises(ProbeGarbled) as caught:
         PARSERS[tool](text)
     assert caught.value.source == tool
@@ -351,7 +361,7 @@ def test_the_output_of_another_tool_is_refused(tool: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("length", range(20, len(AMD_SMI_METRIC) - 2, 97))
-def test_a_torn_json_output_does_not_pass_for_a_machine_with_fewer_cards(length: int) -> None:
+def test_a_truncated_json_output_is_not_taken_for_fewer_cards(length: int) -> None:
     with pytest.raises(ProbeGarbled):
         amd_smi.parse(AMD_SMI_METRIC[:length])
 
@@ -382,14 +392,14 @@ _CARD = st.fixed_dictionaries(
 
 
 @given(st.lists(_RECORD, max_size=4))
-def test_amd_smi_reads_any_values_into_devices_with_ids_of_their_own(records: list[dict[str, object]]) -> None:
+def test_amd_smi_with_any_values_gives_devices_with_unique_ids(records: list[dict[str, object]]) -> None:
     records.append({"gpu": 0, "usage": "N/A"})
     devices = amd_smi.parse(json.dumps(records)).devices
     assert len({device.id for device in devices}) == len(devices) == len(records)
 
 
 @given(st.dictionaries(st.sampled_from(["card0", "card1", "card7", "system"]), _CARD | _JSON, min_size=1))
-def test_rocm_smi_reads_any_values_into_devices_with_ids_of_their_own(document: dict[str, object]) -> None:
+def test_rocm_smi_with_any_values_gives_devices_with_unique_ids(document: dict[str, object]) -> None:
     document["card9"] = {"GPU use (%)": "N/A"}
     devices = rocm_smi.parse(json.dumps(document)).devices
     assert len({device.id for device in devices}) == len(devices)

@@ -1,4 +1,4 @@
-"""`rocm-smi -a` as text: a line for each figure, and a table of processes."""
+"""`rocm-smi -a` as text: a line per figure, and a table of processes."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_each_line_is_a_figure_of_its_card() -> None:
     )
 
 
-def test_the_processes_of_the_only_card_are_read_from_their_table() -> None:
+def test_the_process_table_is_parsed_for_a_single_card() -> None:
     (card,) = rocm_smi.parse(ROCM_SMI_LINES_PROCESSES).devices
     assert card.processes == (Process(pid=1168514, memory_mb=1024.0, name="my main thread"),)
 
@@ -49,12 +49,12 @@ def test_the_table_of_an_older_release_has_fewer_columns() -> None:
     assert card.processes == (Process(pid=1168514, memory_mb=1024.0, name="my main thread"),)
 
 
-def test_of_two_cards_nobody_can_tell_which_a_process_is_on() -> None:
+def test_with_two_cards_the_processes_are_unknown() -> None:
     devices = rocm_smi.parse(f"GPU[1] : GPU use (%): 5\n{ROCM_SMI_LINES_PROCESSES}").devices
     assert [device.processes for device in devices] == [None, None]
 
 
-def test_the_oldest_releases_had_one_temperature_and_units_behind_the_values() -> None:
+def test_the_oldest_releases_have_one_temperature_and_units_after_values() -> None:
     (card,) = rocm_smi.parse("GPU[0] \t\t: Temperature: 78.0c\nGPU[0] \t\t: GPU use: 3%\n").devices
     assert (card.temperature_c, card.utilization_percent) == (78.0, 3.0)
 
@@ -67,6 +67,6 @@ def test_the_oldest_releases_had_one_temperature_and_units_behind_the_values() -
         "ERROR: GPU[0]\t\t: Temperature (Sensor edge) (C): 40.0 is odd\n",
     ],
 )
-def test_lines_that_tell_nothing_known_are_refused(text: str) -> None:
+def test_lines_without_a_known_figure_are_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):
         rocm_smi.parse(text)

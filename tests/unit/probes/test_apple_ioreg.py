@@ -1,4 +1,4 @@
-"""`ioreg`'s tree of accelerators, of Apple silicon and of Intel Macs."""
+"""The tree of accelerators that `ioreg` prints on Apple silicon and Intel Macs."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def with_statistics(statistics: str) -> str:
     return f'+-o X  <class XAccelerator, id 0x1>\n    {{\n      "PerformanceStatistics" = {statistics}\n    }}\n'
 
 
-def test_apple_silicon_tells_name_use_and_memory_in_use_and_no_total() -> None:
+def test_apple_silicon_reports_name_use_and_used_memory_but_no_total() -> None:
     assert only(M3) == Device(
         id="apple-gpu-0",
         vendor=Vendor.APPLE,
@@ -40,7 +40,7 @@ def test_apple_silicon_tells_name_use_and_memory_in_use_and_no_total() -> None:
 
 
 @pytest.mark.parametrize("other", ["In use system memory (driver)", "Alloc system memory"])
-def test_memory_figures_of_another_meaning_are_not_taken(other: str) -> None:
+def test_other_memory_figures_are_not_used(other: str) -> None:
     assert only(with_statistics(f'{{"{other}"=1610612736,"Device Utilization %"=1}}')).memory_used_mb is None
 
 
@@ -49,7 +49,7 @@ def test_memory_in_use_of_zero_is_zero() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "  ", "  | |   ", "    | | | ", "|"])
-def test_the_lines_of_the_tree_do_not_matter(prefix: str) -> None:
+def test_the_drawn_lines_of_the_tree_are_ignored(prefix: str) -> None:
     output = "".join(f"{prefix}{line}\n" for line in M3.splitlines())
     assert only(output).memory_used_mb == 1536.0
     assert only(output).name == "Apple M3 Pro"
@@ -101,12 +101,12 @@ def test_an_intel_mac_has_a_card_with_its_own_memory_and_a_gpu_without() -> None
     )
 
 
-def test_a_card_that_tells_only_its_free_memory_has_no_total() -> None:
+def test_a_card_that_reports_only_free_memory_has_no_total() -> None:
     device = only(with_statistics('{"vramFreeBytes"=1048576}'))
     assert (device.memory_used_mb, device.memory_free_mb, device.memory_total_mb) == (None, 1.0, None)
 
 
-def test_running_totals_and_templates_are_not_the_statistics() -> None:
+def test_accumulated_totals_and_templates_are_not_statistics() -> None:
     output = (
         "+-o X  <class XAccelerator, id 0x1>\n"
         '  "IOCompatibilityProperties" = {"PerformanceStatistics"={"vramFreeBytes"=15728640}}\n'
@@ -115,7 +115,7 @@ def test_running_totals_and_templates_are_not_the_statistics() -> None:
     assert only(output) == Device(id="apple-gpu-0", vendor=Vendor.APPLE, index=0, name="XAccelerator")
 
 
-def test_figures_inside_inner_values_are_not_the_devices_own() -> None:
+def test_figures_in_nested_values_are_ignored() -> None:
     inner = '{"a"={"Device Utilization %"=1},"b"=(1,{"In use system memory"=2}),"c"="x{","Device Utilization %"=30}'
     device = only(with_statistics(inner))
     assert (device.utilization_percent, device.memory_used_mb) == (30.0, None)
@@ -130,7 +130,7 @@ def test_use_beyond_a_hundred_counts_as_a_hundred() -> None:
     assert only(with_statistics('{"Device Utilization %"=113}')).utilization_percent == 100.0
 
 
-def test_nodes_that_are_no_accelerators_are_left_out() -> None:
+def test_nodes_that_are_not_accelerators_are_ignored() -> None:
     assert (
         len(parse(M3 + "  +-o AGXDeviceUserClient  <class AGXDeviceUserClient, id 0x4>\n    {\n    }\n").devices) == 1
     )
@@ -147,7 +147,7 @@ def test_nodes_that_are_no_accelerators_are_left_out() -> None:
         '{"Device Utilization %": 5}',
     ],
 )
-def test_anything_else_is_refused_in_one_line(output: str) -> None:
+def test_other_text_is_refused_with_a_message_of_one_line(output: str) -> None:
     with pytest.raises(ProbeGarbled) as refusal:
         parse(output)
     assert refusal.value.source == "ioreg"
@@ -155,7 +155,7 @@ def test_anything_else_is_refused_in_one_line(output: str) -> None:
 
 
 @given(st.text(), st.integers(min_value=0, max_value=450), st.integers(min_value=0, max_value=60))
-def test_damage_is_never_more_than_garbled(noise: str, start: int, length: int) -> None:
+def test_damaged_output_gives_devices_or_a_garbled_error(noise: str, start: int, length: int) -> None:
     try:
         devices = parse(M3[:start] + noise + M3[start + length :]).devices
     except ProbeGarbled:

@@ -32,7 +32,7 @@ def only(output: str) -> Device:
     return device
 
 
-def test_a_plist_tells_name_use_and_power_and_no_memory() -> None:
+def test_a_plist_gives_name_use_and_power_but_no_memory() -> None:
     assert only(plist()) == Device(
         id="apple-gpu-0",
         vendor=Vendor.APPLE,
@@ -48,7 +48,7 @@ def test_the_processors_power_figure_is_preferred_to_energy_over_time() -> None:
     assert only(plist(extra=extra)).power_draw_w == 1.8755
 
 
-def test_energy_without_a_duration_is_no_power() -> None:
+def test_energy_without_a_duration_gives_no_power() -> None:
     assert only(plist().replace("250000000", "0")).power_draw_w is None
 
 
@@ -56,22 +56,22 @@ def test_the_last_of_several_plists_counts() -> None:
     assert only(f"{plist(idle='0.9')}\0{plist(idle='0.5')}\0{plist(idle='0.1')}").utilization_percent == 90.0
 
 
-def test_a_plist_behind_a_first_nul_is_read() -> None:
+def test_a_plist_after_a_nul_byte_is_parsed() -> None:
     assert only(f"\0{plist()}").utilization_percent == 75.0
 
 
 @pytest.mark.parametrize("kept", [10, 150, 300, -12])
-def test_a_cut_off_last_plist_gives_way_to_the_last_whole_one(kept: int) -> None:
+def test_the_last_complete_plist_counts_if_the_last_is_truncated(kept: int) -> None:
     assert only(f"{plist(idle='0.9')}\0{plist(idle='0.5')}\0{plist(idle='0.1')[:kept]}").utilization_percent == 50.0
 
 
-def test_names_with_undecodable_and_control_characters_do_no_harm() -> None:
+def test_names_with_undecodable_and_control_characters_are_tolerated() -> None:
     extra = "<key>tasks</key>\n<array>\n<string>caf\ufffd\x07\x1b</string>\n</array>\n"
     assert only(plist(extra=extra)).utilization_percent == 75.0
 
 
 @pytest.mark.parametrize("idle", ["1.5", "-0.1", "nan", "inf"])
-def test_an_idle_ratio_that_is_no_share_is_unknown(idle: str) -> None:
+def test_an_idle_ratio_outside_0_to_1_is_unknown(idle: str) -> None:
     device = only(plist(idle=idle))
     assert device.utilization_percent is None
     assert device.power_draw_w == 2.0
@@ -82,7 +82,7 @@ def test_a_plist_without_any_gpu_is_refused() -> None:
         parse(plist().replace("<key>gpu</key>", "<key>disk</key>"))
 
 
-def test_an_intel_macs_plist_tells_how_busy_its_gpu_is() -> None:
+def test_the_plist_of_an_intel_mac_gives_the_use_of_its_gpu() -> None:
     intel = (
         "<key>GPU</key>\n<array>\n<dict>\n<key>name</key><string>IntelIG</string>\n<key>misc_counters</key>\n<dict>\n"
         "<key>GPU Busy                     :</key><string>23.45%</string>\n</dict>\n</dict>\n</array>\n"
@@ -102,26 +102,26 @@ def test_an_intel_macs_plist_tells_how_busy_its_gpu_is() -> None:
         ("GPU HW active residency:   2.2", None),
     ],
 )
-def test_each_releases_wording_of_the_residency_is_read(line: str, busy: float | None) -> None:
+def test_the_residency_line_of_each_release_is_parsed(line: str, busy: float | None) -> None:
     assert only(text(f"{line}\nGPU Power: 16 mW")).utilization_percent == busy
 
 
-def test_of_two_power_figures_the_one_in_the_gpu_section_counts() -> None:
+def test_the_power_figure_in_the_gpu_section_takes_precedence() -> None:
     device = only(text("GPU active residency: 5.00%\nGPU Power: 7516 mW", processor="GPU Power: 7539 mW"))
     assert device.power_draw_w == 7.516
 
 
-def test_the_processors_figure_stands_in_where_no_gpu_was_sampled() -> None:
+def test_the_processors_figure_is_the_fallback_without_a_gpu_section() -> None:
     output = text("", processor="GPU Power: 7539 mW\nCombined Power (CPU + GPU + ANE): 8000 mW")
     device = only(output.partition("**** GPU usage")[0])
     assert (device.utilization_percent, device.power_draw_w) == (None, 7.539)
 
 
-def test_the_machine_model_of_the_head_names_the_gpu() -> None:
+def test_the_machine_model_in_the_header_names_the_gpu() -> None:
     assert only("Machine model: Mac13,1\n\n" + text("GPU Power: 1 mW")).name == "Apple GPU (Mac13,1)"
 
 
-def test_a_process_whose_name_speaks_of_a_gpu_is_no_figure() -> None:
+def test_a_process_name_that_mentions_a_gpu_is_not_a_figure() -> None:
     output = text("GPU Power: 1 mW").replace("usage ****\n", "usage ****\n  Helper (GPU)  53965  GPU Power: 9 mW\n", 1)
     assert only(output).power_draw_w == 0.001
 
@@ -132,7 +132,7 @@ def test_the_last_sample_with_figures_counts() -> None:
     assert only(first + second + text("")).utilization_percent == 20.0
 
 
-def test_a_sample_that_lost_its_power_at_the_end_gives_way_to_the_whole_one_before() -> None:
+def test_the_last_complete_sample_counts_if_the_last_is_truncated() -> None:
     first = text("GPU active residency: 10.00%\nGPU Power: 100 mW")
     second = text("GPU active residency: 20.00%\nGPU Power: 2")
     device = only(first + second)
@@ -162,14 +162,12 @@ EXCERPT = (
     ids=["the section", "indented", "no heading of the section", "one line", "the sums", "another section",
          "the sums and the section", "Intel"],
 )  # fmt: skip
-def test_an_excerpt_without_the_line_that_heads_it_is_read(
-    excerpt: str, busy: float | None, power: float | None
-) -> None:
+def test_an_excerpt_without_its_heading_is_parsed(excerpt: str, busy: float | None, power: float | None) -> None:
     device = only(excerpt)
     assert (device.id, device.utilization_percent, device.power_draw_w) == ("apple-gpu-0", busy, power)
 
 
-def test_of_several_samples_in_an_excerpt_the_last_whole_one_counts() -> None:
+def test_the_last_complete_sample_of_an_excerpt_counts() -> None:
     later = EXCERPT.replace("12.50%", "50.00%").replace("45 mW", "90 mW")
     cut = "GPU HW active residency:  99.00% (338"
     for heading in ("", "**** GPU usage ****\n\n"):
@@ -177,7 +175,7 @@ def test_of_several_samples_in_an_excerpt_the_last_whole_one_counts() -> None:
         assert (device.utilization_percent, device.power_draw_w) == (50.0, 0.09)
 
 
-def test_an_excerpt_that_begins_within_a_sample_does_not_mix_it_with_the_next() -> None:
+def test_an_incomplete_first_sample_is_not_mixed_with_the_next() -> None:
     device = only("GPU Power: 7 mW\n" + EXCERPT + EXCERPT.partition("GPU Power")[0].replace("12.50%", "50.00%"))
     assert (device.utilization_percent, device.power_draw_w) == (12.5, 0.045)
 
@@ -193,12 +191,12 @@ def test_an_excerpt_that_begins_within_a_sample_does_not_mix_it_with_the_next() 
         "GPU Power: 5\n",
     ],
 )
-def test_a_line_that_only_speaks_of_a_gpu_is_no_excerpt(prose: str) -> None:
+def test_prose_that_mentions_a_gpu_is_not_an_excerpt(prose: str) -> None:
     with pytest.raises(ProbeGarbled):
         parse(prose)
 
 
-def test_an_intel_macs_numbered_lines_are_read() -> None:
+def test_the_numbered_lines_of_an_intel_mac_are_parsed() -> None:
     device = only(
         "Machine model: MacBookPro16,2\n"
         + text(
@@ -209,7 +207,7 @@ def test_an_intel_macs_numbered_lines_are_read() -> None:
     assert (device.name, device.utilization_percent, device.power_draw_w) == ("IntelIG (MacBookPro16,2)", 0.72, None)
 
 
-def test_an_intel_mac_of_an_older_release_tells_only_idle_states() -> None:
+def test_older_releases_on_intel_macs_report_only_idle_states() -> None:
     output = text("GPU 0 name IntelIG\nGPU 0 C-state residency: 60.00% (60.00%)\nGPU 1 name Other")
     first, second = parse(output).devices
     assert (first.id, first.utilization_percent) == ("apple-gpu-0", 40.0)
@@ -230,7 +228,7 @@ def test_an_intel_mac_of_an_older_release_tells_only_idle_states() -> None:
         text(""),
     ],
 )
-def test_anything_else_is_refused_in_one_line(output: str) -> None:
+def test_other_text_is_refused_with_a_message_of_one_line(output: str) -> None:
     with pytest.raises(ProbeGarbled) as refusal:
         parse(output)
     assert refusal.value.source == "powermetrics"
@@ -238,7 +236,7 @@ def test_anything_else_is_refused_in_one_line(output: str) -> None:
 
 
 @given(st.text(), st.integers(min_value=0, max_value=600), st.integers(min_value=0, max_value=60))
-def test_damage_is_never_more_than_garbled(noise: str, start: int, length: int) -> None:
+def test_damaged_output_gives_devices_or_a_garbled_error(noise: str, start: int, length: int) -> None:
     for whole in (plist(), text("GPU active residency: 5.00%\nGPU Power: 7 mW")):
         try:
             devices = parse(whole[:start] + noise + whole[start + length :]).devices

@@ -1,4 +1,4 @@
-"""Both Apple tools together, as stand-ins on PATH: who fills in for whom, and who is named where one fails."""
+"""Both Apple tools together, as stand-ins on PATH: which fills in for which, and which error is reported."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ HANG = "exec sleep 600"
 
 
 class Mac:
-    """A PATH that holds nothing but the stand-ins written into it, and a shell's basic tools."""
+    """A PATH with only the stand-ins written into it and a shell's basic tools."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,7 +80,7 @@ def test_with_root_power_comes_from_powermetrics_and_the_rest_from_ioreg(mac: Ma
     assert device.memory_total_mb == 10922.67
 
 
-def test_without_root_ioreg_answers_and_the_hint_says_what_root_would_add(mac: Mac) -> None:
+def test_without_root_ioreg_answers_and_the_hint_names_what_root_would_add(mac: Mac) -> None:
     mac.has("powermetrics", NOT_ROOT)
     mac.prints("ioreg", IOREG)
     reading = AppleProbe().read(5.0)
@@ -96,7 +96,7 @@ def test_without_root_ioreg_answers_and_the_hint_says_what_root_would_add(mac: M
     ("ioreg", "kind"),
     [(None, "missing"), ("exit 3", "crashed"), ("echo what", "garbled"), (HANG, "timeout")],
 )
-def test_where_ioreg_fails_powermetrics_answers_alone(mac: Mac, ioreg: str | None, kind: str) -> None:
+def test_powermetrics_answers_alone_if_ioreg_fails(mac: Mac, ioreg: str | None, kind: str) -> None:
     mac.prints("powermetrics", PLIST)
     if ioreg is not None:
         mac.has("ioreg", ioreg)
@@ -108,7 +108,7 @@ def test_where_ioreg_fails_powermetrics_answers_alone(mac: Mac, ioreg: str | Non
     assert (problem.source, problem.kind) == ("ioreg", kind)
 
 
-def test_a_powermetrics_that_hangs_holds_nobody_up(mac: Mac) -> None:
+def test_a_hanging_powermetrics_does_not_delay_the_reading(mac: Mac) -> None:
     mac.has("powermetrics", HANG)
     mac.prints("ioreg", IOREG)
     mac.has_memory(16)
@@ -119,18 +119,18 @@ def test_a_powermetrics_that_hangs_holds_nobody_up(mac: Mac) -> None:
     ]
 
 
-def test_use_that_ioreg_does_not_tell_comes_from_powermetrics(mac: Mac) -> None:
+def test_the_use_comes_from_powermetrics_if_ioreg_does_not_report_it(mac: Mac) -> None:
     mac.prints("powermetrics", PLIST)
     mac.prints("ioreg", IOREG.replace("Device Utilization %", "Tiler Utilization %"))
     assert only_device().utilization_percent == 75.0
 
 
-def test_neither_tool_is_no_mac(mac: Mac) -> None:
+def test_without_both_tools_the_probe_is_missing(mac: Mac) -> None:
     with pytest.raises(ProbeMissing, match="powermetrics, ioreg: not installed"):
         AppleProbe().read(5.0)
 
 
-def test_where_both_fail_the_error_names_both(mac: Mac) -> None:
+def test_the_error_names_both_tools_if_both_fail(mac: Mac) -> None:
     mac.has("powermetrics", NOT_ROOT)
     mac.has("ioreg", "echo 'no registry' >&2; exit 3")
     with pytest.raises(ProbeCrashed) as refusal:
@@ -141,7 +141,7 @@ def test_where_both_fail_the_error_names_both(mac: Mac) -> None:
     assert "superuser" in refusal.value.message
 
 
-def test_being_denied_tells_more_than_a_missing_tool(mac: Mac) -> None:
+def test_a_denied_tool_is_reported_rather_than_a_missing_tool(mac: Mac) -> None:
     mac.has("powermetrics", NOT_ROOT)
     with pytest.raises(ProbeDenied) as refusal:
         AppleProbe().read(5.0)
@@ -150,7 +150,7 @@ def test_being_denied_tells_more_than_a_missing_tool(mac: Mac) -> None:
     assert "root" in (refusal.value.hint or "")
 
 
-def test_two_hanging_tools_take_the_time_of_one(mac: Mac) -> None:
+def test_two_hanging_tools_share_one_timeout(mac: Mac) -> None:
     mac.has("powermetrics", HANG)
     mac.has("ioreg", HANG)
     mac.has("sysctl", HANG)
@@ -162,7 +162,7 @@ def test_two_hanging_tools_take_the_time_of_one(mac: Mac) -> None:
     in_time(3.0, give_up)
 
 
-def test_an_intel_macs_gpus_keep_the_memory_they_have(mac: Mac) -> None:
+def test_the_gpus_of_an_intel_mac_keep_their_reported_memory(mac: Mac) -> None:
     mac.prints("powermetrics", PLIST)
     mac.prints("ioreg", INTEL_MAC)
     mac.has_memory(32)
@@ -175,19 +175,19 @@ def test_an_intel_macs_gpus_keep_the_memory_they_have(mac: Mac) -> None:
     ("ram_gb", "share_mb"),
     [(8, 5461.33), (32, 21845.33), (36, 24576.0), (64, 49152.0), (128, 98304.0)],
 )
-def test_macos_lets_the_gpu_have_two_thirds_of_little_memory_and_three_quarters_of_much(
+def test_the_gpu_share_is_two_thirds_of_small_and_three_quarters_of_large_memory(
     mac: Mac, ram_gb: float, share_mb: float
 ) -> None:
     mac.has_memory(ram_gb)
     assert unified_memory_limit_mb(5.0) == share_mb
 
 
-def test_a_limit_that_was_set_by_hand_counts(mac: Mac) -> None:
+def test_a_configured_limit_counts(mac: Mac) -> None:
     mac.has_memory(64, wired_limit_mb="57344")
     assert unified_memory_limit_mb(5.0) == 57344.0
 
 
-def test_a_limit_beyond_the_memory_there_is_is_that_memory(mac: Mac) -> None:
+def test_a_limit_above_the_memory_is_capped(mac: Mac) -> None:
     mac.has_memory(16, wired_limit_mb="999999")
     assert unified_memory_limit_mb(5.0) == 16384.0
 
@@ -198,7 +198,7 @@ def test_a_release_without_the_limit_still_has_the_default_share(mac: Mac) -> No
 
 
 @pytest.mark.parametrize("sysctl", ["echo 'sysctl: cannot stat /proc/sys/hw/memsize' >&2; exit 255", "echo", "echo ?"])
-def test_a_sysctl_that_does_not_know_leaves_the_total_unknown(mac: Mac, sysctl: str) -> None:
+def test_a_failing_sysctl_leaves_the_total_unknown(mac: Mac, sysctl: str) -> None:
     mac.prints("ioreg", IOREG)
     mac.has("sysctl", sysctl)
     assert only_device().memory_total_mb is None
@@ -209,7 +209,7 @@ def test_without_sysctl_the_total_is_unknown(mac: Mac) -> None:
     assert only_device().memory_total_mb is None
 
 
-def test_each_tool_can_be_asked_alone(mac: Mac) -> None:
+def test_each_tool_can_be_read_alone(mac: Mac) -> None:
     mac.prints("powermetrics", PLIST)
     mac.has("ioreg", "echo")
     assert PowermetricsProbe().read(5.0).devices[0].power_draw_w == 3.0
@@ -217,7 +217,7 @@ def test_each_tool_can_be_asked_alone(mac: Mac) -> None:
         IoregProbe().read(5.0)
 
 
-def test_a_tool_that_may_not_be_executed_is_not_a_missing_one(mac: Mac, tmp_path: Path) -> None:
+def test_a_tool_without_execute_permission_is_denied_not_missing(mac: Mac, tmp_path: Path) -> None:
     (tmp_path / "bin" / "ioreg").write_text("")
     if os.access(tmp_path / "bin" / "ioreg", os.X_OK):
         pytest.skip("this file system makes everything executable")
@@ -225,9 +225,9 @@ def test_a_tool_that_may_not_be_executed_is_not_a_missing_one(mac: Mac, tmp_path
         AppleProbe().read(5.0)
 
 
-def test_powermetrics_is_asked_for_one_short_sample_of_the_gpu(mac: Mac, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    mac.has("powermetrics", f'echo "$*" > {shlex.quote(str(seen))}; exit 1')
+def test_powermetrics_is_called_for_one_short_sample_of_the_gpu(mac: Mac, tmp_path: Path) -> None:
+    arguments = tmp_path / "arguments"
+    mac.has("powermetrics", f'echo "$*" > {shlex.quote(str(arguments))}; exit 1')
     with pytest.raises(ProbeCrashed):
         PowermetricsProbe().read(5.0)
-    assert seen.read_text().split() == ["--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200"]
+    assert arguments.read_text().split() == ["--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200"]

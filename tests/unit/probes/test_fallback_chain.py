@@ -9,12 +9,12 @@ from gpuyard.errors import ProbeCrashed, ProbeMissing, ProbeTimeout
 from gpuyard.probes.fallback_chain import FallbackChain
 from tests.fakes.clock import FakeClock
 
-CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Yard", memory_used_mb=5.0, processes=(Process(pid=1),))
-OTHER = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Yard")
+CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Test", memory_used_mb=5.0, processes=(Process(pid=1),))
+OTHER = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Test")
 
 
 class ScriptedProbe:
-    """Answers from a list, the last of it for ever; an exception in it is raised."""
+    """Answer from a list and then repeat its last item; an exception in the list is raised."""
 
     vendor = Vendor.NVIDIA
 
@@ -33,7 +33,7 @@ class ScriptedProbe:
 
 
 class StuckProbe:
-    """Hangs until it is let go, as a call into a broken driver does."""
+    """Hang until released, as a call into a broken driver does."""
 
     name = "stuck"
     vendor = Vendor.NVIDIA
@@ -61,40 +61,45 @@ def missing(name: str) -> ProbeMissing:
 
 
 def crash(name: str = "smi") -> ProbeCrashed:
-    return ProbeCrashed(name, "ended badly", hint="look")
+    return ProbeCrashed(name, "ended badly", hint="see dmesg")
 
 
 def chain(*probes: ScriptedProbe | StuckProbe, clock: FakeClock | None = None) -> FallbackChain:
     return FallbackChain(Vendor.NVIDIA, probes, clock or FakeClock())
 
 
-def test_the_first_that_answers_is_believed_and_the_next_is_not_asked() -> None:
+def test_the_first_probe_that_answers_is_used_and_the_next_is_not_called() -> None:
     second = ScriptedProbe("smi", Reading(devices=(OTHER,)))
     assert chain(ScriptedProbe("nvml", Reading(devices=(CARD,))), second).read(2).devices == (CARD,)
     assert second.timeouts == []
 
 
-def test_the_next_answers_where_the_first_fails_and_the_failure_is_told() -> None:
+def test_the_next_probe_is_used_if_the_first_fails_and_the_failure_is_reported() -> None:
     reading = chain(ScriptedProbe("nvml", crash("nvml")), ScriptedProbe("smi", Reading(devices=(CARD,)))).read(2)
     assert reading.devices == (CARD,)
     (problem,) = reading.problems
-    assert (problem.source, problem.kind, problem.hint, problem.vendor) == ("nvml", "crashed", "look", Vendor.NVIDIA)
+    assert (problem.source, problem.kind, problem.hint, problem.vendor) == (
+        "nvml",
+        "crashed",
+        "see dmesg",
+        Vendor.NVIDIA,
+    )
 
 
-def test_a_bug_in_a_probe_blinds_only_that_probe() -> None:
+def test_a_bug_in_a_probe_affects_only_that_probe() -> None:
     reading = chain(ScriptedProbe("nvml", KeyError("oops")), ScriptedProbe("smi", Reading(devices=(CARD,)))).read(2)
     assert reading.devices == (CARD,)
     assert "KeyError" in reading.problems[0].message
 
 
-def test_where_nothing_is_installed_one_problem_names_all_that_was_tried() -> None:
+def test_if_no_tool_is_installed_one_problem_names_all_of_them() -> None:
     (problem,) = chain(ScriptedProbe("nvml", missing("nvml")), ScriptedProbe("smi", missing("smi"))).read(2).problems
     assert (problem.source, problem.kind) == ("nvml, smi", "missing")
 
 
-def test_a_failed_probe_rests_and_its_problem_stands_unchanged_meanwhile() -> None:
+def test_a_failed_probe_is_paused_and_its_problem_stays_unchanged() -> None:
     clock = FakeClock()
-    probe = ScriptedProbe("smi", crash(), ProbeCrashed("smi", "ended in another way"), Reading(devices=(CARD,)))
+    probe = ScriptedProbe("smi", crash(), ProbeCrashed("smi", "ended with another status"), Reading(devices=(CARD,)))
     watched = chain(probe, clock=clock)
     first = watched.read(2).problems
     assert watched.is_resting()
@@ -102,14 +107,14 @@ def test_a_failed_probe_rests_and_its_problem_stands_unchanged_meanwhile() -> No
     assert len(probe.timeouts) == 1
     clock.time += 1.1
     assert not watched.is_resting()
-    assert watched.read(2).problems == first, "the same trouble in other words is no news"
+    assert watched.read(2).problems == first, "the same kind of problem with another message is not a new problem"
     clock.time += 1.1
-    assert watched.read(2).problems == first, "after the second failure it rests twice as long"
+    assert watched.read(2).problems == first, "the pause doubles after the second failure"
     clock.time += 1.1
     assert watched.read(2) == Reading(devices=(CARD,))
 
 
-def test_a_first_probe_that_recovers_is_used_again() -> None:
+def test_the_first_probe_is_used_again_after_it_recovers() -> None:
     clock = FakeClock()
     first = ScriptedProbe("nvml", crash("nvml"), Reading(devices=(CARD,)))
     watched = chain(first, ScriptedProbe("smi", Reading(devices=(OTHER,))), clock=clock)
@@ -118,13 +123,13 @@ def test_a_first_probe_that_recovers_is_used_again() -> None:
     assert watched.read(2) == Reading(devices=(CARD,))
 
 
-def test_a_device_that_is_no_longer_listed_is_unhealthy_and_nothing_is_known_of_it() -> None:
+def test_a_device_that_is_no_longer_listed_is_unhealthy_with_unknown_figures() -> None:
     watched = chain(ScriptedProbe("smi", Reading(devices=(CARD, OTHER)), Reading(devices=(OTHER,))))
     watched.read(2)
     for _ in range(2):
         other, gone = watched.read(2).devices
         assert other == OTHER
-        assert (gone.id, gone.name, gone.index, gone.healthy) == ("GPU-a", "Yard", 0, False)
+        assert (gone.id, gone.name, gone.index, gone.healthy) == ("GPU-a", "Test", 0, False)
         assert (gone.memory_used_mb, gone.processes) == (None, None)
 
 
@@ -136,14 +141,14 @@ def test_a_device_that_comes_back_is_healthy_again() -> None:
     assert watched.read(2) == both
 
 
-def test_a_part_of_a_card_may_go_without_a_word() -> None:
+def test_a_removed_mig_instance_is_not_a_problem() -> None:
     part = Device(id="MIG-1", vendor=Vendor.NVIDIA, parent="GPU-a")
     watched = chain(ScriptedProbe("nvml", Reading(devices=(CARD, part)), Reading(devices=(CARD,))))
     watched.read(2)
     assert watched.read(2).devices == (CARD,)
 
 
-def test_a_fallback_that_names_devices_otherwise_does_not_make_them_lost() -> None:
+def test_a_fallback_with_other_device_ids_does_not_make_devices_unhealthy() -> None:
     by_bus = Device(id="0000:01:00.0", vendor=Vendor.NVIDIA)
     first = ScriptedProbe("nvml", Reading(devices=(CARD,)), crash("nvml"))
     watched = chain(first, ScriptedProbe("smi", Reading(devices=(by_bus,))))
@@ -151,7 +156,7 @@ def test_a_fallback_that_names_devices_otherwise_does_not_make_them_lost() -> No
     assert watched.read(2).devices == (by_bus,)
 
 
-def test_when_nobody_answers_any_more_the_known_devices_are_unhealthy() -> None:
+def test_known_devices_are_unhealthy_when_no_probe_answers() -> None:
     watched = chain(ScriptedProbe("smi", Reading(devices=(CARD,)), ProbeTimeout("smi", "no answer within 2.0 s")))
     watched.read(2)
     (card,) = watched.read(2).devices
@@ -159,14 +164,14 @@ def test_when_nobody_answers_any_more_the_known_devices_are_unhealthy() -> None:
     assert card.fault == "smi: no answer within 2.0 s"
 
 
-def test_a_call_that_hangs_is_left_behind_and_the_next_probe_gets_its_turn(stuck: StuckProbe) -> None:
+def test_a_hanging_call_is_abandoned_and_the_next_probe_is_used(stuck: StuckProbe) -> None:
     watched = chain(stuck, ScriptedProbe("sh", Reading(devices=(CARD,))))
     reading = watched.read(3)
     assert reading.devices == (CARD,)
     assert (reading.problems[0].source, reading.problems[0].kind) == ("stuck", "timeout")
 
 
-def test_a_call_that_still_hangs_is_not_made_again_until_it_came_back(stuck: StuckProbe) -> None:
+def test_a_hanging_probe_is_not_called_again_until_its_call_returned(stuck: StuckProbe) -> None:
     clock = FakeClock()
     watched = chain(stuck, clock=clock)
     watched.read(0.05)
@@ -181,18 +186,18 @@ def test_a_call_that_still_hangs_is_not_made_again_until_it_came_back(stuck: Stu
 def _wait_for(condition: Callable[[], bool], clock: FakeClock) -> None:
     deadline = time.monotonic() + 90
     while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert time.monotonic() < deadline, "the condition did not become true"
         clock.time += 100
 
 
-def test_while_another_tool_could_answer_the_first_leaves_it_some_time() -> None:
+def test_a_probe_with_a_fallback_leaves_some_time_for_it() -> None:
     first, second = ScriptedProbe("nvml", crash("nvml")), ScriptedProbe("sh", Reading())
     chain(first, second).read(2000)
     assert first.timeouts[0] == pytest.approx(1200, abs=100)
     assert second.timeouts[0] == pytest.approx(2000, abs=100)
 
 
-def test_a_slow_call_is_still_believed_where_nobody_else_answers(stuck: StuckProbe) -> None:
+def test_a_slow_call_is_used_if_no_other_probe_answers(stuck: StuckProbe) -> None:
     class LetGo(ScriptedProbe):
         def read(self, timeout_s: float) -> Reading:
             stuck.let_go.set()
@@ -203,18 +208,18 @@ def test_a_slow_call_is_still_believed_where_nobody_else_answers(stuck: StuckPro
     assert reading.problems == ()
 
 
-def test_a_probe_that_raises_a_timeout_of_its_own_is_only_another_bug() -> None:
+def test_a_timeout_error_raised_by_a_probe_is_handled_as_a_bug() -> None:
     reading = chain(ScriptedProbe("smi", TimeoutError("socket"))).read(2)
     assert "TimeoutError" in reading.problems[0].message
 
 
-def test_nobody_is_asked_when_there_is_no_time_left() -> None:
+def test_no_probe_is_called_without_time_left() -> None:
     probe = ScriptedProbe("smi", Reading(devices=(CARD,)))
     assert chain(probe).read(0) == Reading()
     assert probe.timeouts == []
 
 
-def test_a_device_missing_from_the_fallback_s_list_is_gone_too_where_its_place_tells() -> None:
+def test_a_device_missing_from_the_fallback_is_gone_if_its_pci_address_is_missing() -> None:
     first, second = (Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, pci_bus_id=f"0000:0{n}:00.0") for n in (1, 2))
     by_bus = Device(id="0000:01:00.0", vendor=Vendor.NVIDIA, pci_bus_id="0000:01:00.0")
     watched = chain(
@@ -228,7 +233,7 @@ def test_a_device_missing_from_the_fallback_s_list_is_gone_too_where_its_place_t
     ]
 
 
-def test_a_tool_that_is_not_there_takes_no_time_from_the_others() -> None:
+def test_a_missing_tool_takes_no_time_from_the_others() -> None:
     first, absent = ScriptedProbe("nvml", Reading()), ScriptedProbe("no-such-tool", missing("no-such-tool"))
     chain(first, absent).read(2000)
     assert first.timeouts[0] == pytest.approx(2000, abs=100)

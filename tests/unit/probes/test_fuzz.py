@@ -1,4 +1,4 @@
-"""Whatever a tool prints, its parser answers with devices that make sense, or with a ProbeError, and nothing else."""
+"""For any output of a tool, its parser returns valid devices or raises a ProbeError, nothing else."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def seeds(tool: str) -> list[str]:
 
 @st.composite
 def mutated(draw: st.DrawFn, tool: str) -> str:
-    """A sample with a few pieces cut, doubled, replaced or taken from another."""
+    """Return a sample with a few parts cut, doubled, replaced or taken from another sample."""
     samples = seeds(tool)
     text = draw(st.sampled_from(samples))
     for _ in range(draw(st.integers(1, 5))):
@@ -95,5 +95,5 @@ def test_any_text_gives_devices_or_a_probe_error(tool: str, text: str) -> None:
 @pytest.mark.parametrize(
     "opening", ["[", "{", '{"a":', "<a>", '{"card0":', '{"gpu_data": [', "(", '"PerformanceStatistics" = {']
 )
-def test_bottomless_nesting_is_refused(tool: str, opening: str) -> None:
+def test_very_deep_nesting_is_refused(tool: str, opening: str) -> None:
     check(tool, opening * 50_000)

@@ -18,7 +18,7 @@ Memory = namedtuple("Memory", "total available")  # noqa: PYI024
 
 
 class Machine:
-    """Eight CPUs and 64 GB of which 48 are free, a cgroup tree in a folder, and time that passes only when told."""
+    """Eight CPUs, 64 GB of RAM with 48 GB free, a cgroup tree in a folder, and a clock that the test moves."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -77,7 +77,7 @@ def in_group(machine: Machine, path: str) -> None:
     machine.write("proc/self/cgroup", f"0::{path}")
 
 
-def test_a_machine_without_cgroups_is_told_as_it_is(machine: Machine) -> None:
+def test_without_cgroups_the_figures_of_the_machine_are_used(machine: Machine) -> None:
     host = machine.read()
     assert host.cpu_count == 8.0
     assert host.memory_total_mb == 65536.0
@@ -92,7 +92,7 @@ def test_the_first_reading_measures_the_cpu_over_a_short_window(machine: Machine
     assert machine.slept == [pytest.approx(0.1)]
 
 
-def test_later_readings_measure_since_the_one_before_without_waiting(machine: Machine) -> None:
+def test_later_readings_measure_since_the_previous_reading_without_waiting(machine: Machine) -> None:
     machine.read()
     machine.busy_cpus = 4.0
     machine.pass_time(2.0)
@@ -100,7 +100,7 @@ def test_later_readings_measure_since_the_one_before_without_waiting(machine: Ma
     assert len(machine.slept) == 1
 
 
-def test_a_reading_close_to_the_one_before_repeats_its_figure(machine: Machine) -> None:
+def test_a_reading_shortly_after_another_repeats_its_figure(machine: Machine) -> None:
     machine.busy_cpus = 2.0
     machine.read()
     machine.busy_cpus = 8.0
@@ -110,20 +110,20 @@ def test_a_reading_close_to_the_one_before_repeats_its_figure(machine: Machine) 
     assert machine.read().cpu_percent == 100.0
 
 
-def test_waiting_for_a_disk_is_not_being_busy(machine: Machine) -> None:
+def test_waiting_for_a_disk_does_not_count_as_busy(machine: Machine) -> None:
     machine.read()
     machine.waited += 4.0
     machine.pass_time(1.0)
     assert machine.read().cpu_percent == 0.0
 
 
-def test_the_affinity_mask_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cpus_in_the_affinity_mask_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6}, raising=False)
     assert machine.read().cpu_count == 3.0
     assert machine.read().limited_by is None
 
 
-def test_a_version_2_memory_limit_is_the_total_and_idle_files_are_available(machine: Machine) -> None:
+def test_a_cgroup_v2_limit_is_the_total_and_inactive_file_cache_is_available(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
     machine.write("sys/fs/cgroup/job/memory.current", str(5 * GB))
@@ -132,7 +132,7 @@ def test_a_version_2_memory_limit_is_the_total_and_idle_files_are_available(mach
     assert (host.memory_total_mb, host.memory_available_mb, host.limited_by) == (8192.0, 5120.0, "cgroup")
 
 
-def test_the_tightest_limit_on_the_way_down_counts(machine: Machine) -> None:
+def test_the_lowest_limit_of_the_group_and_its_parents_counts(machine: Machine) -> None:
     in_group(machine, "/user.slice/job/step")
     machine.write("sys/fs/cgroup/user.slice/memory.max", str(16 * GB))
     machine.write("sys/fs/cgroup/user.slice/memory.current", str(15 * GB))
@@ -146,14 +146,14 @@ def test_the_tightest_limit_on_the_way_down_counts(machine: Machine) -> None:
     assert host.cpu_count == 2.0
 
 
-def test_a_neighbours_limit_is_not_ours(machine: Machine) -> None:
+def test_the_limit_of_another_group_does_not_count(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", "max")
     machine.write("sys/fs/cgroup/other/memory.max", str(GB))
     assert machine.read().limited_by is None
 
 
-def test_a_container_sees_its_limits_at_the_top_of_its_tree(machine: Machine) -> None:
+def test_the_limits_of_a_container_are_at_the_root_of_its_tree(machine: Machine) -> None:
     in_group(machine, "/")
     machine.write("sys/fs/cgroup/memory.max", str(4 * GB))
     machine.write("sys/fs/cgroup/memory.current", str(GB))
@@ -161,14 +161,14 @@ def test_a_container_sees_its_limits_at_the_top_of_its_tree(machine: Machine) ->
 
 
 @pytest.mark.parametrize("path", ["/docker/3f2a", "/../../system.slice"])
-def test_a_path_that_only_the_host_knows_leads_to_the_top_of_the_containers_tree(machine: Machine, path: str) -> None:
+def test_a_group_path_of_the_host_means_the_root_of_the_containers_tree(machine: Machine, path: str) -> None:
     machine.write("proc/self/cgroup", f"4:memory:{path}\n0::{path}")
     machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", str(2 * GB))
     machine.write("sys/fs/cgroup/memory.limit_in_bytes", str(GB))
     assert machine.read().memory_total_mb == 2048.0
 
 
-def test_version_1_limits_are_read(machine: Machine) -> None:
+def test_cgroup_v1_limits_are_read(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "9:name=systemd:/\n4:memory:/job\n3:cpu,cpuacct:/job\n0::/")
     machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
     machine.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", str(8 * GB))
@@ -183,7 +183,7 @@ def test_version_1_limits_are_read(machine: Machine) -> None:
     assert (host.cpu_count, host.cpu_percent, host.limited_by) == (1.5, 50.0, "cgroup")
 
 
-def test_version_1_may_count_cpu_time_in_another_tree(machine: Machine) -> None:
+def test_cgroup_v1_may_count_cpu_time_in_another_tree(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "4:memory:/\n2:cpuacct:/job\n1:cpu:/job")
     machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "200000")
     machine.write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000")
@@ -192,14 +192,14 @@ def test_version_1_may_count_cpu_time_in_another_tree(machine: Machine) -> None:
     assert machine.read().cpu_percent == 25.0
 
 
-def test_version_2_beside_version_1_is_read_too(machine: Machine) -> None:
+def test_cgroup_v2_beside_v1_is_read_too(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "4:cpuset:/\n0::/job")
     machine.write("sys/fs/cgroup/unified/job/memory.max", str(3 * GB))
     assert machine.read().memory_total_mb == 3072.0
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712", "9223372036854775807", "-1", "", "lots"])
-def test_values_that_mean_no_limit_are_none(machine: Machine, limit: str) -> None:
+def test_values_that_mean_unlimited_set_no_limit(machine: Machine, limit: str) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", limit)
     machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", limit)
@@ -210,7 +210,7 @@ def test_values_that_mean_no_limit_are_none(machine: Machine, limit: str) -> Non
     assert (host.memory_total_mb, host.cpu_count, host.limited_by) == (65536.0, 8.0, None)
 
 
-def test_limits_wider_than_the_machine_do_not_count(machine: Machine) -> None:
+def test_limits_above_the_machine_do_not_count(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(128 * GB))
     machine.write("sys/fs/cgroup/job/memory.current", str(GB))
@@ -221,27 +221,27 @@ def test_limits_wider_than_the_machine_do_not_count(machine: Machine) -> None:
     assert (host.cpu_count, host.cpu_percent, host.limited_by) == (8.0, 25.0, None)
 
 
-def test_what_the_machine_has_left_bounds_what_the_group_has_left(machine: Machine) -> None:
+def test_available_memory_never_exceeds_that_of_the_machine(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(60 * GB))
     machine.write("sys/fs/cgroup/job/memory.current", str(GB))
     assert machine.read().memory_available_mb == 49152.0
 
 
-def test_a_limit_whose_use_is_unknown_bounds_what_is_available(machine: Machine) -> None:
+def test_a_limit_without_a_usage_figure_caps_the_available_memory(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
     assert machine.read().memory_available_mb == 8192.0
 
 
-def test_a_group_over_its_limit_has_nothing_left(machine: Machine) -> None:
+def test_a_group_above_its_limit_has_no_available_memory(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(GB))
     machine.write("sys/fs/cgroup/job/memory.current", str(2 * GB))
     assert machine.read().memory_available_mb == 0.0
 
 
-def test_under_a_quota_the_cpus_share_is_the_groups_own_use_of_it(machine: Machine) -> None:
+def test_with_a_quota_the_cpu_percentage_is_the_use_of_the_quota(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/cpu.max", "150000 100000")
     machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\nuser_usec 5\n", 1e6)
@@ -253,7 +253,7 @@ def test_under_a_quota_the_cpus_share_is_the_groups_own_use_of_it(machine: Machi
     assert (host.cpu_count, host.cpu_percent, host.limited_by) == (1.5, 80.0, "cgroup")
 
 
-def test_a_burst_beyond_the_quota_counts_as_all_of_it(machine: Machine) -> None:
+def test_a_burst_above_the_quota_counts_as_100_percent(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
     machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
@@ -261,7 +261,7 @@ def test_a_burst_beyond_the_quota_counts_as_all_of_it(machine: Machine) -> None:
     assert machine.read().cpu_percent == 100.0
 
 
-def test_a_quota_whose_use_is_not_counted_leaves_the_share_unknown(machine: Machine) -> None:
+def test_a_quota_without_a_cpu_time_counter_leaves_the_percentage_unknown(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
     machine.busy_cpus = 8.0
@@ -269,7 +269,7 @@ def test_a_quota_whose_use_is_not_counted_leaves_the_share_unknown(machine: Mach
     assert (host.cpu_count, host.cpu_percent) == (1.0, None)
 
 
-def test_a_counter_that_went_back_leaves_the_share_unknown(machine: Machine) -> None:
+def test_a_counter_that_decreased_leaves_the_percentage_unknown(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/cpu.max", "100000 100000")
     machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
@@ -279,7 +279,7 @@ def test_a_counter_that_went_back_leaves_the_share_unknown(machine: Machine) -> 
     assert machine.read().cpu_percent is None
 
 
-def test_a_quota_that_changes_begins_a_new_measurement(machine: Machine) -> None:
+def test_a_changed_quota_restarts_the_measurement(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.counts_group_time("sys/fs/cgroup/job/cpu.stat", "usage_usec {}\n", 1e6)
     machine.busy_cpus, machine.group_cpus = 4.0, 0.5
@@ -290,21 +290,21 @@ def test_a_quota_that_changes_begins_a_new_measurement(machine: Machine) -> None
     assert len(machine.slept) == 2
 
 
-def test_files_that_may_not_be_read_set_no_limit(machine: Machine) -> None:
+def test_unreadable_files_set_no_limit(machine: Machine) -> None:
     in_group(machine, "/job")
-    # A folder in the file's place fails to be read for root too.
+    # A folder in place of the file cannot be read, even by root.
     (machine.root / "sys/fs/cgroup/job/memory.max").mkdir(parents=True)
     (machine.root / "sys/fs/cgroup/job/cpu.max").mkdir()
     assert machine.read().limited_by is None
 
 
 @pytest.mark.parametrize("lines", ["", ":::", "nonsense", "0::/a\0b", "0::/" + 300 * "x", "\ufffd:memory:/x\n1:cpu"])
-def test_a_garbled_list_of_groups_does_no_harm(machine: Machine, lines: str) -> None:
+def test_a_malformed_list_of_groups_is_ignored(machine: Machine, lines: str) -> None:
     machine.write("proc/self/cgroup", lines)
     assert machine.read().memory_total_mb == 65536.0
 
 
-def test_whatever_psutil_cannot_tell_is_unknown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_that_psutil_cannot_read_are_unknown(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("no /proc here")
 
@@ -315,7 +315,9 @@ def test_whatever_psutil_cannot_tell_is_unknown(machine: Machine, monkeypatch: p
     assert machine.read() == Host()
 
 
-def test_without_psutil_the_groups_limits_are_still_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_psutil_the_limits_of_the_group_are_still_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
@@ -330,7 +332,7 @@ def test_a_machine_without_affinity_masks_counts_its_cpus(machine: Machine, monk
     assert machine.read().cpu_count == 8.0
 
 
-def test_this_machine_is_read_within_what_psutil_says() -> None:
+def test_the_figures_of_this_machine_are_within_those_of_psutil() -> None:
     host = PsutilHost().read()
     memory = psutil.virtual_memory()
     assert host.memory_total_mb is not None

@@ -1,4 +1,4 @@
-"""`intel_gpu_top -J`: a stream that never ends, begins with garbage, and may be cut anywhere."""
+"""`intel_gpu_top -J`: an endless stream that begins with garbage and may be cut anywhere."""
 
 from pathlib import Path
 
@@ -41,17 +41,17 @@ def test_the_last_sample_counts_and_a_device_is_as_busy_as_its_busiest_engine() 
     assert (device.utilization_percent, device.power_draw_w) == (37.25, 4.25)
 
 
-def test_a_sample_of_microseconds_alone_tells_no_rates() -> None:
+def test_a_single_sample_of_microseconds_gives_no_rates() -> None:
     device = read(GARBAGE)
     assert (device.utilization_percent, device.power_draw_w) == (None, None)
 
 
-def test_clients_of_a_sample_of_microseconds_are_users_all_the_same() -> None:
+def test_clients_of_a_sample_of_microseconds_are_listed() -> None:
     device = read('[{"period": {"duration": 0.004}, "clients": {"1": {"pid": "77", "name": "x"}}}')
     assert device.processes == (Process(pid=77, name="x"),)
 
 
-def test_power_is_the_gpus_and_not_the_whole_packages() -> None:
+def test_power_is_that_of_the_gpu_and_not_of_the_package() -> None:
     assert read(TOP_NEW).power_draw_w == 3.125
     assert (
         read('{"engines": {}, "period": {"duration": 9}, "power": {"Package": 20, "unit": "W"}}').power_draw_w is None
@@ -63,24 +63,24 @@ def test_discrete_cards_without_a_power_object_have_unknown_power() -> None:
     assert (device.utilization_percent, device.power_draw_w) == (91.33, None)
 
 
-def test_processes_hold_the_device_memory_of_all_their_clients_and_no_system_memory() -> None:
+def test_process_memory_is_the_device_memory_of_all_its_clients() -> None:
     assert read(TOP_NEW).processes == (
         Process(pid=2001, memory_mb=None, name="Xwayland"),
         Process(pid=4100, memory_mb=600.0, name="blender"),
     )
 
 
-def test_a_client_of_unknown_memory_makes_its_process_one_of_unknown_memory() -> None:
+def test_a_client_with_unknown_memory_makes_that_of_its_process_unknown() -> None:
     text = TOP_NEW.replace('"local0": { "total": "104857600", "shared": "0", "resident": "104857600" }', "")
     assert (read(text).processes or ())[1] == Process(pid=4100, memory_mb=None, name="blender")
 
 
-def test_an_empty_list_of_clients_is_nobody_and_none_at_all_is_unknown() -> None:
+def test_an_empty_client_list_means_no_processes_and_a_missing_list_unknown() -> None:
     assert read(TOP_ARC).processes == ()
     assert read(TOP_OLD).processes is None
 
 
-def test_used_memory_stays_unknown_although_clients_tell_theirs() -> None:
+def test_used_memory_is_unknown_despite_the_memory_of_clients() -> None:
     assert read(TOP_NEW).memory_used_mb is None
 
 
@@ -94,27 +94,27 @@ def test_used_memory_stays_unknown_although_clients_tell_theirs() -> None:
         "card1:\n" + TOP_OLD,
     ],
 )
-def test_brackets_and_commas_may_be_missing_or_more(stream: str) -> None:
+def test_brackets_and_commas_may_be_missing_or_repeated(stream: str) -> None:
     assert read(stream) == read(TOP_OLD)
 
 
-def test_of_a_sample_cut_in_an_engine_the_complete_members_count() -> None:
+def test_the_complete_members_of_a_truncated_sample_count() -> None:
     cut = TOP_OLD[: TOP_OLD.index('"sema"', TOP_OLD.index("37.25"))]
     assert read(cut).utilization_percent == 37.25
     assert read(cut[: cut.index("37.25") + 3]).utilization_percent == 12.5
 
 
-def test_a_complete_sample_goes_before_a_later_one_that_was_cut() -> None:
+def test_a_complete_sample_takes_precedence_over_a_later_truncated_sample() -> None:
     later = TOP_ARC[: TOP_ARC.index('"Compute"')]
     assert read(f"{TOP_OLD},\n{later}").utilization_percent == 37.25
 
 
-def test_numbers_that_json_does_not_know_are_unknown_and_spoil_nothing_else() -> None:
+def test_numbers_that_are_invalid_in_json_are_unknown_and_affect_nothing_else() -> None:
     device = read(TOP_OLD.replace("37.250000", "-nan").replace("4.250000", "inf"))
     assert (device.utilization_percent, device.power_draw_w) == (12.5, None)
 
 
-def test_every_beginning_of_the_stream_is_read_or_refused_and_never_invents_idleness() -> None:
+def test_no_prefix_of_the_stream_is_misread_as_idle() -> None:
     for end in range(len(TOP_OLD)):
         try:
             device = read(TOP_OLD[:end])
@@ -127,7 +127,7 @@ def test_every_beginning_of_the_stream_is_read_or_refused_and_never_invents_idle
     "text",
     ["", "[\n", "# About {this}\nRun it as `root`.", '{"card0": {"GPU use (%)": "3"}}', "{" * 100_000, '"\\', "]}],{"],
 )
-def test_what_is_no_sample_is_refused_in_one_line(text: str) -> None:
+def test_other_text_is_refused_with_a_message_of_one_line(text: str) -> None:
     with pytest.raises(ProbeGarbled) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
@@ -144,22 +144,20 @@ def test_a_live_reading_stops_the_endless_tool_and_names_the_card(
     assert device.utilization_percent == 37.25
 
 
-def test_without_a_card_in_sight_the_tools_word_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_listed_card_the_output_of_the_tool_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
     install(tmp_path, monkeypatch, f"cat {tmp_path}/out; exec sleep 600")
     (device,) = IntelGpuTop(tmp_path / "nothing").read(20.0).devices
     assert (device.id, device.utilization_percent) == ("intel-0", 37.25)
 
 
-def test_without_a_card_in_sight_a_failing_tool_means_that_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_listed_card_a_failing_tool_means_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "echo 'No device filter specified and no i915 devices found' >&2; exit 1")
     with pytest.raises(ProbeMissing, match="no Intel GPU"):
         IntelGpuTop(tmp_path / "nothing").read(20.0)
 
 
-def test_several_cards_are_read_one_by_one_and_a_failing_one_is_listed_as_unknown(
+def test_several_cards_are_read_in_turn_and_a_failing_card_has_unknown_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").write_text(TOP_OLD)
@@ -178,7 +176,7 @@ def test_several_cards_are_read_one_by_one_and_a_failing_one_is_listed_as_unknow
     assert "broken" in problem.message
 
 
-def test_where_every_card_fails_the_way_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_every_card_fails_the_probe_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "echo broken >&2; exit 3")
     add_card(tmp_path, 0, "0000:03:00.0", "0x56a0")
     add_card(tmp_path, 1, "0000:04:00.0", "0x56a0")
@@ -186,7 +184,7 @@ def test_where_every_card_fails_the_way_is_closed(tmp_path: Path, monkeypatch: p
         IntelGpuTop(tmp_path).read(20.0)
 
 
-def test_a_card_of_the_xe_driver_closes_this_way_so_that_another_shows_it(
+def test_a_card_of_the_xe_driver_fails_this_probe_so_that_another_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "exit 0")
@@ -196,14 +194,14 @@ def test_a_card_of_the_xe_driver_closes_this_way_so_that_another_shows_it(
         IntelGpuTop(tmp_path).read(20.0)
 
 
-def test_a_user_without_rights_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "echo 'Failed to initialize PMU! (Permission denied)' >&2; exit 1")
     add_card(tmp_path, 0, "0000:00:02.0", "0x46a6")
     with pytest.raises(ProbeDenied):
         IntelGpuTop(tmp_path).read(20.0)
 
 
-def test_a_machine_without_the_tool_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProbeMissing, match="intel_gpu_top"):
         IntelGpuTop(tmp_path).read(5.0)

@@ -1,4 +1,4 @@
-"""The kernel's own files, from a tree built for the test: cards, sensors that count up, and clients in `/proc`."""
+"""Files of the kernel, in a tree built for the test: cards, energy counters, and clients in `/proc`."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ INTEGRATED = "0000:00:02.0"
 
 
 class Machine:
-    """A root folder with cards and processes, and a clock that is moved by hand."""
+    """A root folder with cards and processes, and a clock that the test moves."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -69,7 +69,7 @@ def only(probe: IntelSysfs) -> Device:
     return device
 
 
-def test_cards_are_named_and_numbered_by_their_bus_ids_and_other_vendors_left_out(machine: Machine) -> None:
+def test_cards_are_ordered_by_bus_id_and_other_vendors_left_out(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     machine.add_card(1, INTEGRATED, "0x46a6")
     machine.add_card(2, "0000:41:00.0", "0x2330", driver="nvidia", vendor="0x10de")
@@ -81,13 +81,13 @@ def test_cards_are_named_and_numbered_by_their_bus_ids_and_other_vendors_left_ou
     assert devices[1].pci_bus_id == ARC
 
 
-def test_a_machine_without_intel_cards_says_so(machine: Machine) -> None:
+def test_a_machine_without_intel_cards_is_reported(machine: Machine) -> None:
     machine.add_card(0, "0000:41:00.0", "0x2330", driver="nvidia", vendor="0x10de")
     with pytest.raises(ProbeMissing, match="sysfs"):
         machine.probe().read(10.0)
 
 
-def test_total_memory_is_that_of_all_tiles_and_integrated_graphics_have_none(machine: Machine) -> None:
+def test_total_memory_is_the_sum_of_tiles_and_integrated_graphics_have_none(machine: Machine) -> None:
     xe = machine.add_card(0, ARC, "0xe20b", driver="xe")
     machine.write(xe / "tile0", physical_vram_size_bytes="6442450944")
     machine.write(xe / "tile1", physical_vram_size_bytes="6442450944")
@@ -97,7 +97,7 @@ def test_total_memory_is_that_of_all_tiles_and_integrated_graphics_have_none(mac
     assert totals == {ARC: 12288.0, INTEGRATED: None}
 
 
-def test_the_memory_that_intels_i915_tells_is_taken_and_the_plain_one_leaves_it_unknown(machine: Machine) -> None:
+def test_memory_is_read_from_intels_i915_and_unknown_with_the_mainline_driver(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     assert only(machine.probe()).memory_total_mb is None
     machine.write(machine.root / "sys/class/drm/card0", lmem_total_bytes="17179869184")
@@ -116,7 +116,7 @@ def test_power_comes_from_the_energy_counter_at_the_second_reading(machine: Mach
     assert only(probe).power_draw_w == 40.0
 
 
-def test_an_energy_counter_that_went_back_tells_nothing(machine: Machine) -> None:
+def test_an_energy_counter_that_decreased_gives_no_power(machine: Machine) -> None:
     sensors = machine.add_card(0, ARC, "0x56a0") / "hwmon/hwmon4"
     machine.write(sensors, name="i915", energy1_input="5000000")
     probe = machine.probe()
@@ -126,7 +126,7 @@ def test_an_energy_counter_that_went_back_tells_nothing(machine: Machine) -> Non
     assert only(probe).power_draw_w is None
 
 
-def test_the_packages_temperature_is_chosen_and_the_sensors_of_parts_are_not_the_cards(machine: Machine) -> None:
+def test_the_temperature_is_that_of_the_package_and_not_of_parts(machine: Machine) -> None:
     folder = machine.add_card(0, ARC, "0xe20b", driver="xe")
     machine.write(folder / "hwmon/hwmon1", name="xe_gt0", temp1_input="99000")
     machine.write(
@@ -142,7 +142,7 @@ def test_the_packages_temperature_is_chosen_and_the_sensors_of_parts_are_not_the
     assert (device.temperature_c, device.power_limit_w) == (55.0, None)
 
 
-def test_utilisation_is_the_busiest_engines_share_between_two_readings(machine: Machine) -> None:
+def test_utilisation_is_that_of_the_busiest_engine_between_two_readings(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     machine.add_process(20, "one", i915(7, 1_000_000_000, 0))
     machine.add_process(30, "two", i915(8, 0, 5_000_000_000))
@@ -154,7 +154,7 @@ def test_utilisation_is_the_busiest_engines_share_between_two_readings(machine: 
     assert only(probe).utilization_percent == 40.0
 
 
-def test_cycles_of_xe_count_against_their_own_total(machine: Machine) -> None:
+def test_xe_cycles_are_divided_by_their_own_total(machine: Machine) -> None:
     machine.add_card(0, ARC, "0xe20b", driver="xe")
     text = (
         f"drm-driver:\txe\ndrm-client-id:\t4\ndrm-pdev:\t{ARC}\n"
@@ -185,7 +185,7 @@ def test_clients_belong_to_their_own_card(machine: Machine) -> None:
     assert users == {ARC: (Process(pid=20, name="one"),), INTEGRATED: ()}
 
 
-def test_files_that_are_no_cards_are_not_read(machine: Machine) -> None:
+def test_files_that_are_not_cards_are_not_read(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     machine.add_process(20, "one", i915(7, 0))
     (machine.root / "proc/20/fd/3").unlink()
@@ -209,7 +209,7 @@ def test_a_partial_view_never_shows_an_idle_card(machine: Machine, inside: str) 
     assert (device.utilization_percent, device.processes) == (None, None)
 
 
-def test_a_whole_view_of_nobody_is_an_idle_card(machine: Machine) -> None:
+def test_a_complete_view_without_clients_is_an_idle_card(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     probe = machine.probe()
     probe.read(10.0)
@@ -218,7 +218,7 @@ def test_a_whole_view_of_nobody_is_an_idle_card(machine: Machine) -> None:
     assert (device.utilization_percent, device.processes) == (0.0, ())
 
 
-def test_a_partial_view_still_tells_of_the_use_it_sees(machine: Machine) -> None:
+def test_a_partial_view_reports_the_visible_use(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     (machine.root / "proc/self/ns/pid").unlink()
     machine.add_process(20, "one", i915(7, 0))
@@ -230,7 +230,7 @@ def test_a_partial_view_still_tells_of_the_use_it_sees(machine: Machine) -> None
     assert (device.utilization_percent, device.processes) == (25.0, (Process(pid=20, name="one"),))
 
 
-def test_another_users_process_makes_the_view_partial_and_an_ended_one_does_not(
+def test_another_users_process_makes_the_view_partial_and_an_ended_process_does_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.add_card(0, ARC, "0x56a0")
@@ -247,7 +247,7 @@ def test_another_users_process_makes_the_view_partial_and_an_ended_one_does_not(
     assert only(machine.probe()).processes is None
 
 
-def test_without_time_left_nobody_is_said_to_be_absent(machine: Machine) -> None:
+def test_without_time_left_the_processes_are_unknown(machine: Machine) -> None:
     machine.add_card(0, ARC, "0x56a0")
     (device,) = machine.probe().read(-1.0).devices
     assert device.processes is None
@@ -262,7 +262,7 @@ def test_without_time_left_nobody_is_said_to_be_absent(machine: Machine) -> None
         ("drm-total-vram0:\t\n", None),
     ],
 )
-def test_a_clients_memory_is_what_lies_in_the_cards_own(lines: str, memory: float | None) -> None:
+def test_the_memory_of_a_client_is_its_device_memory(lines: str, memory: float | None) -> None:
     client = parse_fdinfo(f"drm-driver:\txe\ndrm-client-id:\t4\n{lines}", 9)
     assert client is not None
     assert client.process.memory_mb == memory

@@ -1,4 +1,4 @@
-"""The box that `xpu-smi` prints by itself since 2.0."""
+"""The box that `xpu-smi` prints without arguments since 2.0."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from gpuyard.probes.intel.xpu_smi import parse
 from tests.unit.probes.samples_intel import BOX
 
 
-def test_each_card_has_its_figures_and_a_name_in_one_piece() -> None:
+def test_each_card_has_its_figures_and_its_complete_name() -> None:
     first, second = parse(BOX).devices
     assert first == Device(
         id="0000:23:00.0",
@@ -36,24 +36,24 @@ def test_a_name_that_fits_its_column_has_no_second_line() -> None:
     assert parse("\n".join(lines)).devices[0].name == "Intel(R) Arc(TM) Pro B"
 
 
-def test_a_limit_that_is_not_told_is_unknown() -> None:
+def test_a_missing_limit_is_unknown() -> None:
     for printed, draw in (("43W / N/A ", 43.0), ("N/A / N/A ", None)):
         first = parse(BOX.replace("43W / 200W", printed)).devices[0]
         assert (first.power_draw_w, first.power_limit_w, first.temperature_c) == (draw, None, 48.0)
 
 
-def test_processes_are_unknown_where_their_list_is_missing_or_cut() -> None:
+def test_processes_are_unknown_if_their_list_is_missing_or_truncated() -> None:
     for end in ("4100", "Processes:", "GPU Memory Usage |"):
         text = BOX[: BOX.index(end) + len(end)]
         assert [device.processes for device in parse(text).devices] == [None, None]
 
 
-def test_no_rows_in_the_list_of_processes_are_no_processes() -> None:
+def test_an_empty_process_list_means_no_processes() -> None:
     lines = [line for line in BOX.splitlines() if not line.endswith(("MiB |", "N/A |")) or "Arc" in line]
     assert [device.processes for device in parse("\n".join(lines)).devices] == [(), ()]
 
 
-def test_a_card_whose_figures_are_cut_off_is_a_card_of_which_nothing_more_is_known() -> None:
+def test_a_card_with_truncated_figures_has_unknown_figures() -> None:
     (card,) = parse(BOX[: BOX.index("60 Graphics")]).devices
     assert (card.index, card.pci_bus_id, card.memory_total_mb) == (0, "0000:23:00.0", None)
 

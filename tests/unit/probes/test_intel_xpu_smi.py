@@ -1,4 +1,4 @@
-"""`xpu-smi`: CSV, boxes, lists and JSON of several releases, and a live reading put together from four calls."""
+"""`xpu-smi`: CSV, boxes, lists and JSON of several releases, and a live reading combined from four calls."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_titles_of_later_releases_mean_the_same() -> None:
     assert (second.index, load(second)) == (1, (None, 32.0, None, 17.25))
 
 
-def test_the_groups_of_later_releases_tell_limits_sizes_and_engines() -> None:
+def test_the_groups_of_later_releases_give_limits_sizes_and_engines() -> None:
     device = read(DUMP_2_GROUPS)
     assert load(device) == (12.5, 91.5, None, 256.0)
     assert (device.power_limit_w, device.memory_total_mb, device.memory_free_mb) == (150.0, 16256.0, 16000.0)
@@ -56,17 +56,17 @@ def test_the_groups_of_later_releases_tell_limits_sizes_and_engines() -> None:
     "text",
     ["Timestamp, DeviceId, Reset Counter\n1:00, 0, 3\n", 'Device ID,Vendor Name\n0,"Intel(R) Corporation"\n'],
 )
-def test_a_csv_of_which_no_column_is_known_is_refused(text: str) -> None:
+def test_a_csv_without_a_known_column_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled, match="none of the columns"):
         parse(text)
 
 
-def test_tiles_add_up_their_memory_and_power_and_share_their_utilisation() -> None:
+def test_memory_and_power_of_tiles_are_added_and_utilisation_is_combined() -> None:
     device = read(DUMP_TILES)
     assert (device.id, load(device)) == ("intel-3", (40.0, 110.5, 51.0, 1500.0))
 
 
-def test_a_figure_that_no_tile_knows_is_unknown() -> None:
+def test_a_figure_missing_on_all_tiles_is_unknown() -> None:
     assert read(DUMP_TILES.replace("110.5", "").replace("100", "")).power_draw_w is None
 
 
@@ -77,20 +77,20 @@ def test_blank_fields_at_the_end_of_a_row_are_unknown() -> None:
     assert (device.power_draw_w, device.temperature_c) == (43.72, None)
 
 
-def test_a_row_that_was_cut_does_not_replace_a_complete_one() -> None:
+def test_a_truncated_row_does_not_replace_a_complete_row() -> None:
     cut = DUMP_NEW + "09:10:13.000,    0, 1.0\n09:10:13.000,    2, 25.00, 9"
     first, _, third = parse(cut).devices
     assert first.utilization_percent == 70.25
     assert (third.index, third.utilization_percent, third.power_draw_w) == (2, 25.0, None)
 
 
-def test_engines_stand_in_for_a_utilisation_that_is_not_told() -> None:
+def test_engine_utilisation_is_the_fallback_for_a_missing_utilisation() -> None:
     text = "Timestamp, DeviceId, GPU Utilization (%), Compute Engine 0 (%), 3D Engine (%)\n1:00,0, N/A, 12, 88.5\n"
     assert read(text).utilization_percent == 88.5
     assert read(text.replace("88.5", "N/A").replace("12", "N/A")).utilization_percent is None
 
 
-def test_a_device_asked_for_by_its_bus_id_is_named_by_it() -> None:
+def test_a_device_requested_by_bus_id_has_that_id() -> None:
     device = read("Timestamp, DeviceId, GPU Power (W)\n1:00, 0000:4D:00.0, 12\n")
     assert (device.id, device.index, device.pci_bus_id) == ("0000:4d:00.0", None, "0000:4d:00.0")
 
@@ -100,12 +100,12 @@ def test_a_dump_without_rows_is_refused() -> None:
         parse("Timestamp, DeviceId, GPU Power (W)\n")
 
 
-def test_a_box_of_statistics_is_read_with_labels_over_two_lines() -> None:
+def test_a_box_of_statistics_with_labels_on_two_lines_is_parsed() -> None:
     device = read(STATS_BOX)
     assert (device.id, load(device)) == ("intel-2", (18.0, 37.0, 52.0, 640.0))
 
 
-def test_a_box_of_tiles_counts_what_is_now_and_not_averages() -> None:
+def test_a_box_of_tiles_gives_current_values_and_not_averages() -> None:
     device = read(STATS_TILES)
     assert (device.id, load(device)) == ("intel-1", (83.0, 145.0, 43.0, None))
 
@@ -120,7 +120,7 @@ def test_processes_are_listed_per_device_with_kilobytes_of_1000() -> None:
     assert load(first) == (None, None, None, None)
 
 
-def test_discovery_tells_identity_and_memory() -> None:
+def test_discovery_gives_identity_and_memory() -> None:
     first, second = parse(DISCOVERY_JSON).devices
     assert (first.id, first.pci_bus_id) == ("00000000-0000-004d-0000-000056c08086", "0000:4d:00.0")
     assert (first.name, first.memory_total_mb) == ("Intel(R) Data Center GPU Flex 170", None)
@@ -132,26 +132,26 @@ def test_discovery_of_one_device_is_the_entry_itself() -> None:
     assert read("Warning: no MEI access\n" + json.dumps(entry)).memory_total_mb == 16288.0
 
 
-def test_cards_that_share_a_uuid_go_by_their_bus_ids() -> None:
+def test_cards_with_the_same_uuid_are_identified_by_bus_id() -> None:
     entry = {"uuid": "00000000-0000-0000-0000-020a00008086", "device_id": 0}
     two = [entry | {"pci_bdf_address": "0000:1a:00.0"}, entry | {"pci_bdf_address": "0000:1b:00.0", "device_id": 1}]
     assert [device.id for device in parse(json.dumps({"device_list": two})).devices] == ["0000:1a:00.0", "0000:1b:00.0"]
 
 
-def test_the_csv_of_discovery_leaves_untold_memory_unknown() -> None:
+def test_missing_memory_in_the_csv_of_discovery_is_unknown() -> None:
     first, second = parse(DISCOVERY_CSV).devices
     assert (first.memory_total_mb, second.memory_total_mb) == (None, 14260.97)
     assert second.pci_bus_id == "0000:4d:00.0"
 
 
-def test_the_box_of_discovery_is_read_under_its_old_and_its_new_labels() -> None:
+def test_the_box_of_discovery_is_parsed_with_old_and_new_labels() -> None:
     first, second = parse(DISCOVERY_BOX).devices
     assert (first.id, first.index, first.pci_bus_id) == ("00000000-0000-0006-0000-0000e20b8086", 0, "0000:4d:00.0")
     assert (first.name, first.memory_total_mb) == ("Intel(R) Arc(TM) B580 Graphics", 12216.0)
     assert (second.id, second.index, second.memory_total_mb) == ("00000000-0000-0000-0000-020a00008086", 1, None)
 
 
-def test_json_statistics_prefer_the_device_and_combine_its_tiles_otherwise() -> None:
+def test_json_statistics_of_the_device_take_precedence_over_those_of_tiles() -> None:
     assert load(read(STATS_JSON)) == (40.0, 44.75, 53.0, 229.19)
 
 
@@ -159,7 +159,7 @@ def test_used_memory_of_the_daemons_json_is_in_bytes() -> None:
     assert read(STATS_JSON.replace("229.1875", "8589934592")).memory_used_mb == 8192.0
 
 
-def test_json_processes_are_read_and_an_empty_list_names_no_device() -> None:
+def test_json_processes_are_parsed_and_an_empty_list_has_no_device() -> None:
     assert read(PS_JSON).processes == (
         Process(pid=3010, memory_mb=1000.0, name="python3"),
         Process(pid=5151, memory_mb=1.87, name="xpu-smi"),
@@ -188,14 +188,14 @@ def test_an_error_in_json_is_passed_on() -> None:
         "| Device ID | Topology Information |\n| 0 | Local CPU List: 0-23 |",
     ],
 )
-def test_what_is_none_of_its_outputs_is_refused_in_one_line(text: str) -> None:
+def test_other_text_is_refused_with_a_message_of_one_line(text: str) -> None:
     with pytest.raises(ProbeGarbled) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
 
 
 class StandIn:
-    """An `xpu-smi` on PATH that prints a file for each subcommand and keeps a list of its calls."""
+    """An `xpu-smi` on PATH that prints a file per subcommand and records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -205,9 +205,9 @@ class StandIn:
             f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n'
         )
         tool.chmod(0o755)
-        self.say(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
+        self.prints(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
 
-    def say(self, **outputs: str) -> None:
+    def prints(self, **outputs: str) -> None:
         for key, text in outputs.items():
             (self.folder / key).write_text(text)
 
@@ -225,7 +225,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return StandIn(tmp_path)
 
 
-def test_a_live_reading_joins_identity_figures_and_users(stand_in: StandIn) -> None:
+def test_a_live_reading_combines_identity_figures_and_processes(stand_in: StandIn) -> None:
     first, second = XpuSmi().read(20.0).devices
     assert (first.id, first.name) == ("00000000-0000-004d-0000-000056c08086", "Intel(R) Data Center GPU Flex 170")
     assert load(first) == (70.25, 91.5, 63.0, 4096.75)
@@ -234,12 +234,12 @@ def test_a_live_reading_joins_identity_figures_and_users(stand_in: StandIn) -> N
     assert second.processes == ()
 
 
-def test_a_process_that_would_hold_more_than_the_card_uses_holds_an_unknown_amount(stand_in: StandIn) -> None:
-    stand_in.say(ps=PS_JSON.replace("1048576", "7876608"))
+def test_a_process_figure_above_the_used_memory_of_the_card_becomes_unknown(stand_in: StandIn) -> None:
+    stand_in.prints(ps=PS_JSON.replace("1048576", "7876608"))
     assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, name="python3"),)
 
 
-def test_what_a_device_is_is_asked_once(stand_in: StandIn) -> None:
+def test_the_identity_of_devices_is_queried_once(stand_in: StandIn) -> None:
     probe = XpuSmi()
     probe.read(20.0)
     probe.read(20.0)
@@ -247,7 +247,7 @@ def test_what_a_device_is_is_asked_once(stand_in: StandIn) -> None:
     assert "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1" in stand_in.calls()
 
 
-def test_without_the_list_of_processes_the_rest_is_still_told(stand_in: StandIn) -> None:
+def test_without_the_process_list_the_other_figures_are_still_read(stand_in: StandIn) -> None:
     stand_in.do("ps", "echo no sysman >&2; exit 9")
     reading = XpuSmi().read(20.0)
     assert [device.processes for device in reading.devices] == [None, None]
@@ -255,7 +255,7 @@ def test_without_the_list_of_processes_the_rest_is_still_told(stand_in: StandIn)
     assert ["no sysman" in problem.message for problem in reading.problems] == [True]
 
 
-def test_a_list_of_processes_that_hangs_is_left_alone_for_a_while(stand_in: StandIn) -> None:
+def test_a_hanging_process_list_is_paused(stand_in: StandIn) -> None:
     clock = FakeClock()
     stand_in.do("ps", "exec sleep 600")
     probe = XpuSmi(clock.monotonic)
@@ -263,15 +263,15 @@ def test_a_list_of_processes_that_hangs_is_left_alone_for_a_while(stand_in: Stan
     assert [problem.message for problem in first.problems] == ["who uses the devices is unknown: no answer in time"]
     assert second.problems == first.problems
     assert stand_in.calls().count("ps -j") == 1
-    stand_in.say(ps=PS_JSON)
+    stand_in.prints(ps=PS_JSON)
     (stand_in.folder / "ps").chmod(0o644)
     clock.sleep(60)
     third = probe.read(20.0)
     assert (third.problems, third.devices[1].processes) == ((), ())
 
 
-def test_a_release_without_short_options_is_asked_with_long_ones_from_then_on(stand_in: StandIn) -> None:
-    stand_in.say(dump2=DUMP_2)
+def test_a_release_without_short_options_is_called_with_long_options_afterwards(stand_in: StandIn) -> None:
+    stand_in.prints(dump2=DUMP_2)
     stand_in.do("dump", f"case \"$*\" in *' -m '*) exit 4 ;; esac\ncat {stand_in.folder}/dump2")
     probe = XpuSmi()
     assert load(probe.read(20.0).devices[0]) == load(probe.read(20.0).devices[0]) == (70.25, 91.5, 63.0, 4096.75)
@@ -288,29 +288,29 @@ def test_a_release_that_cannot_list_memory_sizes_leaves_them_unknown(stand_in: S
     assert (first.memory_total_mb, second.memory_total_mb) == (None, 16288.0)
 
 
-def test_after_a_failure_the_devices_are_looked_up_anew(stand_in: StandIn) -> None:
+def test_after_a_failure_the_devices_are_queried_again(stand_in: StandIn) -> None:
     probe = XpuSmi()
     probe.read(20.0)
     stand_in.do("dump", "echo 'Error: Device not found'; exit 22")
     with pytest.raises(ProbeCrashed, match="Device not found"):
         probe.read(20.0)
-    stand_in.say(dump=DUMP_NEW, discovery=json.dumps({"device_list": json.loads(DISCOVERY_JSON)["device_list"][:1]}))
+    stand_in.prints(dump=DUMP_NEW, discovery=json.dumps({"device_list": json.loads(DISCOVERY_JSON)["device_list"][:1]}))
     (stand_in.folder / "dump").chmod(0o644)
     assert len(probe.read(20.0).devices) == 1
 
 
-def test_what_was_learnt_before_a_timeout_is_not_asked_again(stand_in: StandIn) -> None:
+def test_results_before_a_timeout_are_not_queried_again(stand_in: StandIn) -> None:
     probe = XpuSmi()
     stand_in.do("dump", "exec sleep 600")
     with pytest.raises(ProbeTimeout):
         probe.read(1.0)
-    stand_in.say(dump=DUMP_NEW)
+    stand_in.prints(dump=DUMP_NEW)
     (stand_in.folder / "dump").chmod(0o644)
     probe.read(20.0)
     assert stand_in.calls().count("discovery -j") == 1
 
 
-def test_a_machine_without_such_devices_says_so(stand_in: StandIn) -> None:
-    stand_in.say(discovery='{"device_list": []}')
+def test_a_machine_without_intel_devices_is_reported(stand_in: StandIn) -> None:
+    stand_in.prints(discovery='{"device_list": []}')
     with pytest.raises(ProbeMissing, match="no Intel GPU"):
         XpuSmi().read(20.0)

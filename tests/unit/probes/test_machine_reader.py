@@ -18,7 +18,7 @@ class FixedHost:
 
 
 class SlowTool:
-    """A command-line probe that breaks its word about its timeout."""
+    """A command-line probe that ignores its timeout."""
 
     name = "slow"
     vendor = Vendor.AMD
@@ -62,7 +62,7 @@ def test_a_machine_with_several_vendors_shows_them_all() -> None:
     assert snapshot.taken_at == clock.now()
 
 
-def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: SlowTool) -> None:
+def test_a_probe_that_ignores_its_timeout_does_not_delay_the_others(slow: SlowTool) -> None:
     clock = FakeClock()
     chains = [
         FallbackChain(Vendor.AMD, [slow], clock),
@@ -76,7 +76,7 @@ def test_even_a_probe_that_breaks_its_word_does_not_hold_up_the_others(slow: Slo
 
 
 class FlakyProbe(FixedProbe):
-    """Fails once, then is well."""
+    """Fails once, then succeeds."""
 
     def __init__(self, vendor: Vendor) -> None:
         super().__init__(vendor)
@@ -90,7 +90,7 @@ class FlakyProbe(FixedProbe):
 
 
 class PassingTime:
-    """A host whose reading takes so long that rests end meanwhile."""
+    """A host whose reading takes so much time that pauses of probes end meanwhile."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class PassingTime:
         return HOST
 
 
-def test_a_rest_that_ends_while_others_are_read_does_not_call_the_probe_out_of_turn() -> None:
+def test_a_pause_that_ends_during_a_reading_does_not_call_the_probe_in_it() -> None:
     clock = FakeClock()
     probe = FlakyProbe(Vendor.AMD)
     chain = FallbackChain(Vendor.AMD, [probe], clock)
@@ -112,7 +112,7 @@ def test_a_rest_that_ends_while_others_are_read_does_not_call_the_probe_out_of_t
     assert all(timeout > 0.5 for timeout in probe.timeouts)
 
 
-def test_where_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -125,7 +125,7 @@ def test_where_no_thread_can_be_started_the_vendor_is_overdue(monkeypatch: pytes
 
 
 def test_an_unhealthy_device_is_a_problem_too() -> None:
-    ill = Device(id="GPU-a", vendor=Vendor.NVIDIA, name="Yard", fault="GPU is lost")
+    ill = Device(id="GPU-a", vendor=Vendor.NVIDIA, name="Test", fault="GPU is lost")
     noted = Problem(source="smi", kind="garbled", message="odd")
     snapshot = assemble(None, HOST, [Reading(devices=(ill,), problems=(noted,))])
     assert [problem.kind for problem in snapshot.problems] == ["garbled", "unhealthy"]

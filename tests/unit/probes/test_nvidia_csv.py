@@ -21,14 +21,14 @@ from tests.unit.probes.samples_nvidia import (
 )
 
 
-def test_the_header_says_which_column_is_which() -> None:
+def test_columns_are_identified_by_the_header() -> None:
     one, two = parse_csv(CSV).devices
-    assert (one.index, one.name, one.memory_total_mb, one.memory_used_mb) == (0, "NVIDIA Yard One", 24576, 4096)
+    assert (one.index, one.name, one.memory_total_mb, one.memory_used_mb) == (0, "NVIDIA Test One", 24576, 4096)
     assert (one.utilization_percent, one.power_draw_w, one.power_limit_w, one.temperature_c) == (37, 201.5, 350, 61)
     assert (two.memory_used_mb, two.utilization_percent, two.power_draw_w, two.power_limit_w) == (0, None, None, None)
 
 
-def test_values_without_units_are_read_alike() -> None:
+def test_values_without_units_are_parsed_too() -> None:
     (one,) = parse_csv(NO_UNITS_CSV).devices
     assert (one.memory_total_mb, one.utilization_percent, one.power_draw_w, one.power_limit_w) == (
         24576,
@@ -39,11 +39,11 @@ def test_values_without_units_are_read_alike() -> None:
     assert (one.id, one.temperature_c, one.processes) == ("nvidia-0", None, None)
 
 
-def test_the_usual_columns_are_known_without_a_header_and_how_they_were_taken_is_said() -> None:
+def test_the_usual_columns_are_recognised_without_a_header_and_the_guess_is_reported() -> None:
     reading = parse_csv(HEADERLESS_UNITS_CSV)
     one, two = reading.devices
     assert (one.name, one.temperature_c, one.memory_used_mb, one.memory_total_mb) == (
-        "NVIDIA Yard One",
+        "NVIDIA Test One",
         61,
         4096,
         24576,
@@ -54,11 +54,11 @@ def test_the_usual_columns_are_known_without_a_header_and_how_they_were_taken_is
     assert "taken for index, name, temperature.gpu" in problem.message
 
 
-def test_temperature_and_utilization_that_could_be_swapped_are_unknown() -> None:
+def test_ambiguous_temperature_and_utilization_are_unknown() -> None:
     reading = parse_csv(HEADERLESS_CSV)
     one, two = reading.devices
     assert (one.name, one.memory_used_mb, one.memory_total_mb, one.power_draw_w) == (
-        "NVIDIA Yard One",
+        "NVIDIA Test One",
         4096,
         24576,
         201.5,
@@ -71,12 +71,12 @@ def test_temperature_and_utilization_that_could_be_swapped_are_unknown() -> None
     "row",
     [
         OTHER_ORDER_CSV,
-        "0, NVIDIA Yard One, 12287, 4096, 8191, 37, 61",
-        "0, NVIDIA Yard One, 4096, 12287, 37, 61, 201.50",
-        "0, NVIDIA Yard One, 61, 37, 4096, 12287, 201.50",
-        "0, NVIDIA Yard One, 37 %, 4096 MiB, 12287 MiB, 61, 201.50 W",
-        "0, NVIDIA Yard One, 61, 12287, 4096, 37, 201.50",
-        "0, NVIDIA Yard One, 61, 4096, 12287, 201.50, 37",
+        "0, NVIDIA Test One, 12287, 4096, 8191, 37, 61",
+        "0, NVIDIA Test One, 4096, 12287, 37, 61, 201.50",
+        "0, NVIDIA Test One, 61, 37, 4096, 12287, 201.50",
+        "0, NVIDIA Test One, 37 %, 4096 MiB, 12287 MiB, 61, 201.50 W",
+        "0, NVIDIA Test One, 61, 12287, 4096, 37, 201.50",
+        "0, NVIDIA Test One, 61, 4096, 12287, 201.50, 37",
         "0, 00000000:3B:00.0, 61, 4096, 12287, 37, 201.50",
     ],
     ids=[
@@ -90,10 +90,10 @@ def test_temperature_and_utilization_that_could_be_swapped_are_unknown() -> None
         "a bus id second",
     ],
 )
-def test_seven_columns_in_another_order_give_no_figures_and_say_what_to_do(row: str) -> None:
+def test_seven_columns_in_another_order_give_no_figures_and_a_hint(row: str) -> None:
     reading = parse_csv(f"{row}\n")
     (card,) = reading.devices
-    assert card.name in ("NVIDIA Yard One", None)
+    assert card.name in ("NVIDIA Test One", None)
     figures = (
         card.memory_total_mb,
         card.memory_used_mb,
@@ -109,7 +109,7 @@ def test_seven_columns_in_another_order_give_no_figures_and_say_what_to_do(row: 
     assert "first line" in problem.hint
 
 
-def test_the_names_of_the_columns_on_a_first_line_are_all_that_is_needed() -> None:
+def test_a_first_line_with_column_names_is_enough() -> None:
     columns = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total\n"
     reading = parse_csv(columns + OTHER_ORDER_CSV)
     (card,) = reading.devices
@@ -122,14 +122,14 @@ def test_the_names_of_the_columns_on_a_first_line_are_all_that_is_needed() -> No
     assert reading.problems == ()
 
 
-def test_unknown_columns_without_a_header_stay_unknown_and_are_pointed_out() -> None:
+def test_unknown_columns_without_a_header_stay_unknown_and_are_reported() -> None:
     reading = parse_csv(UNKNOWN_COLUMNS_CSV)
     (one,) = reading.devices
-    assert (one.name, one.pci_bus_id, one.memory_total_mb) == ("NVIDIA Yard One", "0000:3b:00.0", None)
+    assert (one.name, one.pci_bus_id, one.memory_total_mb) == ("NVIDIA Test One", "0000:3b:00.0", None)
     assert "header" in reading.problems[0].message
 
 
-def test_a_row_of_nothing_but_unknowns_is_a_device_of_which_nothing_is_known() -> None:
+def test_a_row_without_values_is_a_device_with_unknown_figures() -> None:
     (one,) = parse_csv("[N/A], [N/A], [N/A]\n").devices
     assert (one.memory_total_mb, one.utilization_percent, one.name) == (None, None, None)
 
@@ -141,23 +141,23 @@ def test_a_lost_card_is_unhealthy() -> None:
     assert line.id == line.pci_bus_id == "0000:3b:00.0"
 
 
-def test_what_a_lost_card_says_in_place_of_its_uuid_is_not_its_id() -> None:
+def test_the_message_of_a_lost_card_is_not_used_as_its_uuid() -> None:
     (gone,) = parse_csv("index, uuid, pci.bus_id\n0, [GPU is lost], 00000000:3B:00.0\n").devices
     assert (gone.id, gone.fault) == ("0000:3b:00.0", "GPU is lost")
 
 
-def test_of_a_loop_the_last_row_of_each_card_counts() -> None:
+def test_the_last_row_of_each_card_in_a_loop_counts() -> None:
     one, two = parse_csv(LOOP_CSV).devices
     assert (one.index, one.utilization_percent, one.memory_used_mb) == (0, 91, 8000)
     assert (two.index, two.utilization_percent, two.memory_used_mb) == (1, 5, 20)
 
 
-def test_of_a_loop_without_a_header_the_last_row_of_each_card_counts() -> None:
+def test_the_last_row_of_each_card_in_a_loop_without_a_header_counts() -> None:
     later = HEADERLESS_CSV.replace(" 4096,", " 5000,")
     assert [device.memory_used_mb for device in parse_csv(HEADERLESS_CSV + later).devices] == [5000, 0]
 
 
-def test_cards_with_the_same_masked_uuid_are_told_apart_by_their_bus_ids() -> None:
+def test_cards_with_the_same_masked_uuid_are_identified_by_bus_id() -> None:
     masked = "GPU-00000000-0000-0000-0000-000000000000"
     header = "uuid, pci.bus_id, utilization.gpu [%]\n"
     rows = f"{masked}, 00000000:01:00.0, 1 %\n{masked}, 00000000:02:00.0, 2 %\n"
@@ -168,13 +168,13 @@ def test_cards_with_the_same_masked_uuid_are_told_apart_by_their_bus_ids() -> No
     ]
 
 
-def test_rows_that_do_not_say_which_card_they_are_of_are_cards_of_their_own() -> None:
+def test_rows_without_an_identity_are_separate_cards() -> None:
     assert len(parse_csv("name, memory.total [MiB]\nNVIDIA X, 10 MiB\nNVIDIA X, 10 MiB\n").devices) == 2
     assert len(parse_csv("uuid, memory.total [MiB]\n[N/A], 10 MiB\n[N/A], 10 MiB\n").devices) == 2
 
 
 @pytest.mark.parametrize("text", ["", "hello, world\n", "a,b\n1,2\n", "1, 2, 3\n", XML, APPS])
-def test_what_lists_no_cards_is_refused(text: str) -> None:
+def test_text_without_cards_is_refused(text: str) -> None:
     if text == APPS:
         assert parse_csv(text).devices[0].memory_total_mb is None
         return
@@ -203,16 +203,14 @@ def test_processes_are_listed_under_their_cards() -> None:
         ("42, [Not Found], [Insufficient Permissions], 300 MiB\n", "nvidia-0", Process(pid=42, memory_mb=300)),
     ],
 )  # fmt: skip
-def test_processes_without_a_header_are_read_where_it_is_plain_what_is_what(
-    text: str, card: str, process: Process
-) -> None:
+def test_processes_without_a_header_are_parsed_if_unambiguous(text: str, card: str, process: Process) -> None:
     reading = parse_apps(text)
     (device,) = reading.devices
     assert (device.id, device.processes) == (card, (process,))
     assert reading.problems == ()
 
 
-def test_a_number_without_a_unit_and_without_a_header_is_unknown_and_pointed_out() -> None:
+def test_a_number_without_unit_and_header_is_unknown_and_reported() -> None:
     reading = parse_apps("GPU-11111111-0000-0000-0000-000000000001, 42, 300\n")
     assert reading.devices[0].processes == (Process(pid=42),)
     assert "header" in reading.problems[0].message
@@ -228,7 +226,7 @@ def test_a_number_without_a_unit_and_without_a_header_is_unknown_and_pointed_out
     ],
 )
 @pytest.mark.parametrize("header", ["", "gpu_uuid, pid, used_gpu_memory [MiB], process_name\n"])
-def test_a_row_without_a_pid_is_left_out_and_pointed_out(row: str, header: str) -> None:
+def test_a_row_without_a_pid_is_left_out_and_reported(row: str, header: str) -> None:
     reading = parse_apps(f"{header}{APPS_WITHOUT_HEADER}{row}\n")
     (card,) = reading.devices
     assert card.processes is not None
@@ -237,7 +235,7 @@ def test_a_row_without_a_pid_is_left_out_and_pointed_out(row: str, header: str) 
     assert (problem.kind, "1 of 3 rows" in problem.message) == ("garbled", True)
 
 
-def test_a_card_with_nothing_but_a_row_without_a_pid_has_unknown_processes() -> None:
+def test_a_card_whose_only_row_has_no_pid_has_unknown_processes() -> None:
     other = "GPU-22222222-0000-0000-0000-000000000002, [N/A], 5 MiB, python\n"
     one, two = parse_apps(APPS_WITHOUT_HEADER + other).devices
     assert one.processes is not None
@@ -257,11 +255,11 @@ def test_a_process_that_is_listed_twice_on_a_card_counts_once() -> None:
     assert reading.devices[0].processes == (Process(pid=42, memory_mb=300),)
 
 
-def test_no_processes_are_no_error() -> None:
+def test_an_empty_process_list_is_not_an_error() -> None:
     assert parse_apps("pid, process_name, used_gpu_memory [MiB]\n").devices == ()
 
 
-def test_processes_without_a_column_for_their_card_are_of_the_first() -> None:
+def test_processes_without_a_column_for_their_card_belong_to_the_first_card() -> None:
     (card,) = parse_apps(APPS_WITHOUT_CARD).devices
     assert (card.id, card.processes) == ("nvidia-0", (Process(pid=4242, memory_mb=3800),))
 
@@ -270,6 +268,6 @@ def test_processes_without_a_column_for_their_card_are_of_the_first() -> None:
     "text",
     ["", "hello", CSV, "1, 2\n", HEADERLESS_CSV, "python, 300 MiB\n", "1, GPU-11111111, 5 %\n", CSV.partition("\n")[2]],
 )
-def test_what_lists_no_processes_is_refused(text: str) -> None:
+def test_text_without_processes_is_refused(text: str) -> None:
     with pytest.raises(ProbeGarbled):
         parse_apps(text)

@@ -26,7 +26,7 @@ def put_in_kernel(root: Path, bus_id: str, uuid: str, name: str) -> None:
     (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 11\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
 
 
-def test_one_call_has_everything(tools: Tools) -> None:
+def test_one_call_gives_all_figures(tools: Tools) -> None:
     put_smi(tools, xml=XML)
     one, _ = NvidiaSmi().read(10).devices
     assert (one.memory_used_mb, one.power_draw_w) == (4096, 201.5)
@@ -34,7 +34,7 @@ def test_one_call_has_everything(tools: Tools) -> None:
     assert one.processes[0] == Process(pid=4242, memory_mb=3800, name="python train.py")
 
 
-def test_where_the_xml_cannot_be_read_the_csv_stands_in(tools: Tools) -> None:
+def test_csv_is_the_fallback_if_the_xml_cannot_be_parsed(tools: Tools) -> None:
     put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS)
     one, two = NvidiaSmi().read(10).devices
     assert (one.memory_used_mb, two.utilization_percent) == (4096, None)
@@ -42,14 +42,14 @@ def test_where_the_xml_cannot_be_read_the_csv_stands_in(tools: Tools) -> None:
     assert [process.pid for process in one.processes] == [4242, 77]
 
 
-def test_where_only_the_processes_cannot_be_had_the_cards_still_are(tools: Tools) -> None:
+def test_if_only_the_process_query_fails_the_cards_are_still_listed(tools: Tools) -> None:
     put_smi(tools, xml="<new-format/>", gpus=CSV, apps="no such query")
     reading = NvidiaSmi().read(10)
     assert [device.processes for device in reading.devices] == [None, None]
     assert "who uses the GPUs is unknown" in reading.problems[0].message
 
 
-def test_a_process_row_that_cannot_be_read_is_a_problem_of_the_reading(tools: Tools) -> None:
+def test_a_malformed_process_row_is_a_problem_of_the_reading(tools: Tools) -> None:
     put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS.replace("4242", "[N/A]").replace("88", "[N/A]"))
     reading = NvidiaSmi().read(10)
     one, two = reading.devices
@@ -58,7 +58,7 @@ def test_a_process_row_that_cannot_be_read_is_a_problem_of_the_reading(tools: To
     assert ["2 of 3 rows" in problem.message for problem in reading.problems] == [True]
 
 
-def test_garbage_all_over_is_garbled(tools: Tools) -> None:
+def test_unparsable_output_is_garbled(tools: Tools) -> None:
     put_smi(tools, xml="garbage", gpus="garbage", apps="garbage")
     with pytest.raises(ProbeGarbled):
         NvidiaSmi().read(10)
@@ -70,28 +70,28 @@ def test_a_failing_tool_is_a_crash(tools: Tools) -> None:
         NvidiaSmi().read(10)
 
 
-def test_a_driver_that_cannot_be_reached_is_a_crash_in_the_tool_s_own_words(tools: Tools) -> None:
+def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: Tools) -> None:
     put_smi(tools, xml="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", status=9)
     with pytest.raises(ProbeCrashed, match="couldn't communicate"):
         NvidiaSmi().read(10)
 
 
 def test_a_lost_card_does_not_hide_the_others(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-22222222-0000-0000-0000-000000000002", "NVIDIA Yard Two")
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-22222222-0000-0000-0000-000000000002", "NVIDIA Test Two")
     well = f"<nvidia_smi_log>{XML[XML.rindex('<gpu ') :]}"
     tools(
         "nvidia-smi",
         f"import sys\nprint({well!r} if sys.argv[-2:] == ['-i', '0000:86:00.0'] else {LOST_LINE!r}, end='')",
     )
     lost, other = NvidiaSmi(tmp_path).read(10).devices
-    assert (lost.id, lost.name, lost.index, lost.healthy) == ("GPU-lost", "NVIDIA Yard One", 0, False)
-    assert (other.name, other.index, other.healthy) == ("NVIDIA Yard Two", 1, True)
+    assert (lost.id, lost.name, lost.index, lost.healthy) == ("GPU-lost", "NVIDIA Test One", 0, False)
+    assert (other.name, other.index, other.healthy) == ("NVIDIA Test Two", 1, True)
 
 
-def test_a_lost_card_is_told_although_the_others_cannot_be_asked_for(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Yard Two")
+def test_a_lost_card_is_reported_even_if_the_other_cards_cannot_be_queried(tools: Tools, tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Test Two")
     tools(
         "nvidia-smi",
         f"import sys\nif '-i' in sys.argv: sys.exit('it is all wrong')\nprint({LOST_LINE!r}, end='')",
@@ -104,23 +104,23 @@ def test_a_lost_card_is_told_although_the_others_cannot_be_asked_for(tools: Tool
     assert "it is all wrong" in problem.message
 
 
-def test_a_hanging_second_call_is_told_without_the_time_that_was_left_for_it(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Yard One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Yard Two")
+def test_the_problem_of_a_hanging_second_call_does_not_contain_its_timeout(tools: Tools, tmp_path: Path) -> None:
+    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
+    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Test Two")
     tools("nvidia-smi", f"import signal, sys\nprint({LOST_LINE!r}, flush=True)\n'-i' in sys.argv and signal.pause()")
     reading = NvidiaSmi(tmp_path).read(3)
     assert [device.id for device in reading.devices] == ["GPU-lost"]
     assert [problem.message for problem in reading.problems] == ["the other GPUs: no answer in time"]
 
 
-def test_cards_of_a_tool_that_then_fails_come_with_its_failure(tools: Tools) -> None:
+def test_cards_listed_before_a_failure_are_reported_with_the_failure(tools: Tools) -> None:
     put_smi(tools, xml=XML, status=14)
     reading = NvidiaSmi().read(10)
     assert len(reading.devices) == 2
     assert [(problem.kind, "status 14" in problem.message) for problem in reading.problems] == [("crashed", True)]
 
 
-def test_the_failure_of_a_tool_that_lists_a_lost_card_is_no_further_problem(tools: Tools) -> None:
+def test_the_error_status_due_to_a_lost_card_is_not_another_problem(tools: Tools) -> None:
     put_smi(tools, xml=LOST_LINE.replace("3B", "AA") + XML, status=15)
     reading = NvidiaSmi().read(10)
     assert [device.healthy for device in reading.devices] == [True, True, False]
@@ -133,7 +133,7 @@ def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tool
     assert (lost.id, lost.healthy) == ("0000:3b:00.0", False)
 
 
-def test_the_kernel_names_cards_in_the_order_of_their_bus_ids(tmp_path: Path) -> None:
+def test_the_kernel_lists_cards_in_order_of_bus_ids(tmp_path: Path) -> None:
     put_in_kernel(tmp_path, "0000:86:00.0", "GPU-????????-????-????-????-????????????", "NVIDIA Two")
     put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-one", "NVIDIA One")
     (tmp_path / "proc/driver/nvidia/gpus/0000:90:00.0").mkdir()

@@ -6,12 +6,12 @@ from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
 from tests.unit.probes.samples_nvidia import LOST_FIELD_XML, LOST_LINE, MIG_XML, XML
 
 
-def test_each_card_s_figures_are_its_own() -> None:
+def test_each_card_has_its_own_figures() -> None:
     one, two = parse_xml(XML).devices
     assert (one.id, one.index, one.name, one.vendor) == (
         "GPU-11111111-0000-0000-0000-000000000001",
         0,
-        "NVIDIA Yard One",
+        "NVIDIA Test One",
         Vendor.NVIDIA,
     )
     assert (one.memory_total_mb, one.memory_used_mb, one.memory_free_mb) == (24576, 4096, 20180)
@@ -19,7 +19,7 @@ def test_each_card_s_figures_are_its_own() -> None:
     assert (two.index, two.memory_used_mb, two.utilization_percent, two.processes) == (1, 0, None, ())
 
 
-def test_power_is_found_under_its_old_and_its_new_names() -> None:
+def test_power_is_found_under_its_old_and_new_names() -> None:
     one, two = parse_xml(XML).devices
     assert (one.power_draw_w, one.power_limit_w) == (201.5, 350)
     assert (two.power_draw_w, two.power_limit_w) == (30, 200)
@@ -33,7 +33,7 @@ def test_hidden_process_memory_is_unknown() -> None:
     )
 
 
-def test_a_process_that_is_listed_as_compute_and_as_graphics_counts_once_with_the_larger_figure() -> None:
+def test_a_process_listed_as_compute_and_graphics_counts_once_with_the_larger_figure() -> None:
     entry = (
         "<process_info><pid>4242</pid><type>G</type><process_name>python train.py</process_name>"
         "<used_memory>{}</used_memory></process_info>\n    </processes>"
@@ -44,11 +44,11 @@ def test_a_process_that_is_listed_as_compute_and_as_graphics_counts_once_with_th
         assert [(process.pid, process.memory_mb) for process in one.processes] == [(4242, whole), (77, None)]
 
 
-def test_a_process_s_name_does_not_make_its_card_unhealthy() -> None:
+def test_a_process_name_does_not_make_its_card_unhealthy() -> None:
     assert all(device.healthy for device in parse_xml(XML).devices)
 
 
-def test_mig_instances_are_devices_named_as_cuda_takes_them() -> None:
+def test_mig_instances_are_devices_with_ids_that_cuda_accepts() -> None:
     card, first, second = parse_xml(MIG_XML).devices
     assert first.id == "MIG-GPU-33333333-0000-0000-0000-000000000003/3/0"
     assert second.id == "MIG-44444444-0000-0000-0000-000000000004"
@@ -58,7 +58,7 @@ def test_mig_instances_are_devices_named_as_cuda_takes_them() -> None:
     assert second.processes == ()
 
 
-def test_a_card_whose_fields_say_it_is_lost_is_unhealthy_and_the_other_is_not() -> None:
+def test_a_card_with_lost_in_its_fields_is_unhealthy_and_the_other_is_not() -> None:
     gone, here = parse_xml(LOST_FIELD_XML).devices
     assert (gone.fault, gone.id) == ("GPU is lost", "0000:01:00.0")
     assert here.healthy
@@ -85,30 +85,30 @@ def test_a_lost_card_beside_a_document_is_listed_with_the_others() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [XML[: XML.index("NVIDIA Yard Two")], XML.replace("NVIDIA Yard Two", "NVIDIA <Two"), XML.replace(" Two<", " &x;<")],
+    [XML[: XML.index("NVIDIA Test Two")], XML.replace("NVIDIA Test Two", "NVIDIA <Two"), XML.replace(" Two<", " &x;<")],
     ids=["cut", "a stray bracket", "a stray entity"],
 )
-def test_a_broken_document_gives_the_cards_that_are_complete_and_says_that_it_is_broken(text: str) -> None:
+def test_a_broken_document_gives_its_complete_cards_and_a_problem(text: str) -> None:
     reading = parse_xml(text)
-    assert [device.name for device in reading.devices] == ["NVIDIA Yard One"]
+    assert [device.name for device in reading.devices] == ["NVIDIA Test One"]
     (problem,) = reading.problems
     assert (problem.source, problem.kind) == ("nvidia-smi", "garbled")
     assert "breaks off after 1 whole" in problem.message
 
 
-def test_a_whole_document_has_no_problems() -> None:
+def test_a_complete_document_has_no_problems() -> None:
     assert parse_xml(XML).problems == ()
 
 
-def test_a_document_broken_within_its_first_card_is_no_machine_without_cards() -> None:
+def test_a_document_broken_within_its_first_card_is_an_error() -> None:
     with pytest.raises(ProbeGarbled):
-        parse_xml(XML.replace("NVIDIA Yard One", "NVIDIA <One"))
+        parse_xml(XML.replace("NVIDIA Test One", "NVIDIA <One"))
     reading = parse_xml(f"{LOST_LINE}<nvidia_smi_log><gpu>")
     assert [device.healthy for device in reading.devices] == [False]
     assert [problem.kind for problem in reading.problems] == ["garbled"]
 
 
-def test_a_machine_without_cards_is_no_error() -> None:
+def test_a_machine_without_cards_is_not_an_error() -> None:
     assert parse_xml("No devices were found\n").devices == ()
     assert parse_xml("<nvidia_smi_log><attached_gpus>0</attached_gpus></nvidia_smi_log>").devices == ()
 
@@ -119,6 +119,6 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_xml(text)
 
 
-def test_the_tool_s_own_refusal_is_passed_on() -> None:
+def test_an_error_message_of_the_tool_is_passed_on() -> None:
     with pytest.raises(ProbeCrashed, match="version mismatch"):
         parse_xml("Failed to initialize NVML: Driver/library version mismatch\n")

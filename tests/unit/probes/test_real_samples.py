@@ -1,6 +1,6 @@
-"""Real outputs of the vendors' tools, where GPUYARD_SAMPLES names a folder of them: TOOL/name.txt.
+"""Real outputs of the vendors' tools, if GPUYARD_SAMPLES names a folder with them: TOOL/name.txt.
 
-What each must give was written down by reading it. A file nobody has read yet must at least parse.
+The expected devices were read by eye. A file without expected devices must at least parse.
 """
 
 import os
@@ -20,7 +20,7 @@ EXPECTED = {
     **expected_apple.EXPECTED,
 }
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.txt"))
-# The tool may print its errors in place of either.
+# The tool may print an error instead of either.
 ERRORS_OF = {"nvidia-smi-error": ("nvidia-smi-xml", "nvidia-smi-csv", "nvidia-smi-apps")}
 
 
@@ -39,7 +39,7 @@ def figure(device: Device, name: str) -> object:
 
 
 def nearly(value: object) -> object:
-    """Figures may be rounded; everything else is as it is written."""
+    """Return a value to compare with: figures may be rounded, everything else must be equal."""
     if isinstance(value, list):
         return [(pid, nearly(memory)) for pid, memory in value]
     return pytest.approx(value, abs=0.011) if isinstance(value, int | float) else value
@@ -47,7 +47,7 @@ def nearly(value: object) -> object:
 
 @pytest.mark.skipif(not FILES, reason="GPUYARD_SAMPLES names no folder of real outputs")
 @pytest.mark.parametrize(("tool", "file"), CASES)
-def test_a_real_output_reads_as_a_person_reads_it(tool: str, file: str) -> None:
+def test_a_real_output_gives_the_expected_devices(tool: str, file: str) -> None:
     devices = replay(tool, (FOLDER / file).read_bytes()).devices
     if file not in EXPECTED:
         return
@@ -58,5 +58,5 @@ def test_a_real_output_reads_as_a_person_reads_it(tool: str, file: str) -> None:
 
 
 @pytest.mark.skipif(not FILES, reason="GPUYARD_SAMPLES names no folder of real outputs")
-def test_every_tool_has_an_output_that_was_read() -> None:
+def test_every_tool_has_an_output_with_expected_devices() -> None:
     assert {file.partition("/")[0] for file in EXPECTED if file in FILES} - set(ERRORS_OF) == set(TOOLS)

@@ -1,4 +1,4 @@
-"""Saved outputs in the encodings that people save them in."""
+"""Saved outputs in common encodings."""
 
 import codecs
 
@@ -19,12 +19,12 @@ from tests.unit.probes.samples_nvidia import CSV, XML
     ],
     ids=["UTF-8", "UTF-8 with a mark", "UTF-16", "UTF-16, big end first", "PowerShell"],
 )
-def test_an_output_is_read_in_the_encoding_that_its_first_bytes_tell(saved: bytes) -> None:
+def test_the_encoding_is_detected_by_the_first_bytes(saved: bytes) -> None:
     assert replay("nvidia-smi-csv", saved) == replay("nvidia-smi-csv", CSV.encode())
     assert len(replay("nvidia-smi-csv", saved).devices) == 2
 
 
-def test_bytes_of_no_encoding_are_no_reason_to_give_up() -> None:
+def test_undecodable_bytes_are_tolerated() -> None:
     torn = codecs.BOM_UTF16_LE + XML.encode("utf-16-le") + b"\x00"
     assert len(replay("nvidia-smi-xml", torn).devices) == 2
     assert len(replay("nvidia-smi-xml", b"\xff\xc0" + XML.encode()).devices) == 2

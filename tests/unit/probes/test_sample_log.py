@@ -10,7 +10,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 
 DEVICES = (
-    Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Yard, with comma", memory_used_mb=5.5, processes=()),
+    Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="Test, with comma", memory_used_mb=5.5, processes=()),
     Device(id="GPU-b", vendor=Vendor.AMD, index=1, fault="lost"),
 )
 SAMPLE = Sample(
@@ -29,7 +29,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_csv_has_one_row_for_the_host_and_one_for_each_device(tmp_path: Path) -> None:
+def test_csv_has_a_row_for_the_host_and_for_each_device(tmp_path: Path) -> None:
     path = tmp_path / "usage.csv"
     log = SampleLog(path)
     log.write(SAMPLE)
@@ -43,14 +43,14 @@ def test_csv_has_one_row_for_the_host_and_one_for_each_device(tmp_path: Path) ->
         "600.0",
     )
     assert (first["name"], first["memory_used_mb"], first["utilization_smoothed_percent"]) == (
-        "Yard, with comma",
+        "Test, with comma",
         "5.5",
         "33.33",
     )
     assert (first["process_count"], first["healthy"], second["healthy"]) == ("0", "True", "False")
 
 
-def test_unknown_is_an_empty_cell_or_null_and_never_zero(tmp_path: Path) -> None:
+def test_an_unknown_value_is_an_empty_cell_or_null_and_never_zero(tmp_path: Path) -> None:
     SampleLog(tmp_path / "usage.csv").write(SAMPLE)
     SampleLog(tmp_path / "usage.jsonl").write(SAMPLE)
     in_csv = rows_of(tmp_path / "usage.csv")[2]
@@ -70,7 +70,7 @@ def test_a_log_is_continued_under_its_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["usage.csv", "usage.jsonl"])
-def test_a_full_file_is_moved_aside_and_only_so_many_are_kept(tmp_path: Path, name: str) -> None:
+def test_a_full_file_is_rotated_and_a_limited_number_is_kept(tmp_path: Path, name: str) -> None:
     log = SampleLog(tmp_path / name, max_bytes=1500, kept_files=2)
     for _ in range(40):
         log.write(SAMPLE)
@@ -81,7 +81,7 @@ def test_a_full_file_is_moved_aside_and_only_so_many_are_kept(tmp_path: Path, na
         assert all((tmp_path / file).read_text().startswith("taken_at,") for file in files)
 
 
-def test_a_csv_file_with_other_columns_is_moved_aside_and_not_spoilt(tmp_path: Path) -> None:
+def test_a_csv_file_with_other_columns_is_moved_aside_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "usage.csv"
     path.write_text("somebody,else\n1,2\n")
     SampleLog(path).write(SAMPLE)
@@ -89,23 +89,23 @@ def test_a_csv_file_with_other_columns_is_moved_aside_and_not_spoilt(tmp_path: P
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
 
 
-def test_a_file_of_another_kind_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused_before_sampling(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"usage\.txt"):
         SampleLog(tmp_path / "usage.txt")
 
 
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="No such file or directory"):
         SampleLog(tmp_path / "nowhere" / "usage.csv")
 
 
-def test_rows_of_any_columns_are_written_in_their_order(tmp_path: Path) -> None:
+def test_rows_with_any_columns_are_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "batch.csv"
     RowLog(path, ("event", "job")).write_rows([{"job": 7, "event": "launch"}, {"event": "sample", "job": None}])
     assert path.read_text() == "event,job\nlaunch,7\nsample,\n"
 
 
-def test_a_log_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
+def test_a_removed_log_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "batch.csv"
     log = RowLog(path, ("event",))
     log.write_rows([{"event": "first"}])
@@ -114,7 +114,7 @@ def test_a_log_that_was_taken_away_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_text() == "event\nsecond\n"
 
 
-def test_to_write_no_rows_spoils_nothing(tmp_path: Path) -> None:
+def test_writing_no_rows_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
     log = RowLog(path, ("event",))
     log.write_rows([])

@@ -9,7 +9,7 @@ TROUBLE = Problem(source="smi", kind="timeout", message="no answer")
 
 
 class ScriptedMachine:
-    """Shows one device at the given loads in turn."""
+    """A machine with one device at the given loads in turn."""
 
     def __init__(self, *loads: float | None, problems: tuple[Problem, ...] = ()) -> None:
         self._loads = list(loads)
@@ -28,7 +28,7 @@ class Collected:
         self.samples.append(sample)
 
 
-def test_it_rests_while_nobody_wants_samples() -> None:
+def test_the_sampler_is_idle_without_demand() -> None:
     sampler = Sampler(ScriptedMachine(), FakeClock())
     assert sampler.due_in() is None
     with sampler.want(1.0):
@@ -36,7 +36,7 @@ def test_it_rests_while_nobody_wants_samples() -> None:
     assert sampler.due_in() is None
 
 
-def test_it_goes_by_the_most_demanding() -> None:
+def test_the_shortest_requested_interval_applies() -> None:
     clock = FakeClock()
     sampler = Sampler(ScriptedMachine(0.0), clock)
     with sampler.want(10.0):
@@ -50,14 +50,14 @@ def test_it_goes_by_the_most_demanding() -> None:
         assert sampler.due_in() == 0.0
 
 
-def test_no_demand_is_ever_faster_than_the_floor() -> None:
+def test_the_interval_is_never_below_the_minimum() -> None:
     sampler = Sampler(ScriptedMachine(), FakeClock())
     with sampler.want(0.0):
         assert sampler.interval_s is not None
         assert sampler.interval_s > 0
 
 
-def test_raw_and_smoothed_figures_stand_side_by_side() -> None:
+def test_a_sample_has_raw_and_smoothed_figures() -> None:
     clock = FakeClock()
     sampler = Sampler(ScriptedMachine(0.0, 100.0), clock, half_life_s=5.0)
     sampler.sample()
@@ -73,7 +73,7 @@ def test_an_unknown_figure_stays_unknown() -> None:
     assert Sampler(ScriptedMachine(None), FakeClock()).sample().loads["GPU-a"] is None
 
 
-def test_a_problem_is_told_once_and_again_after_it_was_gone() -> None:
+def test_a_problem_is_reported_once_and_again_after_it_was_solved() -> None:
     machine = ScriptedMachine(0.0, 0.0, 0.0, 0.0, problems=(TROUBLE,))
     sampler = Sampler(machine, FakeClock())
     assert sampler.sample().new_problems == (TROUBLE,)

@@ -33,7 +33,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
 
 @pytest.fixture
 def hold(devices: SimulatedDevices, request: pytest.FixtureRequest) -> Holder:
-    """Starts a real process that holds so many MB of SIM-0."""
+    """Return a function that starts a real process which holds `megabytes` of SIM-0."""
 
     def start(megabytes: float) -> "subprocess.Popen[str]":
         process = subprocess.Popen([sys.executable, "-c", HOLD, str(megabytes)], stdout=subprocess.PIPE, text=True)
@@ -46,7 +46,7 @@ def hold(devices: SimulatedDevices, request: pytest.FixtureRequest) -> Holder:
     return start
 
 
-def test_a_mixed_machine_is_described_in_one_line() -> None:
+def test_a_machine_with_different_devices_is_described_in_one_line() -> None:
     devices = parse_devices("1x80GB, 2x24GB")
     assert [(d.id, d.index, d.memory_total_mb) for d in devices] == [
         ("SIM-0", 0, 81920),
@@ -57,19 +57,19 @@ def test_a_mixed_machine_is_described_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("spec", ["two", "2x", "x24GB", "0x24GB", "2x24GB,", "2y24GB", "2x-5GB", "2x24", "1x0GB"])
-def test_a_wrong_description_is_refused_with_an_example(spec: str) -> None:
+def test_an_invalid_description_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_devices(spec)
     assert refusal.value.hint
 
 
-def test_nobody_uses_a_fresh_machine(devices: SimulatedDevices) -> None:
+def test_a_new_machine_has_no_processes(devices: SimulatedDevices) -> None:
     first = devices.read(1).devices[0]
     assert (first.memory_used_mb, first.memory_free_mb, first.utilization_percent) == (0, 81920, 0)
     assert first.processes == ()
 
 
-def test_what_a_process_takes_is_seen_by_others_as_its_own(devices: SimulatedDevices, hold: Holder) -> None:
+def test_other_processes_see_the_memory_of_a_process_as_its_own(devices: SimulatedDevices, hold: Holder) -> None:
     process = hold(5000)
     first, second, _ = devices.read(1).devices
     assert (first.memory_used_mb, second.memory_used_mb) == (5000, 0)
@@ -78,7 +78,7 @@ def test_what_a_process_takes_is_seen_by_others_as_its_own(devices: SimulatedDev
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_however_a_process_dies_its_memory_is_free(
+def test_the_memory_of_a_process_is_free_after_any_kind_of_end(
     devices: SimulatedDevices, hold: Holder, ending: signal.Signals
 ) -> None:
     process = hold(5000)
@@ -88,7 +88,7 @@ def test_however_a_process_dies_its_memory_is_free(
     assert not list(devices.folder.glob("*.share"))
 
 
-def test_a_full_device_gives_nothing_and_says_so_as_cuda_does(devices: SimulatedDevices, hold: Holder) -> None:
+def test_a_full_device_raises_an_error_like_cudas(devices: SimulatedDevices, hold: Holder) -> None:
     hold(80000)
     with SimulatedUse(devices) as usage:
         usage.allocate("SIM-0", 1000)
@@ -97,7 +97,7 @@ def test_a_full_device_gives_nothing_and_says_so_as_cuda_does(devices: Simulated
         assert devices.read(1).devices[0].memory_used_mb == 81000
 
 
-def test_load_adds_up_and_ends_at_a_hundred(devices: SimulatedDevices) -> None:
+def test_load_adds_up_to_at_most_a_hundred(devices: SimulatedDevices) -> None:
     with SimulatedUse(devices) as one, SimulatedUse(devices) as two:
         one.set_load("SIM-1", 70)
         assert devices.read(1).devices[1].utilization_percent == 70
@@ -108,13 +108,13 @@ def test_load_adds_up_and_ends_at_a_hundred(devices: SimulatedDevices) -> None:
     assert devices.read(1).devices[1].utilization_percent == 0
 
 
-def test_an_unknown_device_is_refused_with_those_there_are(devices: SimulatedDevices) -> None:
+def test_an_unknown_device_is_refused_with_a_list_of_devices(devices: SimulatedDevices) -> None:
     with SimulatedUse(devices) as usage, pytest.raises(UserError) as refusal:
         usage.allocate("SIM-9", 1)
     assert "SIM-0" in str(refusal.value.hint)
 
 
-def test_many_processes_at_once_never_get_more_than_there_is(devices: SimulatedDevices, tmp_path: Path) -> None:
+def test_concurrent_processes_never_get_more_than_the_total(devices: SimulatedDevices, tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from gpuyard.errors import SimulatedOutOfMemory\n"
@@ -140,21 +140,21 @@ def test_many_processes_at_once_never_get_more_than_there_is(devices: SimulatedD
     ("visible", "ids"),
     [(None, ("SIM-0", "SIM-1", "SIM-2")), ("1", ("SIM-1",)), ("SIM-2,0", ("SIM-2", "SIM-0")), ("", ()), ("7", ())],
 )
-def test_a_program_sees_what_it_is_allowed_to(
+def test_a_program_sees_only_its_visible_devices(
     devices: SimulatedDevices, visible: str | None, ids: tuple[str, ...]
 ) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert visible_device_ids(devices, environment) == ids
 
 
-def test_without_a_description_there_are_none() -> None:
+def test_without_a_description_there_are_no_devices() -> None:
     assert "GPUYARD_SIMULATE" not in os.environ
     with pytest.raises(UserError, match="no simulated devices"):
         SimulatedDevices()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become two users")
-def test_users_with_private_habits_still_see_each_other(
+def test_users_with_a_strict_umask_still_see_each_other(
     devices: SimulatedDevices,
 ) -> None:
     shared = Path(tempfile.gettempdir()) / f"gpuyard-shared-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What tests of recipes share: roots with a run to prune, on one file system or two, and a way to die at any call."""
+"""Shared by the tests of recipes: roots with a run to prune, on one or two file systems, and a kill at any call."""
 
 import contextlib
 import errno
@@ -19,16 +19,16 @@ from msgspec import Struct
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 
 RUN, WHY, AT = "run-000017", "no frame", "2025-01-01T00:00:00Z"
-NOBODY = 65534
-Way = Literal["renamed", "copied", "mounted twice"]
-WAYS: tuple[Way, ...] = ("renamed", "copied", "mounted twice")
-copying = pytest.mark.parametrize("way", ["mounted twice"], indirect=True)
-renaming = pytest.mark.parametrize("way", ["renamed"], indirect=True)
+OTHER_UID = 65534
+MoveMethod = Literal["renamed", "copied", "mounted twice"]
+MOVE_METHODS: tuple[MoveMethod, ...] = ("renamed", "copied", "mounted twice")
+copying = pytest.mark.parametrize("method", ["mounted twice"], indirect=True)
+renaming = pytest.mark.parametrize("method", ["renamed"], indirect=True)
 CHANGES = ("rename", "mkdir", "rmdir", "unlink", "symlink", "open", "chmod", "utime")
 
 
 class Roots(Struct, frozen=True, kw_only=True):
-    """An output root with a run to prune and another to keep, and a prune root with something in it already."""
+    """An output root with a run to prune and a run to keep, and a prune root that is not empty."""
 
     output: Path
     pruned: Path
@@ -45,7 +45,7 @@ class Roots(Struct, frozen=True, kw_only=True):
         for root in (self.output, self.pruned):
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir()
-        self.pruned.chmod(0o2755)  # as folders are that a group shares
+        self.pruned.chmod(0o2755)  # like a folder shared by a group
         write(self.output / "run-000018" / "0.png", b"kept")
         write(self.pruned / "run-000016" / "log.txt", b"pruned before")
         make_run(self.run)
@@ -62,7 +62,7 @@ def write(path: Path, content: bytes) -> None:
 def make_run(run: Path) -> None:
     write(run / "log.txt", b"scene loaded\n" * 100)
     write(run / "0.png", b"")
-    write(run / "deep" / "er" / "notes.txt", b"nothing seen")
+    write(run / "deep" / "er" / "notes.txt", b"no frame")
     (run / "deep" / "none").mkdir()
     (run / "deep" / "latest").symlink_to("../log.txt")
     (run / "deep" / "scene").symlink_to(run.parent / "run-000018")
@@ -73,12 +73,12 @@ def make_run(run: Path) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
-def seen(folder: Path) -> dict[str, Any]:
-    """All that is in it: kinds, modes, contents and, but for links, times."""
-    return {str(path.relative_to(folder)): _seen(path) for path in [folder, *sorted(folder.rglob("*"))]}
+def tree_of(folder: Path) -> dict[str, Any]:
+    """Return the kind, mode, content and (except for links) time of everything in the folder."""
+    return {str(path.relative_to(folder)): _entry(path) for path in [folder, *sorted(folder.rglob("*"))]}
 
 
-def _seen(path: Path) -> tuple[Any, ...]:
+def _entry(path: Path) -> tuple[Any, ...]:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return ("link", os.readlink(path))
@@ -87,7 +87,7 @@ def _seen(path: Path) -> tuple[Any, ...]:
 
 
 def another_file_system(folder: Path) -> Path | None:
-    """A place on another file system than this folder, where the machine has one."""
+    """Return a place on another file system than this folder's, or None if the machine has only one."""
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     device = folder.stat().st_dev
     return next((place for place in places if os.access(place, os.W_OK) and place.stat().st_dev != device), None)
@@ -106,7 +106,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 
 
 def rename_within_folders_only(source: str | Path, target: str | Path) -> None:
-    """As it is where two folders of one file system are mounted each by itself."""
+    """Rename as if each folder were a separate mount of the same file system."""
     if os.path.dirname(source) != os.path.dirname(target):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
     _rename(source, target)
@@ -116,12 +116,12 @@ _rename = os.rename
 
 
 def die_at(point: int) -> None:
-    """This process is killed before the n-th call that changes something, or in the midst of it where it writes."""
+    """Kill this process before its n-th call that changes something, or in the middle of that call if it writes."""
     left = iter(range(point - 1, -1, -1))
 
-    def tick(last_deed: Callable[[], Any] = lambda: None) -> None:
+    def tick(last_action: Callable[[], Any] = lambda: None) -> None:
         if next(left) == 0:
-            last_deed()
+            last_action()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +145,7 @@ def die_at(point: int) -> None:
 
     for name in CHANGES:
         setattr(os, name, deadly(getattr(os, name)))
-    # A killed process leaves to the kernel what it wrote; only a power cut would not.
+    # The kernel keeps the writes of a killed process; only a power failure loses them.
     os.fsync = deadly(lambda descriptor: None)
     os.write, shutil.copyfile = write_some, copy_some  # type: ignore[assignment]
 
@@ -153,13 +153,13 @@ def die_at(point: int) -> None:
 def prune_and_die(connection: Connection) -> None:
     """In a process without threads: prune in a fork that is killed at the requested point. Answer whether it was."""
     for name in [name for name in os.environ if name.startswith("COV")]:
-        del os.environ[name]  # measuring what is killed gives nothing, and takes long
+        del os.environ[name]  # coverage of a killed process is lost, and measuring it is slow
     while True:
-        way, point, roots = connection.recv()
+        method, point, roots = connection.recv()
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                if way == "mounted twice":
+                if method == "mounted twice":
                     os.rename = rename_within_folders_only  # type: ignore[assignment]
                 die_at(point)
                 roots.prune()

@@ -18,17 +18,17 @@ from gpuyard.recipes.export.slurm_script import slurm_script
 SHARED = Need(memory=FixedMemory(6000.0))
 
 
-def packed(job_id: int, *words: str, **other: object) -> ExportedJob:
-    """What is a term is one; the rest is the job's."""
+def packed(job_id: int, *argv: str, **other: object) -> ExportedJob:
+    """Return a job; fields of the terms go to its terms, the others to the job."""
     other = {"state": JobState.QUEUED, **other}
     of_terms = {name: other.pop(name) for name in ClusterTerms.__struct_fields__ if name in other}
     terms = ClusterTerms(**{"need": Need(devices=0), "name": "train", **of_terms})  # type: ignore[arg-type]
-    words = words or ("train",)
-    return ExportedJob(id=job_id, argv=words, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
+    argv = argv or ("train",)
+    return ExportedJob(id=job_id, argv=argv, cwd="/x", terms=terms, **other)  # type: ignore[arg-type]
 
 
 def array(first: int, count: int, *, at: int = 0, **other: object) -> list[ExportedJob]:
-    """`part N` for each index."""
+    """Return the jobs of an array that runs `part N` for each index."""
     return [
         packed(first + n, "part", str(at + n), template=("part", "{index}"), index=at + n, group=first, **other)
         for n in range(count)
@@ -52,7 +52,7 @@ def ray(*jobs: ExportedJob, tags: tuple[str, ...] = (), **settings: object) -> S
 
 
 def submissions(script: Script) -> list[str]:
-    """The lines that submit, without their indentation."""
+    """Return the submitting lines without their indentation."""
     return [line.strip() for line in script.text.splitlines() if line.strip().startswith(("submit ", "# submit "))]
 
 
@@ -60,20 +60,20 @@ def lines(script: Script) -> list[str]:
     return script.text.splitlines()
 
 
-def told(script: Script) -> dict[NotExported, str]:
-    """For which jobs what is not carried over."""
+def not_exported(script: Script) -> dict[NotExported, str]:
+    """Return the jobs affected by each thing that the script does not export."""
     return {
-        what: note.removesuffix(f": {words}")
+        what: note.removesuffix(f": {text}")
         for note in script.notes
-        for what, words in NOT_EXPORTED_TEXT.items()
-        if note.endswith(f": {words}")
+        for what, text in NOT_EXPORTED_TEXT.items()
+        if note.endswith(f": {text}")
     }
 
 
 # Slurm
 
 
-def test_an_array_is_an_array_with_its_own_indexes_and_its_bound() -> None:
+def test_an_array_becomes_an_array_with_the_same_indexes_and_limit() -> None:
     script = slurm(*array(17, 4, at=3, at_most=2))
     (line,) = submissions(script)
     assert line.startswith("submit 17 --array=3-6%2 ")
@@ -81,21 +81,21 @@ def test_an_array_is_an_array_with_its_own_indexes_and_its_bound() -> None:
     assert 'export GPUYARD_ARRAY_INDEX="$SLURM_ARRAY_TASK_ID"' in lines(script)
 
 
-def test_the_index_may_stand_anywhere_in_a_word() -> None:
-    words = ("run", "a b{index}", "{index}{index}", "", "{other}")
-    jobs = [packed(n, "run", template=words, index=n, group=1) for n in (1, 2)]
+def test_the_index_may_be_anywhere_in_an_argument() -> None:
+    template = ("run", "a b{index}", "{index}{index}", "", "{other}")
+    jobs = [packed(n, "run", template=template, index=n, group=1) for n in (1, 2)]
     index = '"$GPUYARD_ARRAY_INDEX"'
     assert f"set -- run 'a b'{index} {index}{index} '' '{{other}}'" in lines(slurm(*jobs))
 
 
-def test_a_sweep_is_one_array_with_a_command_for_each() -> None:
+def test_a_sweep_is_one_array_with_a_command_per_element() -> None:
     script = slurm(*sweep(17, 3))
     assert len(submissions(script)) == 1
     assert "--array=0-2 " in submissions(script)[0]
     assert [line for line in lines(script) if ";;" in line] == [f"{n}) set -- train 'lr {n}' ;;" for n in range(3)]
 
 
-def test_those_of_an_array_that_need_something_else_are_submitted_by_themselves() -> None:
+def test_jobs_of_an_array_with_other_needs_are_submitted_separately() -> None:
     script = slurm(*sweep(17, 2), packed(19, "train", "big", group=17, ram_mb=9000.0))
     assert [line.split()[1] for line in submissions(script)] == ["17", "19"]
     assert "--mem=9000M" in submissions(script)[1]
@@ -108,12 +108,12 @@ def test_no_index_exceeds_slurms_default_limit() -> None:
     assert "--array=0-2" in submissions(high)[0]
 
 
-def test_a_bound_on_an_array_in_pieces_is_not_carried_over() -> None:
-    assert NotExported.AT_ONCE not in told(slurm(*array(1, 10, at_most=2)))
-    assert told(slurm(*array(1, 1500, at_most=2)))[NotExported.AT_ONCE] == "all jobs"
+def test_the_limit_of_a_split_array_is_not_exported() -> None:
+    assert NotExported.AT_ONCE not in not_exported(slurm(*array(1, 10, at_most=2)))
+    assert not_exported(slurm(*array(1, 1500, at_most=2)))[NotExported.AT_ONCE] == "all jobs"
 
 
-def test_dependencies_are_slurms_own() -> None:
+def test_dependencies_become_slurm_dependencies() -> None:
     script = slurm(
         packed(1),
         packed(2),
@@ -126,24 +126,24 @@ def test_dependencies_are_slurms_own() -> None:
     assert all("--kill-on-invalid-dep=yes" in line for line in submissions(script)[3:])
 
 
-def test_what_was_met_counts_again_only_for_jobs_that_are_submitted_again() -> None:
+def test_a_met_dependency_is_exported_only_if_its_job_is_exported_too() -> None:
     waits = packed(2, after=after(1, is_met=True))
     assert "--dependency" not in slurm(waits).text
     assert "afterok:$job_1" in slurm(packed(1, state=JobState.SUCCEEDED), waits).text
 
 
-def test_what_waits_for_others_that_are_not_there_is_held() -> None:
+def test_a_job_with_a_dependency_outside_the_script_is_held() -> None:
     script = slurm(packed(1), packed(5, after=after(3)))
     assert [line.endswith("--hold <<'END'") for line in submissions(script)] == [False, True]
     assert any(line.startswith("# It waits for 3, ") for line in lines(script))
-    assert told(script)[NotExported.OUTSIDE] == "job 5"
+    assert not_exported(script)[NotExported.OUTSIDE] == "job 5"
 
 
-def test_what_is_held_is_held_there() -> None:
+def test_a_held_job_is_held_in_slurm() -> None:
     assert "--hold" in submissions(slurm(packed(1, state=JobState.HELD)))[0]
 
 
-def test_retries_are_requeues_after_a_failure_and_after_a_lost_node() -> None:
+def test_retries_become_requeues_after_a_failure_and_after_a_lost_node() -> None:
     script = slurm(packed(1, retries=2), packed(2))
     assert "--requeue --open-mode=append" in submissions(script)[0]
     assert "--no-requeue" in submissions(script)[1]
@@ -164,54 +164,54 @@ def test_needs_are_requested_as_the_engine_does() -> None:
         "--job-name=train",
     ):
         assert word in submissions(script)[0].split()
-    assert not {NotExported.SHARE, NotExported.PRIORITY} & set(told(script))
+    assert not {NotExported.SHARE, NotExported.PRIORITY} & set(not_exported(script))
 
 
-def test_nothing_of_the_engines_own_files_is_in_it() -> None:
+def test_the_script_contains_nothing_of_the_engines_own_files() -> None:
     text = slurm(packed(1)).text
     assert not any(word in text for word in ("--comment", "--output", "--chdir", "parcel"))
 
 
-def test_a_guess_at_how_long_it_takes_is_no_limit() -> None:
+def test_an_estimated_duration_is_not_a_time_limit() -> None:
     assert "--time" not in slurm(packed(1, expected_s=60.0)).text
 
 
-def test_options_of_an_engine_are_for_that_engine_alone() -> None:
+def test_options_of_an_engine_are_exported_for_that_engine_only() -> None:
     mine, others = packed(1, options=("--qos=x",), engine="slurm"), packed(2, options=("--qos=y",), engine="ray")
     script = slurm(mine, others)
     assert "--qos=x" in script.text
     assert "--qos=y" not in script.text
-    assert told(script)[NotExported.OPTIONS] == "job 2"
+    assert not_exported(script)[NotExported.OPTIONS] == "job 2"
 
 
-def test_those_with_a_higher_priority_come_first_but_after_what_they_wait_for() -> None:
+def test_jobs_of_higher_priority_come_first_but_after_their_dependencies() -> None:
     script = slurm(packed(1), packed(2), packed(3, priority=5), packed(4, after=after(2), priority=9))
     assert [int(line.split()[1]) for line in submissions(script)] == [2, 4, 3, 1]
 
 
-def test_a_word_that_would_end_the_input_does_not() -> None:
+def test_an_argument_equal_to_the_heredoc_delimiter_does_not_end_it() -> None:
     text = slurm(packed(1, "echo", "a\nEND\nb")).text
     assert "<<'END1'" in text
     assert text.endswith("\nEND1\n")
 
 
-def test_what_jobs_read_and_where_runs_write_goes_along() -> None:
+def test_the_input_of_jobs_and_the_folders_of_runs_are_exported() -> None:
     script = slurm(packed(1, stdin="/in put"), packed(2, folder="/out/0"))
     assert "exec \"$@\" < '/in put'" in lines(script)
     assert "mkdir -p -- /out/0 || exit" in lines(script)
 
 
-# What both tell
+# Notes, in both
 
 
 @pytest.mark.parametrize("write", [slurm, ray])
-def test_what_is_not_carried_over_is_told_once_of_a_kind_and_stands_in_the_script(
+def test_each_kind_of_loss_is_reported_once_and_noted_in_the_script(
     write: Callable[..., Script],
 ) -> None:
     few = (NotExported.ENVIRONMENT, NotExported.GATES)
     jobs = [packed(n, stays=few if n in (3, 4, 5, 9) else few[:1], tag="night", priority=n == 9) for n in range(1, 11)]
     script = write(*jobs, tags=("night",))
-    assert told(script) == {
+    assert not_exported(script) == {
         NotExported.ENVIRONMENT: "all jobs",
         NotExported.GATES: "jobs 3-5 9",
         NotExported.TAGS: "all jobs",
@@ -220,50 +220,50 @@ def test_what_is_not_carried_over_is_told_once_of_a_kind_and_stands_in_the_scrip
     assert [line[4:] for line in lines(script) if line.startswith("# - ")] == list(script.notes)
 
 
-def test_a_long_list_of_jobs_is_cut() -> None:
+def test_a_long_list_of_jobs_is_shortened() -> None:
     jobs = [packed(n, stays=(NotExported.GATES,) if n % 2 else ()) for n in range(1, 200)]
-    assert told(slurm(*jobs))[NotExported.GATES].endswith(" 41 and others")
+    assert not_exported(slurm(*jobs))[NotExported.GATES].endswith(" 41 and others")
 
 
 def test_whole_gpus_in_place_of_shares_are_reported() -> None:
     job = packed(1, need=SHARED)
-    assert NotExported.SHARE in told(slurm(job))
-    assert NotExported.SHARE in told(ray(job))
-    assert NotExported.SHARE not in told(ray(job, card_mb=24_000.0))
-    assert NotExported.SHARE not in told(slurm(packed(1, need=Need())))
+    assert NotExported.SHARE in not_exported(slurm(job))
+    assert NotExported.SHARE in not_exported(ray(job))
+    assert NotExported.SHARE not in not_exported(ray(job, card_mb=24_000.0))
+    assert NotExported.SHARE not in not_exported(slurm(packed(1, need=Need())))
 
 
 # Ray
 
 
-def test_each_job_is_submitted_by_itself_in_plain_words() -> None:
+def test_each_job_is_submitted_separately() -> None:
     script = ray(*sweep(17, 2, need=SHARED, cpus=2, ram_mb=1.0), card_mb=24_000.0)
     asked = "--entrypoint-num-gpus=0.25 --entrypoint-num-cpus=2.0 --entrypoint-memory=1048576"
     assert submissions(script) == [f"submit {17 + n} {asked} -- sh 17.sh {n}" for n in range(2)]
     assert "1) set -- train 'lr 1' ;;" in lines(script)
 
 
-def test_an_array_there_has_one_file_and_gets_its_index() -> None:
+def test_an_array_for_ray_has_one_file_and_gets_its_index() -> None:
     script = ray(*array(17, 2, at=5, at_most=1, cpus=2))
     asked = "--entrypoint-num-cpus=2.0"
     assert submissions(script) == [f"submit 17 {asked} -- sh 17.sh 5", f"submit 18 {asked} -- sh 17.sh 6"]
     assert 'export GPUYARD_ARRAY_INDEX="$1"' in lines(script)
-    assert told(script)[NotExported.AT_ONCE] == "all jobs"
+    assert not_exported(script)[NotExported.AT_ONCE] == "all jobs"
 
 
-def test_the_script_waits_for_what_jobs_wait_for_after_all_that_wait_for_nothing() -> None:
+def test_the_script_waits_for_dependencies_after_submitting_independent_jobs() -> None:
     script = ray(packed(1), packed(2, after=after(1)), packed(3))
     assert [line.split()[1] for line in submissions(script)] == ["1", "3", "2"]
     assert "if ended ok 1; then" in lines(script)
     assert "ended()" not in ray(packed(1)).text
 
 
-def test_several_conditions_must_all_come_true() -> None:
+def test_several_dependencies_must_all_be_met() -> None:
     waits = after(1, 2) + after(3, kind=DependencyKind.ANY)
     assert "if ended ok 1 2 && ended any 3; then" in lines(ray(*map(packed, (1, 2, 3)), packed(4, after=waits)))
 
 
-def test_what_is_held_and_what_waits_for_it_is_commented_out() -> None:
+def test_held_jobs_and_their_dependants_are_commented_out() -> None:
     script = ray(packed(1, state=JobState.HELD), packed(2, after=after(1)), packed(3, after=after(99)), packed(4))
     assert [line.split()[1] for line in submissions(script) if not line.startswith("#")] == ["4"]
     assert [line for line in lines(script) if line.startswith(("# Held", "# Wait"))] == [
@@ -271,10 +271,10 @@ def test_what_is_held_and_what_waits_for_it_is_commented_out() -> None:
         "# Wait for 99, not submitted here:",
         "# Wait for 1, not submitted here:",
     ]
-    assert (told(script)[NotExported.HELD], told(script)[NotExported.OUTSIDE]) == ("job 1", "job 3")
+    assert (not_exported(script)[NotExported.HELD], not_exported(script)[NotExported.OUTSIDE]) == ("job 1", "job 3")
 
 
-def test_time_limits_and_retries_are_kept_by_the_job_itself() -> None:
+def test_time_limits_and_retries_are_enforced_by_the_job_itself() -> None:
     script = ray(packed(1, limit_s=90.0, grace_s=5.0, retries=2), packed(2, limit_s=60.0))
     assert '    timeout -k 5 90 "$@" && exit' in lines(script)
     assert "tries=3" in lines(script)
@@ -286,6 +286,6 @@ def test_the_address_of_the_configuration_is_only_a_default() -> None:
     assert "|| RAY_API_SERVER_ADDRESS=${RAY_ADDRESS:-http://127.0.0.1:8265}" in ray(packed(1)).text
 
 
-def test_resources_of_its_own_are_passed_on_as_json() -> None:
+def test_custom_resources_are_passed_as_json() -> None:
     job = packed(1, need=Need(model="H100"), options=('--entrypoint-resources={"a b": 1}',), engine="ray")
     assert """'--entrypoint-resources={"accelerator_type:H100": 0.001, "a b": 1}'""" in submissions(ray(job))[0]

@@ -1,4 +1,4 @@
-"""Every place with files of gpuyard's is found and emptied, and nothing else is touched."""
+"""All files of gpuyard are found and removed, and nothing else is touched."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ Tools = Callable[[str, str], Path]
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of a user whose gpuyard is where the platform's conventions put it."""
+    """Return the home of a user whose gpuyard uses the default directories of the platform."""
     home = tmp_path / "user"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -58,7 +58,7 @@ def write(path: Path, text: str = "x") -> Path:
 
 
 def files_in(folder: Path) -> list[str]:
-    """All that is not a folder."""
+    """Return all files below the folder, without folders."""
     found = (os.path.join(place, name) for place, folders, names in os.walk(folder) for name in [*folders, *names])
     return sorted(os.path.relpath(path, folder) for path in found if os.path.islink(path) or not os.path.isdir(path))
 
@@ -72,7 +72,7 @@ def stays(found: FoundFiles) -> dict[str, str]:
 
 
 def record_task(state: Path, workspace: Path, log_dir: Path) -> None:
-    """A task of a workspace, as the queue's database has it."""
+    """Record a task of a workspace in the queue's database."""
     task = Task(
         workspace=str(workspace), config="a", owner="t/a", marker=str(workspace / "out/a"), record="/r",
         log=f"{log_dir}/train_logs/a.log", other_log=f"{log_dir}/train_logs/t_a.log",
@@ -85,10 +85,10 @@ def record_task(state: Path, workspace: Path, log_dir: Path) -> None:
             JobStore(database).add_spec(spec)
 
 
-# What is found
+# What is removed
 
 
-def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user: Path, state: Path) -> None:
+def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, state: Path) -> None:
     for name in ("daemon.lock", "daemon.log", "web.token", "journal", "name", "queue.db.damaged-20260102T030405-wal"):
         write(state / name)
     open_database(state / "queue.db")[0].close()
@@ -119,7 +119,7 @@ def test_everything_that_gpuyard_keeps_is_removed_and_the_home_is_as_before(user
     assert find() == FoundFiles(places=(), kept=())
 
 
-def test_with_a_home_of_its_own_all_of_it_is_removed(own_home: Path) -> None:
+def test_gpuyard_home_is_removed_completely(own_home: Path) -> None:
     for name in ("config.toml", "queue.db-wal", "daemon.log", "locks/mutex", "locks/a.lease", "logs/1.1.log"):
         write(own_home / name, "")
     (own_home / "locks").chmod(0o700)
@@ -127,7 +127,7 @@ def test_with_a_home_of_its_own_all_of_it_is_removed(own_home: Path) -> None:
     assert not own_home.exists()
 
 
-def test_what_gpuyard_did_not_make_stays_and_is_named(state: Path) -> None:
+def test_files_that_gpuyard_did_not_create_stay_and_are_named(state: Path) -> None:
     mine = [write(state / "notes.txt"), write(state / "logs/train.log"), write(state / "logs/1.1.log.bak")]
     write(state / "logs/1.1.log")
     found = find()
@@ -153,7 +153,7 @@ def test_logs_of_workspaces_are_removed_and_the_workspaces_stay(user: Path, stat
     assert [path.exists() for path in (*kept, *gone)] == [True] * 4 + [False] * 2
 
 
-def test_of_a_folder_that_nodes_see_only_this_queues_part_is_removed(user: Path, state: Path, tmp_path: Path) -> None:
+def test_only_this_queues_part_of_a_shared_cluster_folder_is_removed(user: Path, state: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     write(user / ".config/gpuyard/config.toml", f"[slurm]\nfolder = '{shared}'\n")
     write(state / "name", "queue-0123abcd")
@@ -165,7 +165,7 @@ def test_of_a_folder_that_nodes_see_only_this_queues_part_is_removed(user: Path,
     assert not (shared / "queue-0123abcd").exists()
 
 
-def test_a_name_that_leads_out_of_that_folder_is_not_believed(user: Path, state: Path, tmp_path: Path) -> None:
+def test_a_name_that_leads_out_of_the_cluster_folder_is_ignored(user: Path, state: Path, tmp_path: Path) -> None:
     write(user / ".config/gpuyard/config.toml", f"[ray]\nfolder = '{tmp_path / 'shared'}'\n")
     write(state / "name", "../user")
     write(user / "logs/1.1.log")
@@ -195,7 +195,7 @@ def test_systemd_units_and_shell_lines_are_removed_or_named(user: Path, tools: T
     assert not left.exists()
 
 
-def test_a_unit_of_that_name_which_starts_something_else_stays(user: Path) -> None:
+def test_a_systemd_unit_of_the_same_name_for_another_program_stays(user: Path) -> None:
     unit = write(user / ".config/systemd/user/gpuyard.service", "[Service]\nExecStart=/bin/true\n")
     assert removed() == []
     assert unit.exists()
@@ -224,7 +224,7 @@ def test_symbolic_links_are_removed_as_links(state: Path, tmp_path: Path) -> Non
     assert not state.exists()
 
 
-def test_of_a_state_folder_that_is_a_link_the_target_stays_and_is_named(user: Path, tmp_path: Path) -> None:
+def test_the_target_of_a_linked_state_folder_stays_and_is_named(user: Path, tmp_path: Path) -> None:
     target = tmp_path / "disk/gpuyard"
     write(target / "daemon.log")
     link = user / ".local/state/gpuyard"
@@ -247,7 +247,7 @@ def test_a_folder_that_becomes_a_link_after_it_was_listed_is_not_followed(state:
 
 
 @as_root
-def test_what_belongs_to_other_users_stays_with_the_folders_it_is_in(state: Path) -> None:
+def test_files_of_other_users_stay_with_their_folders(state: Path) -> None:
     theirs = write(Path(default_root("b"), "deep/theirs"))
     mine = write(theirs.with_name("mine"))
     theirs_in_logs = write(state / "logs/1.1.log")
@@ -261,7 +261,7 @@ def test_what_belongs_to_other_users_stays_with_the_folders_it_is_in(state: Path
 
 
 @as_root
-def test_in_a_directory_that_users_share_only_ones_own_leases_go(
+def test_in_a_shared_directory_only_the_users_own_leases_are_removed(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = tmp_path / "leases"
@@ -275,7 +275,7 @@ def test_in_a_directory_that_users_share_only_ones_own_leases_go(
 
 
 @as_root
-def test_a_state_folder_of_another_users_is_left_alone(state: Path) -> None:
+def test_the_state_folder_of_another_user_is_not_touched(state: Path) -> None:
     write(state / "daemon.log")
     os.chown(state, SOMEBODY, SOMEBODY)
     found = find()
@@ -311,7 +311,7 @@ def test_the_root_and_a_link_to_the_home_are_refused(
             find()
 
 
-def test_what_is_too_deep_is_told_and_stays(state: Path) -> None:
+def test_a_folder_nested_too_deeply_is_reported_and_stays(state: Path) -> None:
     deep = Path(default_root("b"), *["d"] * 220)
     deep.mkdir(parents=True)
     [problem] = removed()
@@ -319,10 +319,10 @@ def test_what_is_too_deep_is_told_and_stays(state: Path) -> None:
     assert deep.is_dir()
 
 
-# What stands in the way
+# What prevents it
 
 
-def test_a_database_that_cannot_be_read_stops_it_and_is_named(state: Path) -> None:
+def test_an_unreadable_database_stops_the_removal_and_is_named(state: Path) -> None:
     path = write(state / "queue.db", "no database at all" * 100)
     with pytest.raises(EnvironmentFault, match="it is unknown whether jobs run or wait") as raised:
         uninstall.uninstall()
@@ -330,7 +330,7 @@ def test_a_database_that_cannot_be_read_stops_it_and_is_named(state: Path) -> No
     assert path.exists()
 
 
-def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) -> None:
+def test_a_daemon_restarted_meanwhile_keeps_its_files(state: Path) -> None:
     log = write(state / "daemon.log")
     with (
         hold_daemon_lock(state / "daemon.lock"),
@@ -344,7 +344,7 @@ def test_a_daemon_that_was_started_again_meanwhile_keeps_its_files(state: Path) 
     assert not state.exists()
 
 
-def test_where_there_is_nothing_nothing_is_made(user: Path) -> None:
+def test_without_files_nothing_is_created(user: Path) -> None:
     assert uninstall.find_blockers() == []
     assert uninstall.uninstall() == []
     assert list(user.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What the plan moves, against the fewest bytes that the known future allows."""
+"""The bytes that the plan moves, compared with the minimum for a known order of uses."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -23,28 +23,28 @@ from tests.unit.residency.world import (
     working_first,
 )
 
-pytestmark = pytest.mark.no_cover  # other tests go through the same lines, and these would take three times as long
+pytestmark = pytest.mark.no_cover  # other tests cover the same lines, and with coverage these take three times as long
 
 SIZE = 100
 
 
 def fewest(order: Sequence[Any], places: int) -> int:
-    """How often something has to be brought where so many can be there at a time: farthest next use goes."""
+    """Return the minimum number of loads with `places` places: evict the asset with the farthest next use."""
     uses = {key: [place for place, other in enumerate(order) if other == key] for key in set(order)}
-    there: set[Any] = set()
+    loaded: set[Any] = set()
     brought = 0
     for key in order:
         uses[key].pop(0)
-        if key not in there:
+        if key not in loaded:
             brought += 1
-            if len(there) == places:
-                there.remove(max(there, key=lambda other: uses[other][0] if uses[other] else len(order)))
-            there.add(key)
+            if len(loaded) == places:
+                loaded.remove(max(loaded, key=lambda other: uses[other][0] if uses[other] else len(order)))
+            loaded.add(key)
     return brought
 
 
 def orders(length: int, of: int, seed: int) -> list[int]:
-    """At random, on a walk, round and round, or some more often than others."""
+    """Return several orders: random, a random walk, cyclic, and skewed."""
     random = Random(seed)
     match seed % 4:
         case 0:
@@ -59,7 +59,7 @@ def orders(length: int, of: int, seed: int) -> list[int]:
 
 
 class Sums:
-    """Bytes over several worlds, in assets."""
+    """Sums over several worlds, in assets."""
 
     def __init__(self) -> None:
         self.uploaded = self.fewest_uploaded = self.read = self.fewest_read = 0
@@ -72,9 +72,9 @@ class Sums:
         self.fewest_read += reads
 
 
-# Slots, and assets in RAM.
-ROOMS = [(2, 10), (2, 20), (5, 10), (5, 20), (3, 15), (4, 25)]
-NARROW = [(2, 5), (5, 5), (3, 4), (4, 4)]
+# Slots in VRAM, and assets that fit into RAM.
+SIZES = [(2, 10), (2, 20), (5, 10), (5, 20), (3, 15), (4, 25)]
+NARROW_SIZES = [(2, 5), (5, 5), (3, 4), (4, 4)]
 LENGTH = 200
 
 
@@ -88,23 +88,23 @@ def play_one_kind(seed: int, slots: int, ram: int, pick: Pick, *, is_scene: bool
 
 @pytest.mark.parametrize("is_scene", [True, False], ids=["scenes", "actors"])
 @pytest.mark.parametrize("pick", some([moving_first, working_first], 1))
-def test_of_one_kind_hardly_more_is_moved_than_the_known_future_asks_for(pick: Pick, is_scene: bool) -> None:
-    """What changes places between the tiers takes one place of the RAM."""
-    sums = sums_of_one_kind(ROOMS, pick, is_scene=is_scene)
+def test_with_one_kind_little_more_than_the_minimum_is_moved(pick: Pick, is_scene: bool) -> None:
+    """An asset that moves between tiers takes one place in RAM."""
+    sums = sums_of_one_kind(SIZES, pick, is_scene=is_scene)
     assert sums.uploaded <= 1.05 * sums.fewest_uploaded
     assert sums.read <= 1.05 * sums.fewest_read
 
 
 @pytest.mark.parametrize("pick", some([moving_first, working_first], 1))
-def test_where_ram_holds_hardly_more_than_vram_some_more_is_read(pick: Pick) -> None:
-    sums = sums_of_one_kind(NARROW, pick, is_scene=True)
+def test_if_ram_is_barely_larger_than_vram_a_little_more_is_read(pick: Pick) -> None:
+    sums = sums_of_one_kind(NARROW_SIZES, pick, is_scene=True)
     assert sums.uploaded <= 1.08 * sums.fewest_uploaded
     assert sums.read <= 1.15 * sums.fewest_read
 
 
-def sums_of_one_kind(rooms: list[tuple[int, int]], pick: Pick, *, is_scene: bool) -> Sums:
+def sums_of_one_kind(sizes: list[tuple[int, int]], pick: Pick, *, is_scene: bool) -> Sums:
     sums = Sums()
-    for seed, (slots, ram) in enumerate(rooms * 2):
+    for seed, (slots, ram) in enumerate(sizes * 2):
         world, order = play_one_kind(seed, slots, ram, pick, is_scene=is_scene)
         sums.add(world, fewest(order, slots), fewest(order, slots + ram - 1))
     return sums
@@ -123,14 +123,14 @@ def both_kinds(slots: int, actors: int, ram: int, units: Sequence[Unit], workers
 
 
 def fewest_of_both(units: Sequence[Unit], slots: int, actors: int, ram: int) -> tuple[int, int]:
-    """Uploads, and reads where two places of the RAM are for what changes places, one of each kind."""
+    """Return the minimum uploads and reads, with two places in RAM for moving assets, one of each kind."""
     uploads = fewest([each.scene for each in units], slots) + fewest([each.actor for each in units], actors)
     return uploads, fewest([key for each in units for key in (each.scene, each.actor)], slots + actors + ram - 2)
 
 
 @pytest.mark.parametrize(("pick", "more_read"), some([(moving_first, 1.05), (working_first, 1.15)], 1))
-def test_of_both_kinds_hardly_more_is_moved_than_the_known_future_asks_for(pick: Pick, more_read: float) -> None:
-    """Where nothing can be read ahead of time, what is read at the last moment takes a place that others need."""
+def test_with_both_kinds_little_more_than_the_minimum_is_moved(pick: Pick, more_read: float) -> None:
+    """If nothing can be read ahead, an asset read at the last moment takes a place that others need."""
     sums = Sums()
     for seed, (slots, ram) in enumerate([(2, 4), (3, 6), (4, 8), (2, 12)]):
         units = product(10, 10, seed)
@@ -141,7 +141,7 @@ def test_of_both_kinds_hardly_more_is_moved_than_the_known_future_asks_for(pick:
 
 
 @pytest.mark.parametrize("workers", some([1, 2, 4], 1))
-def test_the_chosen_order_moves_far_less_than_a_shuffled_one(workers: int) -> None:
+def test_the_chosen_order_moves_far_less_than_a_shuffled_order(workers: int) -> None:
     shuffled = both_kinds(3, 3, 6, product(10, 10, 7), workers)
     chosen = choose_order(shuffled.units, shuffled.assets, shuffled.budgets, workers=workers)
     before = World(shuffled).run(moving_first)

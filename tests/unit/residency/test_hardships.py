@@ -1,4 +1,4 @@
-"""What makes runs hang, move too much, or tell what is not true, unless it is thought of."""
+"""Edge cases that could make runs hang, move too much, or report something wrong."""
 
 import asyncio
 import threading
@@ -17,15 +17,15 @@ from gpuyard.residency.planning.plan_state import PlanState
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.running.coordinator import Coordinator
-from tests.residency_runs import MB, OUTPUT, PAGE, Shelf, WatchedMemory, check_all_told, checksum, play
+from tests.residency_runs import MB, OUTPUT, PAGE, AssetFiles, WatchedMemory, check_every_label, checksum, play
 from tests.unit.residency.world import scene
 
 KB = 1024
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "assets", scenes=(60,) * 6, actors=((400,) * 8,) * 3)
+def asset_files(tmp_path: Path) -> AssetFiles:
+    return AssetFiles(tmp_path / "assets", scenes=(60,) * 6, actors=((400,) * 8,) * 3)
 
 
 def labels(prefix: str, count: int) -> tuple[Label, ...]:
@@ -38,24 +38,24 @@ def save(path: Path, count: int) -> str:
     return str(path)
 
 
-def test_many_streams_at_once_do_not_drive_scenes_out(shelf: Shelf, tmp_path: Path) -> None:
-    units = shelf.products(labels=4)
-    largest = max(map(shelf.nbytes, shelf.scenes))
+def test_many_concurrent_streams_do_not_evict_scenes(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = asset_files.products(labels=4)
+    largest = max(map(asset_files.nbytes, asset_files.scenes))
     played = play(units, tmp_path / "out", vram=8 * largest, ram=MB, workers=4, scene_slots=6)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.status.counts.streams == len(units)
-    assert played.status.moved.uploaded <= 2 * sum(map(shelf.nbytes, shelf.scenes))
+    assert played.status.moved.uploaded <= 2 * sum(map(asset_files.nbytes, asset_files.scenes))
 
 
-def test_more_scenes_than_slots_are_rendered_by_turns(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(number, None) for number in range(6)]
+def test_more_scenes_than_slots_are_rendered_in_turn(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [asset_files.unit(number, None) for number in range(6)]
     played = play(units, tmp_path / "out", vram=MB, ram=MB, workers=2, scene_slots=2)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.status.rendered == len(units)
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_a_loader_may_make_arrays_of_an_empty_file(tmp_path: Path, frames: int) -> None:
+def test_a_loader_may_return_arrays_for_an_empty_file(tmp_path: Path, frames: int) -> None:
     for number in range(frames):
         save(tmp_path / "actor" / f"{number}.none", 0)
     unit = Unit(actor=str(tmp_path / "actor"), labels=labels("l", 3))
@@ -64,8 +64,8 @@ def test_a_loader_may_make_arrays_of_an_empty_file(tmp_path: Path, frames: int) 
     assert (played.status.rendered, played.status.skipped) == (3, 0)
 
 
-def test_a_scene_that_no_longer_fits_beside_what_was_learnt_is_rendered_alone(tmp_path: Path) -> None:
-    """A frame turns out so large that its stream leaves too little for the scene that others wait for."""
+def test_a_scene_that_no_longer_fits_after_a_corrected_size_is_rendered_alone(tmp_path: Path) -> None:
+    """A frame turns out so large that its stream leaves too little memory for a scene that workers wait for."""
     place = threading.Event()
 
     def load(path: str) -> dict[str, Any]:
@@ -86,20 +86,20 @@ def test_a_scene_that_no_longer_fits_beside_what_was_learnt_is_rendered_alone(tm
     assert (played.status.rendered, played.status.skipped) == (4, 0)
 
 
-def test_threads_of_a_renderer_may_read_streamed_frames(shelf: Shelf, tmp_path: Path) -> None:
+def test_threads_of_a_renderer_may_read_streamed_frames(asset_files: AssetFiles, tmp_path: Path) -> None:
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             read = list(pool.map(lambda number: dict(frames[number]), [*range(len(frames))] * 3))
         (out_dir / OUTPUT).write_text(checksum([scene, *read[: len(frames)]]))
         assert checksum(read[: len(frames)]) == checksum(read[len(frames) : 2 * len(frames)])
 
-    units = [shelf.unit(0, number, labels=2) for number in range(3)]
+    units = [asset_files.unit(0, number, labels=2) for number in range(3)]
     played = play(units, tmp_path / "out", vram=60 * KB, ram=MB, render=render)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.status.counts.streams > 0
 
 
-def test_frames_that_are_larger_than_their_files_are_streamed_all_the_same(tmp_path: Path) -> None:
+def test_frames_larger_than_their_files_are_streamed(tmp_path: Path) -> None:
     for number in range(20):
         save(tmp_path / "actor" / f"{number}.z", 100 + 20 * number)
     loader = Loader(lambda path: {"x": np.ones(100 * Path(path).stat().st_size, np.uint8)})
@@ -109,8 +109,10 @@ def test_frames_that_are_larger_than_their_files_are_streamed_all_the_same(tmp_p
     assert played.pool.peak <= 60 * PAGE
 
 
-def test_labels_that_never_fit_are_read_once_more_and_cost_the_others_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(number, None, labels=3) for number in range(6)]
+def test_labels_that_never_fit_are_read_once_more_and_do_not_affect_others(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
+    units = [asset_files.unit(number, None, labels=3) for number in range(6)]
     poor = {label.name for label in units[2].labels}
 
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
@@ -121,24 +123,28 @@ def test_labels_that_never_fit_are_read_once_more_and_cost_the_others_nothing(sh
     played = play(units, tmp_path / "out", vram=MB, ram=MB, render=render, workers=2)
     assert played.skipped.keys() == poor
     assert {skip.kind for skip in played.skipped.values()} == {"out-of-memory"}
-    assert played.status.moved.read_from_disk == sum(map(shelf.nbytes, shelf.scenes)) + shelf.nbytes(shelf.scenes[2])
+    assert played.status.moved.read_from_disk == sum(map(asset_files.nbytes, asset_files.scenes)) + asset_files.nbytes(
+        asset_files.scenes[2]
+    )
     assert {skip.state["vram_working"] for skip in played.skipped.values()} == {0}
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), KeyboardInterrupt(), MemoryError("no more")])
-def test_any_exception_of_a_renderer_ends_its_label_only(shelf: Shelf, tmp_path: Path, raised: BaseException) -> None:
+def test_any_exception_of_a_renderer_ends_its_label_only(
+    asset_files: AssetFiles, tmp_path: Path, raised: BaseException
+) -> None:
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
         if label["name"] == "label0":
             raise raised
         (out_dir / OUTPUT).write_text(checksum([scene]))
 
-    units = [shelf.unit(0, None, labels=3)]
+    units = [asset_files.unit(0, None, labels=3)]
     played = play(units, tmp_path / "out", vram=MB, ram=MB, render=render)
     assert (played.status.rendered, set(played.skipped)) == (2, {"label0"})
 
 
-def test_a_label_that_cannot_be_copied_is_reported(shelf: Shelf, tmp_path: Path) -> None:
-    unit = Unit(scene=shelf.scenes[0], labels=(Label(name="bad", value=threading.Lock()), *labels("good", 2)))
+def test_a_label_that_cannot_be_copied_is_reported(asset_files: AssetFiles, tmp_path: Path) -> None:
+    unit = Unit(scene=asset_files.scenes[0], labels=(Label(name="bad", value=threading.Lock()), *labels("good", 2)))
     played = play([unit], tmp_path / "out", vram=MB, ram=MB)
     assert (played.status.rendered, played.skipped["bad"].kind) == (2, "renderer")
 
@@ -154,7 +160,7 @@ def test_an_error_raised_in_many_workers_keeps_no_frames_alive(tmp_path: Path) -
     assert {skip.reason for skip in played.skipped.values()} == {f"{path}: its loader failed: ValueError: no"}
 
 
-def test_a_coordinator_runs_one_thing_at_a_time(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_coordinator_has_one_run_at_a_time(asset_files: AssetFiles, tmp_path: Path) -> None:
     refused: list[str] = []
     with Coordinator(vram=1, ram=1, device="host") as opened:
 
@@ -163,14 +169,14 @@ def test_a_coordinator_runs_one_thing_at_a_time(shelf: Shelf, tmp_path: Path) ->
                 opened.run([], render, tmp_path / "other")
             refused.append(caught.value.message)
 
-        opened.run([shelf.unit(0, None)], render, tmp_path / "out")
+        opened.run([asset_files.unit(0, None)], render, tmp_path / "out")
         with pytest.raises(UserError, match="already open"), opened:
             pass
     assert refused == ["this coordinator is already running"]
 
 
-def test_where_a_renderer_goes_does_not_change_where_outputs_are(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_renderer_that_changes_the_working_directory_does_not_move_the_outputs(
+    asset_files: AssetFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     away = tmp_path / "away"
@@ -180,13 +186,13 @@ def test_where_a_renderer_goes_does_not_change_where_outputs_are(
         monkeypatch.chdir(away)
         (out_dir / OUTPUT).write_text(checksum([scene]))
 
-    units = [shelf.unit(0, None, labels=3)]
+    units = [asset_files.unit(0, None, labels=3)]
     with Coordinator(vram=1, ram=1, device="host", workers=1) as opened:
         assert opened.run(units, render, "out").status.rendered == 3
     assert len(list((tmp_path / "out").glob(f"*/{OUTPUT}"))) == 3
 
 
-def test_who_waits_for_a_free_reader_waits_for_the_disk() -> None:
+def test_waiting_for_a_free_reader_is_shown_as_waiting_for_the_disk() -> None:
     assets = {asset.key: asset for asset in (scene(0, 10), scene(1, 10))}
     limits = limits_of(assets.values(), Budgets(vram=100, ram=100))
     asked = dict.fromkeys(assets, 0)
@@ -194,9 +200,9 @@ def test_who_waits_for_a_free_reader_waits_for_the_disk() -> None:
     assert set(plan(state).waits.values()) == {StallCause.DISK}
 
 
-def test_a_device_that_refuses_every_asset_ends_the_run_with_a_report(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_device_that_refuses_every_asset_ends_the_run_with_a_report(asset_files: AssetFiles, tmp_path: Path) -> None:
     memory = WatchedMemory(MB, fails=lambda number, nbytes: RuntimeError("CUDA error: an illegal memory access"))
-    units = [shelf.unit(0, None, labels=3), shelf.unit(1, None, labels=2)]
+    units = [asset_files.unit(0, None, labels=3), asset_files.unit(1, None, labels=2)]
     played = play(units, tmp_path / "out", vram=MB, ram=MB, memory=memory)
     assert {skip.kind for skip in played.skipped.values()} == {"asset"}
     assert len(played.skipped) == 5

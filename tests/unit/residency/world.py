@@ -1,8 +1,8 @@
-"""A world for the plan, with no threads: it owns the state, carries out the steps, and has workers as `tiers` serves.
+"""A simulation of the plan without threads: it keeps the state, carries out the steps, and plays the workers.
 
-Whatever can happen next is one of its `moves`: a read, an upload or a download ends, or a worker does the next thing.
-Whoever drives it picks. What waits for a change and is not told of one can do nothing, as in a real program. After each
-step everything that must always hold is checked.
+Every possible next event is one of its `moves`: a read, an upload or a download ends, or a worker acts.
+The driver picks one. A worker that waits and is not notified of a change can do nothing, as in a real program. All
+invariants are checked after each step.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ ONE_LABEL = (Label(name="label", value=None),)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, and with how much."""
+    """The units and the budgets of a simulation."""
 
     assets: dict[str, Asset]
     units: tuple[Unit, ...]
@@ -51,7 +51,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return limits_of([self.assets[key] for key in _keys(units)], self.budgets)
 
     def that_fit(self) -> list[Unit]:
-        """As a run does: the others are not begun."""
+        """Return the units that can fit; a run does not start the others."""
         limits = self.limits(self.units)
         broken = {key for key in _keys(self.units) if cannot_fit(self.assets[key], limits, self.rounded) is not None}
         return [unit for unit in self.units if not broken.intersection(keys_of(unit))]
@@ -88,7 +88,7 @@ class Loan(msgspec.Struct, frozen=True):
 
 
 class Hand:
-    """A worker: it takes its scene, then its actor, works, and gives back the other way round."""
+    """A worker: it takes its scene, then its actor, works, and returns them in reverse order."""
 
     def __init__(self) -> None:
         self.place = -1
@@ -104,7 +104,7 @@ class Hand:
 
 
 class World:
-    """Ends when every unit was done; AssertionError where anything is not as it must be."""
+    """Run until every unit is done; raise AssertionError if an invariant is violated."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -124,7 +124,7 @@ class World:
         self.read_nbytes = self.uploaded = self.streamed = self.downloaded = 0
         self._ends_in_a_row = self._moves_left = 0
 
-    # What can happen
+    # Events
 
     def moves(self) -> list[Callable[[], None]]:
         return [*self.ends(), *self.acts()]
@@ -139,7 +139,7 @@ class World:
     def run(self, pick: Callable[["World"], Callable[[], None]]) -> "World":
         self._moves_left = 200 * (len(self.units) + len(self.hands) + 1) * (len(self.hands) + 1)
         while not all(hand.is_through for hand in self.hands):
-            assert self.moves(), f"nothing can happen, and {self._what_waits()} is left"
+            assert self.moves(), f"nothing can happen, but {self._what_waits()} is left"
             self._moves_left -= 1
             assert self._moves_left, f"it never ends: {self._what_waits()}"
             pick(self)()
@@ -209,9 +209,9 @@ class World:
             self.stream_ram -= self.assets[loan.key].stream_ram(self.case.rounded)
         else:
             _less(self.held_ram if loan.is_streamed else self.held, loan.key)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for hand in self.hands:
             hand.is_asleep = False
 
@@ -244,7 +244,7 @@ class World:
             self._begin(step)
             self._check()
         if made.steps:
-            self._tell()
+            self._notify()
         assert all(self.ram.get(key) is Stage.THERE or self._is_larger_than_ram(key) for key in made.streams)
         return made
 
@@ -269,7 +269,7 @@ class World:
                 del self.vram[key]
             case DropRam():
                 assert self.ram.get(key) is Stage.THERE, f"{key} is dropped, and not in RAM"
-                assert not self.held_ram[key], f"{key} is dropped, and somebody copies it"
+                assert not self.held_ram[key], f"{key} is dropped, and is being copied"
                 del self.ram[key]
         if isinstance(step, Read | Promote | Demote):
             self.flights.append(step)
@@ -290,11 +290,11 @@ class World:
                 self.ram[key] = Stage.THERE
                 self.downloaded += size
         self._step()
-        self._tell()
+        self._notify()
         self._ends_in_a_row += 1
-        assert self._ends_in_a_row <= 4 * len(self.assets) + 4, "what is moved ahead of time never comes to rest"
+        assert self._ends_in_a_row <= 4 * len(self.assets) + 4, "prefetching never comes to rest"
 
-    # What must always hold
+    # Invariants
 
     def _check_idle(self, key: str) -> None:
         assert self.vram.get(key) is Stage.THERE, f"{key} leaves VRAM, and is not there"
@@ -334,12 +334,12 @@ def at_random(seed: int) -> Pick:
 
 
 def moving_first(world: World) -> Callable[[], None]:
-    """All that was begun ends before anybody goes on: as much as can be is brought ahead of time."""
+    """Transfers end before any worker continues: prefetching is as early as possible."""
     return (world.ends() or world.acts())[0]
 
 
 def working_first(world: World) -> Callable[[], None]:
-    """Nothing that was begun ends before nobody can go on: as little as can be is brought ahead of time."""
+    """Transfers end only when no worker can continue: prefetching is as late as possible."""
     return (world.acts() or world.ends())[0]
 
 

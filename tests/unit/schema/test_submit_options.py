@@ -1,4 +1,4 @@
-"""One table of submit options: everything that is made from it agrees with it."""
+"""The table of submit options: everything generated from it agrees with it."""
 
 import subprocess
 import sys
@@ -26,12 +26,12 @@ def expected_type(option: SubmitOption) -> Any:
     return (Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]) | None
 
 
-def test_client_submit_takes_every_option_with_the_type_of_its_kind() -> None:
+def test_client_submit_accepts_every_option_with_its_type() -> None:
     expected = {name.replace("-", "_"): expected_type(option) for name, option in SUBMIT_OPTIONS.items()}
     assert get_type_hints(SubmitKwargs) == expected
 
 
-def test_the_command_line_has_every_option_that_is_not_for_batches_alone() -> None:
+def test_the_command_line_has_every_option_except_those_of_batches() -> None:
     own = {"from", "cwd", "json"}
     sent = {option.name for option in VERB.options} - own
     assert sent == {name for name, option in SUBMIT_OPTIONS.items() if not option.is_for_batch}
@@ -60,7 +60,7 @@ def test_the_form_of_the_web_page_is_generated_from_the_table() -> None:
     assert written == done.stdout, "run scripts/submit-options --write"
 
 
-def test_the_table_is_imported_without_anything_slow() -> None:
+def test_importing_the_table_imports_nothing_slow() -> None:
     slow = {"click", "enum", "json", "msgspec", "re", "typing"}
     code = f"import sys, gpuyard.core.job.submit_options; print(sorted(set(sys.modules) & {slow}))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path = {sys.path!r}; {code}"],

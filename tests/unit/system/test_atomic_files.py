@@ -27,10 +27,10 @@ def test_a_failed_write_keeps_the_previous_content(tmp_path: Path, monkeypatch: 
 
 def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record.json"
-    there: list[bool] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: there.append(path.exists()))
+    existed: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: existed.append(path.exists()))
     write_whole(path, b"all of it")
-    assert there == [False]
+    assert existed == [False]
 
 
 def test_a_new_file_gets_its_mode_under_the_umask_or_exactly(tmp_path: Path) -> None:

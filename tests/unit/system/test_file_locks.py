@@ -30,7 +30,7 @@ def test_an_exclusive_lock_excludes_all_others_until_it_is_released(files: tuple
     assert try_lock(second)
 
 
-def test_shared_locks_exclude_an_exclusive_one_only(files: tuple[int, int]) -> None:
+def test_shared_locks_exclude_only_exclusive_locks(files: tuple[int, int]) -> None:
     first, second = files
     assert try_lock(first, shared=True)
     assert try_lock(second, shared=True)
@@ -66,7 +66,7 @@ def test_a_lock_file_is_held_and_then_removed(tmp_path: Path) -> None:
 
 
 def test_a_lock_file_that_was_removed_meanwhile_does_not_count(tmp_path: Path) -> None:
-    """Two helpers would otherwise hold two files of one name."""
+    """Otherwise two processes could each hold a file of this name."""
     path = tmp_path / "lock"
     first = os.open(path, os.O_RDWR | os.O_CREAT)
     assert try_lock(first)

@@ -1,4 +1,4 @@
-"""Private files in folders where other users may have prepared traps."""
+"""Private files in folders where other users may have placed links, pipes or files."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_and_its_folder_are_made_for_their_owner_alone(opener: Opener, tmp_path: Path) -> None:
+def test_a_file_and_its_folder_are_created_for_their_owner_only(opener: Opener, tmp_path: Path) -> None:
     path = tmp_path / "not/there/train_logs/exp1.log"
     os.write(opener(str(path)), b"text")
     assert path.read_text() == "text"
@@ -45,7 +45,7 @@ def test_an_existing_file_is_appended_to(opener: Opener, tmp_path: Path) -> None
     assert path.read_text() == "before after"
 
 
-def test_no_program_inherits_it(opener: Opener, tmp_path: Path) -> None:
+def test_the_descriptor_is_not_inherited(opener: Opener, tmp_path: Path) -> None:
     assert not os.get_inheritable(opener(str(tmp_path / "log")))
 
 
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_created_is_reported(opener: Opener, tmp_path: P
         opener(str(tmp_path / "file/train_logs/exp1.log"))
 
 
-def test_a_folder_of_our_own_is_not_reached_through_a_link_but_a_shared_one_may_be(tmp_path: Path) -> None:
+def test_a_private_folder_must_not_be_a_link_but_a_shared_folder_may_be(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train_logs").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PrivateFileError, match="train_logs cannot be written: it is a symbolic link"):

@@ -23,7 +23,7 @@ def test_a_reused_pid_is_another_process() -> None:
 
 def test_a_pid_of_another_boot_or_of_another_user_is_another_process() -> None:
     me = this_process()
-    assert not is_alive(msgspec.structs.replace(me, boot_id="the one before"))
+    assert not is_alive(msgspec.structs.replace(me, boot_id="an earlier boot"))
     assert not is_alive(msgspec.structs.replace(me, uid=me.uid + 1))
     assert is_alive(msgspec.structs.replace(me, boot_id=None, pid_started=None))
 

@@ -1,4 +1,4 @@
-"""How far a batch is, and how it came out, in words and as a picture."""
+"""The progress and the summary of a batch, as text and as a live display."""
 
 import io
 import signal
@@ -49,7 +49,7 @@ def failure(index: int, state: str = "failed") -> UnsuccessfulRun:
     return UnsuccessfulRun(index=index, seed=7 + index, id=18 + index, state=state, reason="exit status 3", log=log)
 
 
-def test_the_picture_says_how_far_it_is_and_which_gate_holds_the_next_run_with_its_figure() -> None:
+def test_the_display_shows_the_progress_and_the_gate_that_holds_the_next_run() -> None:
     head, counts, hold = drawn(PROGRESS).splitlines()
     assert head.startswith("city ")
     assert head.endswith("142 of 400 done")
@@ -57,7 +57,7 @@ def test_the_picture_says_how_far_it_is_and_which_gate_holds_the_next_run_with_i
     assert hold == "limited by GPU 91% > 80% on GPU 0"
 
 
-def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_terminal() -> None:
+def test_the_bar_grows_with_finished_runs_and_fits_into_a_narrow_terminal() -> None:
     def length(finished: int) -> int:
         lines = drawn(replace(PROGRESS, total=20, succeeded=finished, failed=0, running=0), width=60).splitlines()
         return lines[0].count("━")
@@ -69,7 +69,7 @@ def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_termina
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"gate": "concurrency", "held_by": "6 runs"}, "at the limit of --concurrency"),
         ({"gate": "stagger", "held_by": "runs start 2 s apart"}, "runs start 2 s apart"),
@@ -81,22 +81,22 @@ def test_the_bar_grows_with_what_has_finished_and_all_fits_into_a_narrow_termina
         ({"held_by": "GPU \x1b[2J"}, "limited by GPU ?[2J"),
     ],
 )
-def test_what_the_next_run_waits_for_is_told_in_words(change: dict[str, Any], told: str) -> None:
-    assert hold_of(replace(PROGRESS, **change)) == told
+def test_the_reason_of_the_next_run_is_shown(change: dict[str, Any], expected: str) -> None:
+    assert hold_of(replace(PROGRESS, **change)) == expected
 
 
-def test_a_standing_of_the_queue_is_counted_by_what_people_ask_for() -> None:
+def test_the_progress_is_counted_from_the_answer_of_the_queue() -> None:
     counts = {"succeeded": 5, "failed": 1, "rejected": 1, "cancelled": 2, "running": 3, "stopping": 1, "delayed": 1}
-    standing = {
+    answer = {
         "count": 20, "counts": {**counts, "queued": 6}, "gate": "gpu", "held_by": "GPU 91% > 80%", "device": "SIM-1",
         "device_index": 1, "now": "2026-01-02T03:05:05.000Z",
     }  # fmt: skip
-    found = progress_of("city", standing, "2026-01-02T03:04:05.000Z")
+    found = progress_of("city", answer, "2026-01-02T03:04:05.000Z")
     assert (found.finished, found.running, found.waiting, found.failed, found.elapsed_s) == (9, 4, 7, 2, 60.0)
     assert hold_of(found) == "limited by GPU 91% > 80% on GPU 1"
 
 
-def test_nothing_is_said_of_the_end_before_as_many_have_finished_as_run_at_once() -> None:
+def test_the_time_left_is_unknown_until_as_many_have_finished_as_run_at_once() -> None:
     outlook = TimeLeft()
     outlook.note(0.0, 10, 4)
     for now, finished in ((10.0, 11), (11.0, 12), (12.0, 13)):
@@ -106,11 +106,11 @@ def test_nothing_is_said_of_the_end_before_as_many_have_finished_as_run_at_once(
     assert outlook.left_s(16.0, 8) == pytest.approx(8 * 16 / 4)
 
 
-def test_the_end_is_told_by_the_runs_that_finished_last_and_moves_away_while_none_does() -> None:
+def test_the_time_left_follows_recent_runs_and_grows_while_none_finishes() -> None:
     outlook = TimeLeft()
-    for done in range(101):  # one a second
+    for done in range(101):  # one per second
         outlook.note(float(done), done, 2)
-    for done in range(101, 141):  # then one in ten
+    for done in range(101, 141):  # then one every ten seconds
         outlook.note(100.0 + 10 * (done - 100), done, 2)
     assert outlook.left_s(500.0, 10) == pytest.approx(100.0, rel=0.1)
     soon, later = outlook.left_s(500.0, 10), outlook.left_s(600.0, 10)
@@ -139,7 +139,7 @@ class Teletype(io.StringIO):
 
 @pytest.fixture
 def terminated() -> Iterator[None]:
-    """As by Ctrl-C."""
+    """Make SIGTERM raise KeyboardInterrupt, like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     yield
     sys.setprofile(None)
@@ -147,23 +147,23 @@ def terminated() -> Iterator[None]:
 
 
 def interrupt(signum: int, nth: int) -> None:
-    """As rich's console lets go of what it has gathered, for the nth time from now."""
+    """Send the signal when rich's console flushes its buffer for the nth time."""
     left = nth
 
-    def look(frame: FrameType, event: str, _: object) -> None:
+    def trace(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
         if event == "call" and frame.f_code is Console.__exit__.__code__:
             left -= 1
             if not left:
                 signal.raise_signal(signum)
 
-    sys.setprofile(look)
+    sys.setprofile(trace)
 
 
 @pytest.mark.usefixtures("terminated")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 @pytest.mark.parametrize("nth", range(1, 12))
-def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was(
+def test_an_interrupt_while_drawing_restores_the_terminal(
     signum: int, nth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal, stdout = Teletype(), sys.stdout
@@ -178,14 +178,14 @@ def test_one_that_is_interrupted_while_it_is_drawn_leaves_the_terminal_as_it_was
     assert sys.stdout is stdout
 
 
-def test_a_line_says_all_that_the_picture_does() -> None:
+def test_a_line_contains_everything_that_the_display_shows() -> None:
     assert line_of(PROGRESS) == (
         "gpuyard: 142 of 400 done, 6 running, 252 waiting, 2 failed; limited by GPU 91% > 80% on GPU 0; "
         "12m 5s, about 22m left"
     )
 
 
-def test_a_summary_says_what_came_of_it_and_what_was_waited_for_the_longest_first() -> None:
+def test_a_summary_contains_the_results_and_the_waits_longest_first() -> None:
     first, *others = summary_lines(SUMMARY, PLAN)
     assert first == "city: all 400 runs succeeded, in 1h 12m"
     assert [line.strip() for line in others] == [
@@ -198,7 +198,7 @@ def test_a_summary_says_what_came_of_it_and_what_was_waited_for_the_longest_firs
     ]
 
 
-def test_a_summary_names_twenty_of_those_that_failed_and_counts_those_that_were_cancelled() -> None:
+def test_a_summary_names_twenty_failed_runs_and_counts_cancelled_runs() -> None:
     failures = (*(failure(index) for index in range(25)), *(failure(index, "cancelled") for index in range(30, 40)))
     bad = replace(SUMMARY, succeeded=365, failed=25, cancelled=10, attempts=420, failures=failures)
     text = "\n".join(summary_lines(bad, replace(PLAN, pruned_root=None)))
@@ -210,7 +210,7 @@ def test_a_summary_names_twenty_of_those_that_failed_and_counts_those_that_were_
     assert "pruned" not in text
 
 
-def test_a_summary_says_what_could_not_be_pruned_and_which_bounds_nobody_kept() -> None:
+def test_a_summary_names_runs_that_were_not_pruned_and_limits_that_were_not_enforced() -> None:
     left = (UnmovedRun(run="run-000003", why="No space left on device"),)
     text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
     assert "left       run-000003: No space left on device\n" in text

@@ -7,7 +7,7 @@ from gpuyard.probes.common.process_info import ProcessInfo
 from gpuyard.ui.views.device_tables import Extras, Frame, device_label, snapshot_lines
 
 CARD = Device(
-    id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Yard", memory_total_mb=24576.0, memory_used_mb=12288.0,
+    id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Test", memory_total_mb=24576.0, memory_used_mb=12288.0,
     utilization_percent=37.0, power_draw_w=201.5, power_limit_w=350.0, temperature_c=61.0, processes=(Process(pid=1),),
 )  # fmt: skip
 BARE = Device(id="intel-0", vendor=Vendor.INTEL, index=0)
@@ -29,18 +29,18 @@ def shown(
 
 def test_all_figures_fit_into_80_columns() -> None:
     text = shown(CARD)
-    for figure in ("NVIDIA Yard", "12/24 GB", "37%", "202/350 W", "61°C"):
+    for figure in ("NVIDIA Test", "12/24 GB", "37%", "202/350 W", "61°C"):
         assert figure in text
     assert "RAM 32/64 GB" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_unknown_is_a_dash_and_never_a_zero() -> None:
+def test_an_unknown_value_is_a_dash_and_never_a_zero() -> None:
     row = shown(BARE).splitlines()[-1]
     assert row.split() == ["0", "intel-0", "-", "-", "-", "-", "-", "-"]
 
 
-def test_half_full_is_half_a_bar() -> None:
+def test_half_full_memory_is_half_a_bar() -> None:
     row = shown(CARD).splitlines()[-1]
     assert abs(row.count("█") - row.count("░")) <= 1 < row.count("█")
 
@@ -69,12 +69,12 @@ def test_labels_tell_parts_and_vendors_apart() -> None:
     assert [device_label(device, (CARD, BARE)) for device in (CARD, BARE)] == ["nvidia:0", "intel:0"]
 
 
-def test_an_unhealthy_device_says_so() -> None:
-    ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Yard", fault="GPU is lost")
-    problem = Problem(source="GPU-b", kind="unhealthy", message="Yard: GPU is lost")
+def test_an_unhealthy_device_is_shown_as_unhealthy() -> None:
+    ill = Device(id="GPU-b", vendor=Vendor.NVIDIA, index=1, name="Test", fault="GPU is lost")
+    problem = Problem(source="GPU-b", kind="unhealthy", message="Test: GPU is lost")
     text = shown(ill, problems=(problem,))
-    assert "unhealthy: Yard" in text
-    assert "! GPU-b: Yard: GPU is lost" in text
+    assert "unhealthy: Test" in text
+    assert "! GPU-b: Test: GPU is lost" in text
 
 
 @pytest.mark.parametrize(("expected", "is_shown"), [((), False), ((Vendor.AMD,), True)])
@@ -83,7 +83,7 @@ def test_a_missing_tool_is_shown_only_if_its_gpu_is_plugged_in(expected: tuple[V
     assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is is_shown
 
 
-def test_without_devices_it_names_gpuyard_doctor() -> None:
+def test_without_devices_the_table_names_gpuyard_doctor() -> None:
     assert "gpuyard doctor" in shown()
 
 

@@ -1,4 +1,4 @@
-"""Memory over time as rows of blocks: what somebody reads off the picture."""
+"""Memory over time as a chart of block characters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,23 +10,23 @@ def picture(points: list[tuple[float, float]], seconds: float, width: int, rows:
     return draw(points, seconds, width, rows, is_unicode=True)
 
 
-def test_each_column_shows_the_most_of_its_time_and_the_highest_is_full() -> None:
+def test_each_column_shows_its_maximum_and_the_highest_is_full() -> None:
     assert picture([(0, 1), (1, 2), (2, 8), (2.5, 4), (3, 4)], 4, 4) == ["▁▂█▄"]
 
 
-def test_what_was_not_looked_at_is_as_it_was_last_seen() -> None:
+def test_time_without_a_sample_shows_the_last_sample() -> None:
     assert picture([(0, 8), (0.5, 4), (6, 8)], 8, 8) == ["█▄▄▄▄▄██"]
 
 
-def test_before_the_first_look_there_is_nothing() -> None:
+def test_time_before_the_first_sample_is_empty() -> None:
     assert picture([(2, 5), (3, 5)], 4, 4) == ["  ██"]
 
 
-def test_several_rows_stand_on_each_other() -> None:
+def test_several_rows_are_stacked() -> None:
     assert picture([(0, 4), (1, 6), (2, 8)], 3, 3, rows=2) == [" ▄█", "███"]
 
 
-def test_a_terminal_without_blocks_gets_letters() -> None:
+def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert draw([(0, 1), (1, 2), (2, 3)], 3, 3, 1, is_unicode=False) == [".:#"]
 
 
@@ -34,7 +34,7 @@ POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, m
 
 
 @given(points=POINTS, seconds=st.floats(0, 1e6), width=st.integers(1, 200), rows=st.integers(1, 5))
-def test_it_is_as_wide_and_as_high_as_it_was_asked_to_be(
+def test_the_chart_has_the_requested_width_and_height(
     points: list[tuple[float, float]], seconds: float, width: int, rows: int
 ) -> None:
     lines = picture(points, seconds, width, rows)

@@ -1,4 +1,4 @@
-"""How far a render is, and how it came out, in words and as a picture."""
+"""The progress and the summary of a render, as text and as a live display."""
 
 import io
 
@@ -9,7 +9,7 @@ from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
 from gpuyard.ui.views.render_progress import PlainRenderScreen, RenderRate, line_of, picture_of
 from gpuyard.ui.views.render_summary import summary_lines
-from tests.unit.recipes.render.standing import STATUS, status, worker
+from tests.unit.recipes.render.example_status import STATUS, status, worker
 
 
 def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list[str]:
@@ -22,7 +22,7 @@ def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list
 # While it goes on
 
 
-def test_the_picture_says_how_far_it_is_how_full_memory_is_and_what_is_there() -> None:
+def test_the_display_shows_the_progress_the_memory_and_the_loaded_assets() -> None:
     head, counts, memory, assets, waits = drawn(STATUS, 1.66)
     assert head.rstrip().endswith("1,303 of 2,000 labels")
     assert counts.split("   ") == ["100 existed", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
@@ -33,12 +33,12 @@ def test_the_picture_says_how_far_it_is_how_full_memory_is_and_what_is_there() -
     assert waits == "no worker is waiting"
 
 
-def test_the_picture_says_what_workers_wait_for() -> None:
+def test_the_display_shows_what_workers_wait_for() -> None:
     workers = (worker("waiting", "disk"), worker("rendering"), worker("waiting", "disk"), worker("waiting", "slot"))
     assert drawn(status(workers=workers))[-1] == "3 of 4 workers waiting: 2 for the disk, 1 for a scene slot"
 
 
-def test_bars_grow_with_what_they_stand_for_and_all_fits_into_a_narrow_terminal() -> None:
+def test_bars_grow_with_their_figures_and_fit_into_a_narrow_terminal() -> None:
     def length(rendered: int) -> int:
         return drawn(status(labels=20, rendered=rendered, already=0, skipped=0), width=60)[0].count("━")
 
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_has_a_line_for_each_memory_with_its_name_and_all_figu
     assert vram.count("━") >= ram.count("━") > 0
 
 
-def test_a_line_says_the_same_where_there_is_no_terminal() -> None:
+def test_without_a_terminal_a_line_shows_the_same() -> None:
     assert line_of(status(workers=(worker("waiting", "ram"),)), 0.05) == (
         "gpuyard: 1,303 of 2,000 labels, 100 existed, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
         "VRAM 33 GB of 44 GB, RAM 45 GB of 90 GB; "
@@ -64,31 +64,31 @@ def test_a_line_says_the_same_where_there_is_no_terminal() -> None:
     )
 
 
-def test_the_first_line_says_no_rate_and_no_time_that_are_not_known() -> None:
+def test_the_first_line_has_no_unknown_rate_and_time() -> None:
     first = status(labels=10, rendered=0, already=0, skipped=0, left_s=None, elapsed_s=0.2)
     assert line_of(first, None).startswith("gpuyard: 0 of 10 labels, 0s; ")
 
 
-def test_the_pace_is_that_of_late() -> None:
+def test_the_rate_is_that_of_recent_labels() -> None:
     pace = RenderRate()
-    told = [
+    rates = [
         pace.note(status(elapsed_s=float(at), rendered=rendered)) for at, rendered in [(0, 0), (10, 100), (20, 200)]
     ]
-    assert told == [None, 10.0, 10.0]
+    assert rates == [None, 10.0, 10.0]
     for at in range(30, 120, 10):
         last = pace.note(status(elapsed_s=float(at), rendered=200 + (at - 20)))
     assert last == 1.0
 
 
-def test_a_pipe_is_told_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     with PlainRenderScreen(lambda: now[0]) as screen:
         for second in range(25):
             now[0] = float(second)
             screen.show(status(elapsed_s=float(second)))
-        screen.note("gpuyard: heard")
+        screen.note("gpuyard: stopping")
     lines = capsys.readouterr().err.splitlines()
-    assert [", 10s" in lines[0], ", 20s" in lines[1], lines[2]] == [True, True, "gpuyard: heard"]
+    assert [", 10s" in lines[0], ", 20s" in lines[1], lines[2]] == [True, True, "gpuyard: stopping"]
     assert len(lines) == 3
 
 
@@ -99,7 +99,7 @@ def summed_up(report: RenderReport, *bad: ManifestMistake) -> list[str]:
     return list(summary_lines(report, bad, "/out"))
 
 
-def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
+def test_the_summary_shows_what_was_rendered_and_the_time_and_bytes_it_took() -> None:
     done = status(state="finished", rendered=1900, skipped=0, stalls_s={"disk": 61.0, "slot": 0.2, "vram": 700.0})
     assert summed_up(RenderReport(status=done, skipped=())) == [
         "1,900 of 2,000 labels rendered, 100 existed already, in 12m 5s",
@@ -113,9 +113,9 @@ def test_the_summary_says_what_was_rendered_and_what_it_took() -> None:
     ]
 
 
-def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None:
+def test_the_summary_names_the_first_few_skipped_labels_of_each_kind() -> None:
     skipped = [Skip(label=f"l{number}", kind="asset", reason="/b.ply: it is empty") for number in range(7)]
-    skipped.append(Skip(label="x", kind="renderer", reason="ValueError: no\nway"))
+    skipped.append(Skip(label="x", kind="renderer", reason="ValueError: bad\nvalue"))
     lines = summed_up(RenderReport(status=status(skipped=8, rendered=1892), skipped=tuple(skipped)))
     assert lines[2:10] == [
         "  skipped  7: a scene or an actor cannot be read",
@@ -124,10 +124,10 @@ def test_the_summary_tells_the_first_few_of_each_kind_that_was_skipped() -> None
         "             and 2 more: see /out/skipped.jsonl",
         "  skipped  1: the renderer failed",
     ]
-    assert lines[10] == "             x: ValueError: no way"
+    assert lines[10] == "             x: ValueError: bad value"
 
 
-def test_the_summary_says_what_is_left_and_what_of_the_manifest_was_left_out() -> None:
+def test_the_summary_shows_what_is_left_and_which_entries_were_left_out() -> None:
     stopped = status(state="interrupted", rendered=1000, already=0, skipped=0)
     lines = summed_up(
         RenderReport(status=stopped, skipped=()), ManifestMistake(place="line 3", reason="it is not JSON")

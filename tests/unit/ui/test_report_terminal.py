@@ -1,4 +1,4 @@
-"""A report on a terminal and as a page: what people read, and that names are text whatever they are."""
+"""A report on a terminal and as an HTML page: its content, and that any name is shown as text."""
 
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -32,20 +32,20 @@ def answer(*attempts: PastAttempt, days: int = 7, devices: int = 2) -> dict[str,
     return {**shape, "groups": groups, "by": "user", "host": "box", "since": since, "until": until}
 
 
-def ran(hours_ago: float, **said: Any) -> PastAttempt:
+def ran(hours_ago: float, **fields: Any) -> PastAttempt:
     """Two hours on one card."""
     started_at = UNTIL - hours_ago * HOUR_S
     usual: dict[str, Any] = {"job": 1, "group": "ada", "started_at": started_at, "ended_at": started_at + 2 * HOUR_S,
                              "queued_at": started_at - 90, "devices": ("G0",), "gpus": 1, "is_alone": True,
                              "peaks_mb": {"G0": 256.0}, "outcome": "succeeded"}  # fmt: skip
-    return PastAttempt(**{**usual, **said})
+    return PastAttempt(**{**usual, **fields})
 
 
 def some() -> dict[str, Any]:
     return answer(
         ran(50),
         ran(40, job=2, outcome="out-of-memory", lacked="device", is_healed=True),
-        ran(30, job=3, group="a name that is a good deal longer than there is room for", outcome="failed", status=137),
+        ran(30, job=3, group="a name that is a good deal longer than its column is wide", outcome="failed", status=137),
         ran(20, job=4, devices=("G1",), peaks_mb={}, suspended=((UNTIL - 19 * HOUR_S, UNTIL - 18.5 * HOUR_S),)),
     )
 
@@ -82,7 +82,7 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-def test_the_figures_are_told_in_words() -> None:
+def test_the_figures_are_shown_with_their_labels() -> None:
     text = shown(some(), 120)
     assert "GPU-hours         7.5  2% of the time of 2 GPUs was in use" in text
     assert "4 attempts: 2 succeeded, 2 did not" in text
@@ -93,7 +93,7 @@ def test_the_figures_are_told_in_words() -> None:
     assert "exit 137 (SIGKILL)         1" in text
 
 
-def test_hours_are_drawn_where_gpus_were_in_use() -> None:
+def test_hours_with_gpus_in_use_are_drawn() -> None:
     report = some()
     rows = {line[:10]: line[12:60] for line in shown(report).splitlines() if line.endswith(("0", "5"))}
     assert rows["Sat 14 Nov"] == "· · · · · · · · · · ▅ ▅ · · · · · · · · ▅ ▅ · · "
@@ -103,7 +103,7 @@ def test_hours_are_drawn_where_gpus_were_in_use() -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
-def test_it_fits_the_terminal_and_cuts_names_rather_than_figures(columns: int) -> None:
+def test_the_report_fits_the_terminal_and_cuts_names_rather_than_figures(columns: int) -> None:
     lines = shown(some(), columns).splitlines()
     assert max(map(len, lines)) <= columns
     (cut,) = [line for line in lines if line.startswith("a name ")]
@@ -112,25 +112,25 @@ def test_it_fits_the_terminal_and_cuts_names_rather_than_figures(columns: int) -
     assert [line[:10] for line in lines if " Nov  " in line] == [f"{day} Nov" for day in DAYS]
 
 
-def test_rows_that_stand_for_weeks_of_years_have_their_year() -> None:
+def test_rows_of_a_report_over_years_show_the_year() -> None:
     years = answer(ran(50), days=1000)
     assert "\n20 Feb 2024 ·" in shown(years)
     assert ">20 Feb 2024<" in report_page(years)
 
 
-def test_a_time_in_which_nothing_ran_is_told_in_a_sentence() -> None:
+def test_a_period_without_attempts_is_reported_in_a_sentence() -> None:
     assert "No job ran in this time." in shown(answer())
     assert "No job ran in this time." in report_page(answer())
 
 
-def test_a_machine_without_a_gpu_has_no_picture() -> None:
+def test_a_machine_without_a_gpu_has_no_chart() -> None:
     report = answer(ran(5, devices=(), gpus=0, peaks_mb={}), devices=0)
     assert "this machine has no GPU now" in shown(report)
     assert "BY THE HOUR" not in shown(report)
     assert "by the hour" not in report_page(report)
 
 
-def test_names_are_text_whatever_they_are() -> None:
+def test_any_name_is_shown_as_text() -> None:
     report = {**answer(ran(5, group=HOSTILE)), "host": HOSTILE}
     page = Page(report_page(report))
     assert "script" not in page.tags
@@ -140,7 +140,7 @@ def test_names_are_text_whatever_they_are() -> None:
     assert "\x1b" not in report_page(report) + shown(report, 200)
 
 
-def test_a_page_needs_no_other_file_and_runs_nothing() -> None:
+def test_a_page_loads_no_other_file_and_runs_no_script() -> None:
     text = report_page(some())
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
@@ -150,7 +150,7 @@ def test_a_page_needs_no_other_file_and_runs_nothing() -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_a_page_tells_each_hour_that_is_drawn() -> None:
+def test_a_page_has_the_figure_of_each_drawn_hour() -> None:
     page = Page(report_page(some()))
     assert "Sat 14 Nov, 10:00: 50% of the GPUs in use" in page.texts
     assert "out of GPU memory" in page.texts

@@ -35,19 +35,19 @@ def test_without_a_width_only_the_last_long_column_is_unlimited() -> None:
     assert "x" * 59 + "…" in line
 
 
-def test_long_columns_are_cut_to_fit_the_width_and_short_ones_are_not() -> None:
+def test_only_long_columns_are_cut_to_fit_the_width() -> None:
     line = lines([ROW], 60)[1]
     assert len(line) <= 60
     assert "8 GB" in line
     assert line.count("…") == 2
 
 
-def test_spare_columns_are_dropped_from_the_last() -> None:
+def test_optional_columns_are_dropped_last_first() -> None:
     assert [cell.strip() for cell in lay_out(COLUMNS, [ROW], 45)[0]] == ["ID", "COMMAND", "VRAM", "WHY"]
     assert [cell.strip() for cell in lay_out(COLUMNS, [ROW], 36)[0]] == ["ID", "COMMAND", "WHY"]
 
 
-def test_of_two_long_columns_the_shorter_is_cut_last() -> None:
+def test_the_longer_of_two_long_columns_is_cut_first() -> None:
     line = lines([["1", "short", "-", "0", "z" * 100]], 60)[1]
     assert "short" in line
     assert cell_width(line) == 60
@@ -93,7 +93,10 @@ def test_gpus_and_memory_of_a_job(row: dict[str, object], gpus: str, memory: str
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        ({"state": "queued", "status": None, "outcome": None, "ended_at": None, "reason": "no room"}, "no room"),
+        (
+            {"state": "queued", "status": None, "outcome": None, "ended_at": None, "reason": "no free GPU"},
+            "no free GPU",
+        ),
         ({"state": "queued", "status": 1, "outcome": "failed", "ended_at": None, "reason": None}, ""),
         ({"state": "failed", "status": 3, "outcome": "failed", "ended_at": "t", "reason": None}, "exit 3"),
         (

@@ -1,4 +1,4 @@
-"""What `gpuyard top` shows, as functions from the daemon's answers: bars, histories, rows, logs, the room for each."""
+"""The screen of `gpuyard top` as a function of the daemon's answers: bars, histories, rows, logs, layout."""
 
 from typing import Any
 
@@ -48,12 +48,12 @@ def an_answer(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"jobs": list(rows), "counts": {"queued": len(rows)}, "next": None, "total": len(rows), **more}
 
 
-def a_board(devices: int = 2, glyphs: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
-    board = ScreenState(glyphs)
-    board.status, board.trouble = {"paused": False, "notices": []}, None
-    board.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
-    board.resize(width, height)
-    return board
+def a_screen(devices: int = 2, glyphs: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
+    screen = ScreenState(glyphs)
+    screen.status, screen.trouble = {"paused": False, "notices": []}, None
+    screen.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
+    screen.resize(width, height)
+    return screen
 
 
 def plain(lines: list[Text]) -> str:
@@ -64,32 +64,32 @@ def plain(lines: list[Text]) -> str:
 
 
 @given(SIZES, st.integers(0, 200))
-def test_a_bar_is_as_wide_as_its_room_and_shows_every_part_that_is_there(parts: list[float], width: int) -> None:
+def test_a_bar_fills_its_width_and_shows_every_part(parts: list[float], width: int) -> None:
     widths = split(parts, width)
-    there = sum(part > 0 for part in parts)
-    assert sum(widths) == (width if there else 0)
+    present = sum(part > 0 for part in parts)
+    assert sum(widths) == (width if present else 0)
     assert all((count > 0) <= (part > 0) for count, part in zip(widths, parts, strict=True))
-    assert sum(map(bool, widths)) == min(there, width)
+    assert sum(map(bool, widths)) == min(present, width)
 
 
-def test_parts_of_a_bar_are_as_wide_as_they_are_large() -> None:
+def test_parts_of_a_bar_are_proportional() -> None:
     assert split([6, 3, 0, 1], 20) == [12, 6, 0, 2]
     assert split([1000, 1], 10) == [9, 1]
 
 
-def test_a_bar_tells_its_parts_apart_without_colour() -> None:
+def test_the_parts_of_a_bar_differ_without_colour() -> None:
     memory = memory_of(a_device(0))
     assert memory == BarParts(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
     assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
     assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
 
 
-def test_what_is_not_known_of_memory_is_not_drawn() -> None:
+def test_unknown_memory_is_not_drawn() -> None:
     assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
     assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == BarParts(foreign=25.0, free=75.0)
 
 
-def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
+def test_labels_of_memory_figures_are_abbreviated_if_they_do_not_fit() -> None:
     memory = BarParts(own=10240, free=2048)
     assert figures(memory, 30, ASCII).plain == "own 10  free 2 GB"
     assert figures(memory, 15, ASCII).plain == "#10 .2 GB"
@@ -98,7 +98,7 @@ def test_figures_of_memory_shrink_to_letters_where_words_do_not_fit() -> None:
 # Histories
 
 
-def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known() -> None:
+def test_a_history_has_a_block_per_interval_and_gaps_for_unknown_values() -> None:
     series = SparklineSeries()
     for at, value in ((0.0, 100.0), (1.0, 0.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
         series.note(at, value)
@@ -106,7 +106,7 @@ def test_a_history_has_a_block_for_each_stretch_and_a_gap_where_nothing_is_known
     assert sparkline(series.last(4, 2 * COLUMN_S), 100.0, UNICODE) == " █ ▅"
 
 
-def test_what_is_heard_of_the_past_comes_before_what_was_seen_meanwhile() -> None:
+def test_received_history_comes_before_samples_taken_meanwhile() -> None:
     series = SparklineSeries()
     series.note(10 * COLUMN_S, 7.0)
     series.note_all([(8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)])
@@ -116,12 +116,12 @@ def test_what_is_heard_of_the_past_comes_before_what_was_seen_meanwhile() -> Non
 # The window
 
 
-def test_a_window_over_a_long_queue_asks_for_a_few_rows_around_what_is_seen() -> None:
+def test_a_long_queue_is_requested_in_a_few_rows_around_the_visible_part() -> None:
     window = RowWindow(height=8)
     page = page_of({"jobs": [a_row(n) for n in range(24)], "next": 24, "total": 100_000}, 0)
     after, limit = wanted(window, (0, 0))
     assert (after, limit) == (0, 24)
-    assert wanted(move(window, 10, page), (after, limit)) == (after, limit), "the rows are there already"
+    assert wanted(move(window, 10, page), (after, limit)) == (after, limit), "the rows are loaded already"
     far = move(window, 10**9, page)
     assert (far.at, far.top) == (99_999, 99_992)
     after, limit = wanted(far, (after, limit))
@@ -129,7 +129,7 @@ def test_a_window_over_a_long_queue_asks_for_a_few_rows_around_what_is_seen() ->
     assert far.top + far.height <= after + limit <= after + 24
 
 
-def test_a_job_that_was_chosen_stays_so_wherever_it_moves() -> None:
+def test_a_selected_job_stays_selected_when_it_moves() -> None:
     page = Page(rows=tuple(map(a_row, (1, 2, 3))), total=3)
     window = choose(RowWindow(height=2), 1, page)
     moved = settle(window, Page(rows=tuple(map(a_row, (3, 1, 2))), total=3))
@@ -138,22 +138,22 @@ def test_a_job_that_was_chosen_stays_so_wherever_it_moves() -> None:
     assert (gone.job_id, gone.at) == (1, 1)
 
 
-def test_until_somebody_chooses_it_is_whatever_comes_first() -> None:
+def test_by_default_the_first_job_is_selected() -> None:
     window = settle(RowWindow(height=5), Page(rows=tuple(map(a_row, (1, 2))), total=2))
     assert window.job_id == 1
     assert settle(window, Page(rows=tuple(map(a_row, (2, 1))), total=2)).job_id == 2
 
 
-def test_an_empty_queue_has_no_chosen_job() -> None:
+def test_an_empty_queue_has_no_selected_job() -> None:
     window = settle(RowWindow(height=5), Page())
     assert (window.job_id, window.top, move(window, 1, Page()).at) == (None, 0, 0)
 
 
-# The room
+# The layout
 
 
 @given(st.integers(1, 200), st.integers(0, 64))
-def test_panels_share_the_height_and_the_queue_always_has_some(height: int, devices: int) -> None:
+def test_panels_share_the_height_and_the_queue_always_gets_some(height: int, devices: int) -> None:
     heights = share_out(height, devices)
     assert heights.devices + heights.queue + heights.log == max(0, height - 3)
     assert heights.queue >= min(4, height - 3)
@@ -171,30 +171,30 @@ def test_at_80x24_two_gpus_have_two_lines_each_and_eight_have_one() -> None:
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5), (132, 43)])
 @pytest.mark.parametrize("devices", [0, 1, 2, 8, 16])
-def test_nothing_is_wider_than_the_terminal_or_higher_than_its_panel(
+def test_no_panel_exceeds_the_terminal_width_or_its_height(
     glyphs: Glyphs, width: int, height: int, devices: int
 ) -> None:
-    board = a_board(devices, glyphs, width, height)
+    screen = a_screen(devices, glyphs, width, height)
     rows = [a_row(n, state, reason="GPU 0: 4 GB are free, 10 GB needed") for n, state in enumerate(STATES)]
-    board.hear_jobs(an_answer(*rows), 0)
-    board.log.feed("a line\n" * 50)
-    heights = board.heights()
+    screen.hear_jobs(an_answer(*rows), 0)
+    screen.log.feed("a line\n" * 50)
+    heights = screen.heights()
     for lines, most in (
-        (board.devices(), heights.devices), (board.queue(), heights.queue), (board.head(), 1), (board.keys(), 1),
+        (screen.devices(), heights.devices), (screen.queue(), heights.queue), (screen.head(), 1), (screen.keys(), 1),
     ):  # fmt: skip
         assert len(lines) <= max(1, most)
         assert max(line.cell_len for line in lines) <= max(width, 48)
     if glyphs is ASCII:
-        assert plain([*board.devices(), *board.queue(), *board.keys()]).isascii()
+        assert plain([*screen.devices(), *screen.queue(), *screen.keys()]).isascii()
 
 
 # Devices
 
 
-def test_a_device_is_told_with_its_bar_its_figures_and_its_past() -> None:
-    board = a_board(glyphs=ASCII)
-    board.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
-    heading, first, second, *_ = board.devices()
+def test_a_device_is_shown_with_its_bar_figures_and_history() -> None:
+    screen = a_screen(glyphs=ASCII)
+    screen.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
+    heading, first, second, *_ = screen.devices()
     assert "# own  = reserved  + others  x foreign  . free" in heading.plain
     assert first.plain.startswith("0 NVIDIA H200 ####")
     assert first.plain.endswith("13/24 GB  45%         #=")
@@ -202,34 +202,34 @@ def test_a_device_is_told_with_its_bar_its_figures_and_its_past() -> None:
     assert second.plain.endswith("61C 350/700 W         #+")
 
 
-def test_more_devices_than_there_is_room_for_are_scrolled() -> None:
-    board = a_board(16)
-    assert "1-8 of 16" in board.devices()[0].plain
-    assert board.devices()[-1].plain.startswith(" 7 ")
-    board.scroll_devices(100)
-    assert board.devices()[-1].plain.startswith("15 ")
+def test_devices_that_do_not_fit_are_scrolled() -> None:
+    screen = a_screen(16)
+    assert "1-8 of 16" in screen.devices()[0].plain
+    assert screen.devices()[-1].plain.startswith(" 7 ")
+    screen.scroll_devices(100)
+    assert screen.devices()[-1].plain.startswith("15 ")
 
 
-def test_a_wide_terminal_has_devices_beside_each_other() -> None:
-    lines = a_board(8, width=200, height=24).devices()
+def test_a_wide_terminal_shows_devices_side_by_side() -> None:
+    lines = a_screen(8, width=200, height=24).devices()
     assert lines[1].plain.startswith("0 NVIDIA H200")
     assert "4 NVIDIA H200" in lines[1].plain
 
 
-def test_a_device_that_is_unhealthy_says_why() -> None:
-    board = a_board(0)
-    board.hear_devices({"taken_at": NOW, "devices": [a_device(0, healthy=False, fault="fell off the bus")]})
-    assert "unhealthy: fell off the bus" in plain(board.devices())
+def test_an_unhealthy_device_is_shown_with_the_fault() -> None:
+    screen = a_screen(0)
+    screen.hear_devices({"taken_at": NOW, "devices": [a_device(0, healthy=False, fault="fell off the bus")]})
+    assert "unhealthy: fell off the bus" in plain(screen.devices())
 
 
 # The queue
 
 
-def test_a_row_says_its_state_in_words_and_what_it_waits_for() -> None:
-    board = a_board(glyphs=ASCII, width=120)
+def test_a_row_shows_its_state_and_reason() -> None:
+    screen = a_screen(glyphs=ASCII, width=120)
     held_up = a_row(17, name="train", index=3, priority=5, reason="every GPU is taken", tag="night")
-    board.hear_jobs(an_answer(held_up, a_row(18, "running", gpu_indexes=[1], attempt=1, elapsed_s=5.0, user="bob")), 0)
-    heading, columns, first, second = board.queue()
+    screen.hear_jobs(an_answer(held_up, a_row(18, "running", gpu_indexes=[1], attempt=1, elapsed_s=5.0, user="bob")), 0)
+    heading, columns, first, second = screen.queue()
     assert columns.plain.split() == ["ID", "STATE", "JOB", "USER", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
     assert first.plain.startswith(">  17 queued     train[3]")
     assert first.plain.rstrip().endswith("every GPU is taken")
@@ -238,16 +238,16 @@ def test_a_row_says_its_state_in_words_and_what_it_waits_for() -> None:
     assert "2 queued" in heading.plain
 
 
-def test_names_and_reasons_cannot_give_the_terminal_orders() -> None:
-    board = a_board()
-    board.hear_jobs(an_answer(a_row(1, name="a\x1b[2Jb", reason="c\x07d\n")), 0)
-    assert plain([*board.queue(), *board.log_lines()]).replace("\n", "").isprintable()
+def test_names_and_reasons_cannot_contain_terminal_control_sequences() -> None:
+    screen = a_screen()
+    screen.hear_jobs(an_answer(a_row(1, name="a\x1b[2Jb", reason="c\x07d\n")), 0)
+    assert plain([*screen.queue(), *screen.log_lines()]).replace("\n", "").isprintable()
 
 
-def test_a_search_is_part_of_what_is_asked_and_may_hold_any_letters() -> None:
-    board = a_board()
-    board.search, board.finished = "lr=1 &", "none"
-    target, after = board.jobs_wanted()
+def test_a_search_is_part_of_the_request_and_may_contain_any_characters() -> None:
+    screen = a_screen()
+    screen.search, screen.finished = "lr=1 &", "none"
+    target, after = screen.jobs_wanted()
     assert target.startswith("/jobs?limit=")
     assert "search=lr%3D1%20%26" in target
     assert "state=running," in target
@@ -255,29 +255,29 @@ def test_a_search_is_part_of_what_is_asked_and_may_hold_any_letters() -> None:
     assert after == 0
 
 
-def test_an_empty_queue_says_how_to_fill_it() -> None:
-    board = a_board()
-    board.hear_jobs(an_answer(), 0)
-    assert "gpuyard submit" in plain(board.queue())
-    board.search = "x"
-    assert "no job matches 'x'" in plain(board.queue())
+def test_an_empty_queue_shows_how_to_submit() -> None:
+    screen = a_screen()
+    screen.hear_jobs(an_answer(), 0)
+    assert "gpuyard submit" in plain(screen.queue())
+    screen.search = "x"
+    assert "no job matches 'x'" in plain(screen.queue())
 
 
-def test_the_head_says_what_keeps_jobs_from_starting() -> None:
+def test_the_header_shows_why_no_job_starts() -> None:
     assert "paused" in header_view.head_line({}, {"paused": True}, None, 80).plain
     assert "draining" in header_view.head_line({}, {"paused": True, "draining": True}, None, 80).plain
     assert "reconnecting" in header_view.head_line({}, {"paused": True}, "reconnecting: no daemon runs", 80).plain
 
 
-def test_the_last_keys_are_always_told() -> None:
+def test_the_last_keys_are_always_shown() -> None:
     assert header_view.keys_line(20).plain == "? help  q quit"
     assert header_view.keys_line(300).plain.startswith("Enter show")
 
 
-# What happened
+# Notices
 
 
-def test_an_act_is_told_by_what_changed_or_why_not() -> None:
+def test_an_action_is_reported_with_its_result_or_error() -> None:
     hold = ACTS["hold"]
     assert describe_result(hold, {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
     refused = describe_result(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
@@ -285,18 +285,18 @@ def test_an_act_is_told_by_what_changed_or_why_not() -> None:
     assert describe_result(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
 
 
-def test_what_the_daemon_has_to_say_is_told_when_nothing_else_is() -> None:
-    board = a_board()
-    board.status = {"notices": ["the disk is full"]}
-    assert plain(board.notices()) == "! the disk is full"
-    board.notice = ActionNotice("held 17")
-    assert plain(board.notices()) == "held 17"
+def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
+    screen = a_screen()
+    screen.status = {"notices": ["the disk is full"]}
+    assert plain(screen.notices()) == "! the disk is full"
+    screen.notice = ActionNotice("held 17")
+    assert plain(screen.notices()) == "held 17"
 
 
 # Logs
 
 
-def test_a_log_keeps_colours_and_nothing_else_that_a_terminal_would_obey() -> None:
+def test_a_log_keeps_colours_and_no_other_control_sequences() -> None:
     log = LogText()
     log.feed("\x1b[31mred\x1b[0m plain\x1b[2J\x07\x1b]0;title\x07\n")
     (line,) = log.lines(0, 5)
@@ -306,14 +306,14 @@ def test_a_log_keeps_colours_and_nothing_else_that_a_terminal_would_obey() -> No
     assert plain(log.lines(1, 2)) == "a?2Jb\nab      c"
 
 
-def test_a_line_that_was_written_over_shows_what_was_written_last() -> None:
+def test_an_overwritten_line_shows_its_last_content() -> None:
     log = LogText()
     for part in ("10%\r", "20%\r", "30", "%\r\nnext"):
         log.feed(part)
     assert plain(log.lines(0, 9)) == "30%\nnext"
 
 
-def test_a_log_without_end_is_kept_to_its_end() -> None:
+def test_only_the_end_of_a_long_log_is_kept() -> None:
     log = LogText()
     log.feed("".join(f"{number}\n" for number in range(20_000)))
     assert len(log) < 20_000
@@ -331,7 +331,7 @@ def test_a_link_in_a_log_is_text() -> None:
 # Pages
 
 
-def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
+def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
     paper = job_pages.WrappedText([Text("  reason: " + "word " * 20)], 40)
     lines = paper.lines(0, 99)
     assert len(lines) == len(paper) > 2
@@ -341,7 +341,7 @@ def test_a_long_line_of_a_page_is_wrapped_and_set_in() -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
-def test_a_command_however_long_is_wrapped_whole(text: str) -> None:
+def test_a_command_of_any_length_is_wrapped_completely(text: str) -> None:
     paper = job_pages.WrappedText([Text(f"command: {text}")], 80)
     lines = paper.lines(0, len(paper))
     assert max(line.cell_len for line in lines) <= 80
@@ -371,17 +371,17 @@ def test_the_help_names_every_key_of_the_bottom_line() -> None:
         ({"TERM": "vt100", "LANG": "en_US.UTF-8"}, False),
     ],
 )
-def test_a_terminal_gets_letters_that_it_has(environment: dict[str, str], is_unicode: bool) -> None:
+def test_a_terminal_gets_only_supported_characters(environment: dict[str, str], is_unicode: bool) -> None:
     assert glyphs_for(environment, "utf-8").is_unicode == is_unicode
     assert not glyphs_for(environment, "latin-1").is_unicode
 
 
-def test_colour_is_for_those_who_want_it_and_have_it() -> None:
+def test_colour_is_used_only_if_supported_and_not_disabled() -> None:
     assert has_colour({"TERM": "xterm"})
     assert not has_colour({"TERM": "xterm", "NO_COLOR": ""})
     assert not has_colour({"TERM": "vt220"})
 
 
-def test_letters_that_a_terminal_lacks_become_question_marks() -> None:
+def test_unsupported_characters_become_question_marks() -> None:
     assert ASCII.spell("größe █") == "gr??e ?"
     assert UNICODE.spell("größe █") == "größe █"

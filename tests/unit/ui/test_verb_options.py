@@ -1,4 +1,4 @@
-"""A queue verb's table, as it is read without click and with it: both understand the same."""
+"""The options of a queue verb: the fast parser and click give the same result."""
 
 import subprocess
 import sys
@@ -32,27 +32,27 @@ def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]]
 
 
 def read_with_click(verb: Verb, arguments: list[str]) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
-    seen: list[Typed] = []
+    parsed: list[Typed] = []
 
     def run(typed: Typed) -> int:
-        seen.append(typed)
+        parsed.append(typed)
         return 0
 
     try:
         click_command("verb", verb, run).main(arguments, standalone_mode=False)
     except click.ClickException:
         return None
-    return (seen[0].options, seen[0].words) if seen else None
+    return (parsed[0].options, parsed[0].words) if parsed else None
 
 
-def test_values_flags_and_words_may_come_in_any_order() -> None:
+def test_values_flags_and_arguments_may_come_in_any_order() -> None:
     assert read(MANY, "17", "--lines", "5", "-f", "18", "--two-words=a=b") == (
         {"lines": "5", "flag": True, "two-words": "a=b"},
         ["17", "18"],
     )
 
 
-def test_an_option_that_may_be_repeated_gathers_its_values_and_another_takes_the_last() -> None:
+def test_a_repeatable_option_collects_its_values_and_any_other_takes_the_last() -> None:
     assert read(MANY, "--env", "A=1", "--env=B=2", "-n", "1", "-n", "2") == ({"env": ["A=1", "B=2"], "lines": "2"}, [])
 
 
@@ -60,7 +60,7 @@ def test_two_dashes_end_the_options() -> None:
     assert read(MANY, "--flag", "--", "--lines", "-f") == ({"flag": True}, ["--lines", "-f"])
 
 
-def test_a_program_takes_all_that_follows_it_as_its_own() -> None:
+def test_all_arguments_after_a_program_belong_to_the_program() -> None:
     assert read(PROGRAM, "-f", "python", "--lines", "3", "--", "-x") == (
         {"flag": True},
         ["python", "--lines", "3", "--", "-x"],
@@ -68,7 +68,7 @@ def test_a_program_takes_all_that_follows_it_as_its_own() -> None:
     assert read(PROGRAM, "--lines", "3", "--", "-x", "--", "y") == ({"lines": "3"}, ["-x", "--", "y"])
 
 
-def test_a_negative_number_is_a_word_but_no_program() -> None:
+def test_a_negative_number_is_an_argument_but_not_a_program() -> None:
     assert read(MANY, "17", "-5") == ({}, ["17", "-5"])
     assert read(PROGRAM, "-5") is None
 
@@ -92,11 +92,11 @@ def test_a_negative_number_is_a_word_but_no_program() -> None:
         (NONE, ["1"]),
     ],
 )
-def test_what_is_not_plainly_right_is_left_to_click(verb: Verb, arguments: list[str]) -> None:
+def test_ambiguous_arguments_are_left_to_click(verb: Verb, arguments: list[str]) -> None:
     assert read(verb, *arguments) is None
 
 
-def test_click_understands_what_was_left_to_it() -> None:
+def test_click_parses_what_the_fast_parser_leaves_to_it() -> None:
     assert read_with_click(MANY, ["-fn5", "17"]) == ({"flag": True, "lines": "5"}, ["17"])
     assert read_with_click(CHOICE, ["restart"]) is None
 
@@ -108,25 +108,25 @@ WORDS = st.sampled_from(
 
 
 @given(verb=st.sampled_from([MANY, PROGRAM, CHOICE, SINGLE, NONE]), arguments=st.lists(WORDS, max_size=7))
-def test_what_is_understood_without_click_is_what_click_understands(verb: Verb, arguments: list[str]) -> None:
+def test_the_fast_parser_gives_the_same_result_as_click(verb: Verb, arguments: list[str]) -> None:
     fast = read(verb, *arguments)
     if fast is not None:
         assert fast == read_with_click(verb, arguments)
 
 
 @pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
-def test_every_queue_verb_has_a_help_that_begins_with_its_line_in_the_overview(verb: str) -> None:
+def test_the_help_of_every_queue_verb_starts_with_its_line_in_the_overview(verb: str) -> None:
     module = import_verb(verb)
     command = click_command(verb, module.VERB, module.run)
-    said = command.get_help(click.Context(command, info_name=verb))
+    output = command.get_help(click.Context(command, info_name=verb))
     first_words = QUEUE_VERBS[verb].replace(".", "").split()[:2]
-    assert " ".join(first_words) in said
-    assert "--help" in said
+    assert " ".join(first_words) in output
+    assert "--help" in output
 
 
 @pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
 @pytest.mark.usefixtures("unmeasured")
-def test_a_queue_verb_is_there_without_what_costs_time(verb: str) -> None:
+def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
     heavy = {"click", "rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
     program = (
         "import sys, gpuyard.ui.cli.fast_parser\n"

@@ -1,4 +1,4 @@
-"""A workspace as people see it, in frames of all sizes."""
+"""The table of a workspace in terminals of all sizes."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def row(config: str, state: str, **others: Any) -> ConfigStatus:
     return ConfigStatus(config=config, state=state, **others)
 
 
-def under_way(config: str, gpu: str = "0", **others: Any) -> ConfigStatus:
+def running(config: str, gpu: str = "0", **others: Any) -> ConfigStatus:
     session = f"TASK_{config}_gpu{gpu}"
     facts = {"seconds": 75.0, "memory_mb": 812.0, "attempt": 1, "job": 7, "last_line": "epoch 3 of 9, loss 0.123"}
     return row(config, "running", gpu=gpu, session=session, **{**facts, **others})
@@ -29,19 +29,19 @@ def under_way(config: str, gpu: str = "0", **others: Any) -> ConfigStatus:
 
 ROWS = (
     row("exp1", "completed", gpu="0", seconds=733.0, memory_mb=8123.0, attempt=1, job=1, last_line="saved"),
-    under_way("exp2"),
-    under_way("exp3", "1", attempt=2),
+    running("exp2"),
+    running("exp3", "1", attempt=2),
     row("exp4", "failed", gpu="1", seconds=3.0, attempt=1, job=4, log="/tmp/train_logs/exp4.log", note="exit status 3"),
-    row("exp5", "waiting", job=5, note="no room"),
+    row("exp5", "waiting", job=5, note="no free GPU"),
 )
-STANDING = SweepStatus(
+STATUS = SweepStatus(
     workspace="/home/alice/my_experiment", task_name="TASK", tag="my_experiment-1a2b3c", rows=ROWS, left_s=7260.0,
     why="exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
 )  # fmt: skip
 
 
-def drawn(standing: SweepStatus, columns: int | None = None, lines: int | None = None, **others: bool) -> list[str]:
-    picture = picture_of(standing, TableSize(columns=columns, lines=lines, **others))
+def drawn(status: SweepStatus, columns: int | None = None, lines: int | None = None, **others: bool) -> list[str]:
+    picture = picture_of(status, TableSize(columns=columns, lines=lines, **others))
     return ["".join(text for text, _ in line) for line in picture]
 
 
@@ -50,24 +50,24 @@ def cells(lines: list[str], config: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def styles(standing: SweepStatus, text: str) -> set[str | None]:
-    picture = picture_of(standing, TableSize(columns=100))
+def styles(status: SweepStatus, text: str) -> set[str | None]:
+    picture = picture_of(status, TableSize(columns=100))
     return {style for line in picture for part, style in line if text in part}
 
 
-def test_a_row_says_all_that_is_known_of_a_task_and_a_dash_what_is_not() -> None:
-    lines = drawn(STANDING, 120)
+def test_a_row_shows_the_figures_of_a_task_and_a_dash_for_unknown_values() -> None:
+    lines = drawn(STATUS, 120)
     assert lines[0] == "TASK  /home/alice/my_experiment"
     assert cells(lines, "CONFIG") == ["CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "SESSION", "LAST LINE"]
     assert cells(lines, "exp1") == ["exp1", "✓ completed", "0", "12m 13s", "7.9 GB", "1", "-", "saved"]
     assert cells(lines, "exp3") == [
         "exp3", "● running", "1", "1m 15s", "812 MB", "2", "TASK_exp3_gpu1", "epoch 3 of 9, loss 0.123",
     ]  # fmt: skip
-    assert cells(lines, "exp5") == ["exp5", "○ waiting", "-", "-", "-", "-", "-", "no room"]
+    assert cells(lines, "exp5") == ["exp5", "○ waiting", "-", "-", "-", "-", "-", "no free GPU"]
 
 
-def test_below_the_table_stands_how_far_it_is_why_the_next_one_waits_and_where_to_look() -> None:
-    lines = drawn(STANDING, 120)
+def test_the_lines_below_the_table_show_progress_reason_and_where_to_look() -> None:
+    lines = drawn(STATUS, 120)
     assert lines[-4:] == [
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
         "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
@@ -76,17 +76,17 @@ def test_below_the_table_stands_how_far_it_is_why_the_next_one_waits_and_where_t
     ]
 
 
-def test_the_bar_shows_what_is_done_what_failed_and_what_runs_each_by_its_share() -> None:
-    bar = next(line for line in drawn(STANDING, 200) if "%" in line)
+def test_the_bar_shows_completed_failed_and_running_tasks_proportionally() -> None:
+    bar = next(line for line in drawn(STATUS, 200) if "%" in line)
     blocks, percent = bar.split()
     assert percent == "20%"
     assert [blocks.count(block) for block in "█✗▒░"] == [12, 12, 24, 12]
-    full = replace(STANDING, rows=(ROWS[0],), left_s=0.0, why=None)
+    full = replace(STATUS, rows=(ROWS[0],), left_s=0.0, why=None)
     assert next(line for line in drawn(full, 40) if "%" in line) == f"{'█' * 34}  100%"
 
 
 @pytest.mark.parametrize(
-    ("rows", "left_s", "told"),
+    ("rows", "left_s", "expected"),
     [
         (ROWS[1:2], None, "0 of 1 done · 1 running · time left unknown until one has finished"),
         (ROWS[:2], None, "1 of 2 done · 1 running · time left unknown"),
@@ -95,45 +95,45 @@ def test_the_bar_shows_what_is_done_what_failed_and_what_runs_each_by_its_share(
         ((row("a", "stopped"), row("b", "not started")), 0.0, "0 of 2 done · 1 stopped · 1 not started"),
     ],
 )
-def test_the_time_left_is_told_only_where_it_is_known_and_something_is_left(
-    rows: tuple[ConfigStatus, ...], left_s: float | None, told: str
+def test_the_time_left_is_shown_only_if_known_and_tasks_are_left(
+    rows: tuple[ConfigStatus, ...], left_s: float | None, expected: str
 ) -> None:
-    assert summary_of(replace(STANDING, rows=rows, left_s=left_s), TableSize()) == told
+    assert summary_of(replace(STATUS, rows=rows, left_s=left_s), TableSize()) == expected
 
 
-def test_the_last_line_is_shown_without_the_colours_and_the_orders_that_were_in_it() -> None:
+def test_the_last_line_is_shown_without_colours_and_control_sequences() -> None:
     written = "\x1b[1;32mepoch 3\x1b[0m \x1b]0;my title\x07of 9\x1b[K\x07"
-    lines = drawn(replace(STANDING, rows=(under_way("exp1", last_line=written),)), 120)
+    lines = drawn(replace(STATUS, rows=(running("exp1", last_line=written),)), 120)
     assert cells(lines, "exp1")[-1] == "epoch 3 of 9?"
 
 
-def test_what_is_remarkable_comes_before_the_last_line() -> None:
+def test_a_note_comes_before_the_last_line() -> None:
     flagged = replace(ROWS[0], note="completed, though it ended with status 3")
-    lines = drawn(replace(STANDING, rows=(flagged,)), 160)
+    lines = drawn(replace(STATUS, rows=(flagged,)), 160)
     assert cells(lines, "exp1")[-1] == "completed, though it ended with status 3 · saved"
 
 
-def test_eighty_columns_show_every_figure_and_leave_out_the_session() -> None:
-    rows = tuple(under_way(f"resnet50_lr1e-3_seed{number}") for number in range(3))
-    lines = drawn(replace(STANDING, rows=rows), 80)
+def test_with_80_columns_every_figure_is_shown_and_the_session_left_out() -> None:
+    rows = tuple(running(f"resnet50_lr1e-3_seed{number}") for number in range(3))
+    lines = drawn(replace(STATUS, rows=rows), 80)
     assert cells(lines, "CONFIG") == ["CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "LAST LINE"]
     assert cells(lines, "resnet50_lr1e-3_seed2")[-1].startswith("epoch 3 of")
     assert "tmux attach -t TASK_resnet50_lr1e-3_seed0_gpu0" in lines[-1]
 
 
-def test_a_name_that_is_cut_keeps_its_end_which_tells_it_from_others() -> None:
-    rows = tuple(under_way(f"resnet50_imagenet_lr1e-3_warmup_seed{number}") for number in range(3))
-    shown = [line.split()[0] for line in drawn(replace(STANDING, rows=rows), 40) if line.startswith("resnet")]
+def test_a_shortened_name_keeps_its_end_which_makes_it_unique() -> None:
+    rows = tuple(running(f"resnet50_imagenet_lr1e-3_warmup_seed{number}") for number in range(3))
+    shown = [line.split()[0] for line in drawn(replace(STATUS, rows=rows), 40) if line.startswith("resnet")]
     assert len(set(shown)) == 3
     assert [name[-5:] for name in shown] == ["seed0", "seed1", "seed2"]
 
 
-def test_a_window_that_is_too_low_shows_what_goes_on_in_its_order_and_counts_the_rest() -> None:
+def test_with_few_lines_active_tasks_are_shown_and_the_rest_is_counted() -> None:
     done = [row(f"a{number:02}", "completed") for number in range(40)]
     waiting = [row(f"m{number:02}", "waiting") for number in range(20)]
     broken = row("n", "failed")
-    standing = replace(STANDING, rows=(*done, *waiting, broken, under_way("z")), why=None)
-    lines = drawn(standing, 80, 24)
+    status = replace(STATUS, rows=(*done, *waiting, broken, running("z")), why=None)
+    lines = drawn(status, 80, 24)
     assert len(lines) < 24
     names = [line.split()[0] for line in lines[2 : lines.index("") - 1]]
     assert names == [*(f"m{number:02}" for number in range(len(names) - 2)), "n", "z"]
@@ -141,56 +141,56 @@ def test_a_window_that_is_too_low_shows_what_goes_on_in_its_order_and_counts_the
     assert "40 of 62 done · 1 running · 20 waiting · 1 failed · about 2h 1m left" in lines
 
 
-def test_a_path_that_is_longer_than_the_window_is_broken_and_never_cut() -> None:
+def test_a_path_longer_than_the_window_is_wrapped_and_never_cut() -> None:
     log = f"/home/{'a' * 90}/two  spaces/exp4.log"
-    lines = drawn(replace(STANDING, rows=(replace(ROWS[3], log=log),), why=None), 40)
+    lines = drawn(replace(STATUS, rows=(replace(ROWS[3], log=log),), why=None), 40)
     assert "".join(lines[-4:]).replace(" ", "").endswith(log.replace(" ", ""))
 
 
-def test_a_sweep_that_was_stopped_says_so_and_how_to_go_on_until_all_is_done() -> None:
-    stopped = replace(STANDING, is_stopped=True)
+def test_a_stopped_sweep_shows_how_to_continue_until_all_is_done() -> None:
+    stopped = replace(STATUS, is_stopped=True)
     assert any("no new ones start. `start` continues" in line for line in drawn(stopped, 120))
     done = replace(stopped, rows=ROWS[:1], why=None)
     assert not any("Stopped" in line for line in drawn(done, 120))
 
 
-def test_what_the_next_one_waits_for_is_not_told_where_nothing_waits() -> None:
-    assert not any("waits" in line for line in drawn(replace(STANDING, rows=ROWS[:3]), 120))
+def test_without_waiting_tasks_no_reason_is_shown() -> None:
+    assert not any("waits" in line for line in drawn(replace(STATUS, rows=ROWS[:3]), 120))
 
 
-def test_a_workspace_without_a_config_says_so() -> None:
-    empty = replace(STANDING, rows=(), why=None)
+def test_a_workspace_without_a_config_is_reported() -> None:
+    empty = replace(STATUS, rows=(), why=None)
     assert drawn(empty, 80) == ["TASK  /home/alice/my_experiment", "No configs yet: put YAML files into configs/."]
 
 
-def test_states_are_coloured_by_how_much_they_call_for_a_look() -> None:
-    assert styles(STANDING, "● running") == {"green"}
-    assert styles(STANDING, "✗ failed") == {"red"}
-    assert styles(STANDING, "✓ completed") == {"dim"}
-    assert styles(STANDING, "1 failed") == {"red"}
-    assert styles(STANDING, "exp5 ") == {None}
+def test_states_are_coloured_by_urgency() -> None:
+    assert styles(STATUS, "● running") == {"green"}
+    assert styles(STATUS, "✗ failed") == {"red"}
+    assert styles(STATUS, "✓ completed") == {"dim"}
+    assert styles(STATUS, "1 failed") == {"red"}
+    assert styles(STATUS, "exp5 ") == {None}
 
 
-def test_a_terminal_without_unicode_gets_plain_letters_only() -> None:
-    text = "\n".join(drawn(STANDING, 80, is_unicode=False))
+def test_a_terminal_without_unicode_gets_ascii_only() -> None:
+    text = "\n".join(drawn(STATUS, 80, is_unicode=False))
     assert text.isascii()
     assert "1 of 5 done, 2 running, 1 waiting, 1 failed, about 2h 1m left" in text
     assert "#" * 12 + "x" * 12 + "=" * 24 + "." * 12 in text
 
 
 def test_a_pipe_gets_no_symbols_and_nothing_is_cut() -> None:
-    rows = (under_way("exp2", last_line="x" * 300),)
-    lines = drawn(replace(STANDING, rows=rows), has_symbols=False)
+    rows = (running("exp2", last_line="x" * 300),)
+    lines = drawn(replace(STATUS, rows=rows), has_symbols=False)
     assert cells(lines, "exp2")[1] == "running"
     assert cells(lines, "exp2")[-1] == "x" * 300
 
 
-def test_a_change_is_told_with_where_it_runs_and_which_attempt_it_is() -> None:
-    then = replace(STANDING, rows=tuple(row(f"exp{number}", "waiting") for number in range(1, 6)))
-    assert changes_of(then, STANDING) == [
+def test_a_change_is_reported_with_its_device_and_attempt() -> None:
+    then = replace(STATUS, rows=tuple(row(f"exp{number}", "waiting") for number in range(1, 6)))
+    assert changes_of(then, STATUS) == [
         "exp1 completed", "exp2 running on GPU 0", "exp3 running on GPU 1, attempt 2", "exp4 failed",
     ]  # fmt: skip
-    assert changes_of(STANDING, replace(STANDING, left_s=1.0)) == []
+    assert changes_of(STATUS, replace(STATUS, left_s=1.0)) == []
 
 
 texts = st.text(max_size=30) | st.sampled_from(
@@ -223,10 +223,10 @@ standings = st.builds(
 
 
 @given(standings, st.integers(40, 200), st.none() | st.integers(1, 60), st.booleans())
-def test_whatever_is_in_it_the_picture_fits_and_orders_a_terminal_nothing(
-    standing: SweepStatus, columns: int, lines: int | None, is_unicode: bool
+def test_the_table_of_any_content_fits_and_has_no_control_sequences(
+    status: SweepStatus, columns: int, lines: int | None, is_unicode: bool
 ) -> None:
-    shown = drawn(standing, columns, lines, is_unicode=is_unicode)
+    shown = drawn(status, columns, lines, is_unicode=is_unicode)
     assert all(line.isprintable() for line in shown)
     assert max(map(cell_width, shown)) <= columns
-    assert sum(line.startswith("CONFIG") for line in shown) == (1 if standing.rows else 0)
+    assert sum(line.startswith("CONFIG") for line in shown) == (1 if status.rows else 0)

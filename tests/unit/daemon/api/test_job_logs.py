@@ -1,4 +1,4 @@
-"""A log that is read piece by piece while it is written."""
+"""Reading a log in parts while it is written."""
 
 import fcntl
 import threading
@@ -8,7 +8,7 @@ from gpuyard.daemon.api.job_logs import LogChunk, read_piece
 from gpuyard.engines.common.job_logs import rotate_if_over
 
 
-def test_the_last_part_comes_first_and_then_what_follows_it(tmp_path: Path) -> None:
+def test_the_last_part_comes_first_and_then_new_output(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     log.write_bytes(b"0123456789")
     assert read_piece(log, None, 4, 3) == LogChunk(data=b"678", ends=9, is_cut=True)
@@ -16,20 +16,20 @@ def test_the_last_part_comes_first_and_then_what_follows_it(tmp_path: Path) -> N
     assert read_piece(log, 10, 4, 3) == LogChunk(data=b"", ends=10, is_cut=False)
 
 
-def test_a_log_that_is_not_there_yet_is_read_from_its_beginning_later(tmp_path: Path) -> None:
+def test_a_log_that_does_not_exist_yet_is_read_from_its_beginning_later(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     before = read_piece(log, None, 4, 100)
     log.write_bytes(b"0123456789")
     assert read_piece(log, before.ends, 4, 100) == LogChunk(data=b"0123456789", ends=10, is_cut=False)
 
 
-def test_who_has_fallen_far_behind_goes_on_near_the_end(tmp_path: Path) -> None:
+def test_a_reader_far_behind_continues_near_the_end(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     log.write_bytes(b"x" * 3_000_000 + b"end")
     assert read_piece(log, 1000, 4, 100) == LogChunk(data=b"xend", ends=3_000_003, is_cut=True)
 
 
-def test_what_was_cut_off_before_anybody_read_it_is_passed_over(tmp_path: Path) -> None:
+def test_output_that_was_truncated_before_it_was_read_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     for _ in range(2):
         with log.open("ab") as file:
@@ -39,7 +39,7 @@ def test_what_was_cut_off_before_anybody_read_it_is_passed_over(tmp_path: Path) 
     assert (found.data, found.ends, found.is_cut) == (b"xxxxx", 40_000, True)
 
 
-def test_a_log_that_its_own_program_has_locked_is_read_all_the_same(tmp_path: Path) -> None:
+def test_a_log_that_its_program_has_locked_can_be_read(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     log.write_bytes(b"written")
     with log.open("ab") as writer:

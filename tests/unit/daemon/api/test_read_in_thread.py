@@ -1,4 +1,4 @@
-"""The connection that only reads is closed with the daemon, whatever it is doing."""
+"""The read-only database connection is closed with the daemon, even during a query."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
         yield opened
 
 
-def test_the_database_is_one_file_again_when_its_reader_is_closed_first(database: Database) -> None:
+def test_the_database_is_a_single_file_again_if_its_reader_is_closed_first(database: Database) -> None:
     path, reader = database.path, ThreadedReader(database.path)
     database.execute("UPDATE settings SET value = '7' WHERE name = 'next_id'")
     assert asyncio.run(reader.read(lambda connection: connection.execute("SELECT value FROM settings").fetchall()))
@@ -31,11 +31,11 @@ def test_the_database_is_one_file_again_when_its_reader_is_closed_first(database
     assert [each.name for each in path.parent.glob("queue.db*")] == ["queue.db"]
 
 
-def test_a_reader_that_was_never_asked_can_be_closed(database: Database) -> None:
+def test_an_unused_reader_can_be_closed(database: Database) -> None:
     ThreadedReader(database.path).close()
 
 
-def test_a_question_without_end_is_interrupted(database: Database) -> None:
+def test_an_endless_query_is_interrupted(database: Database) -> None:
     begun = threading.Event()
 
     def begin() -> int:

@@ -193,8 +193,8 @@ def test_the_dashboard_shows(shown: str, dashboard: Any) -> None:
 
 
 def test_the_dashboard_names_only_existing_states(dashboard: Any) -> None:
-    named = [word for text in expressions(dashboard) for words in re.findall(r'state!?=~?"([^"]+)"', text)
-             for word in words.split("|")]  # fmt: skip
+    named = [state for text in expressions(dashboard) for states in re.findall(r'state!?=~?"([^"]+)"', text)
+             for state in states.split("|")]  # fmt: skip
     assert named
     assert set(named) <= {str(state) for state in JobState}
 

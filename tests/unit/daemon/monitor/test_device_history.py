@@ -23,7 +23,7 @@ def test_the_number_of_points_is_bounded() -> None:
     assert set(answer.host.cpu_percent) == {50.0}
 
 
-def test_time_without_samples_is_a_gap_and_a_device_that_has_gone_keeps_its_past() -> None:
+def test_time_without_samples_is_a_gap_and_a_removed_device_keeps_its_history() -> None:
     span = HistorySpan(3600)
     span.add(1000.0, {"GPU-a": (1.0,) * 6}, (None, None))
     span.add(3000.0, {"GPU-b": (2.0,) * 6}, (None, None))

@@ -1,4 +1,4 @@
-"""The sample logs of batches as files: one per batch, complete, and never in the way of a run."""
+"""The sample logs of batches as files: one per batch, complete, and without effect on runs."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A server that is closed serves nobody, not even a client that it accepted a moment before."""
+"""A closed server handles no request, not even from a client that it accepted a moment before."""
 
 import asyncio
 import gc
@@ -14,17 +14,17 @@ from gpuyard.daemon.server.http_parser import Request, Response
 REQUEST = b"GET /v1/status HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: 0\r\n\r\n"
 
 
-async def turns(count: int) -> None:
-    """Let the loop go round so many times."""
+async def iterations(count: int) -> None:
+    """Let the event loop run `count` iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-# A connection takes about three turns from its acceptance to its first request. In one of them asyncio itself fails
+# A connection takes about three iterations from its acceptance to its first request. In one of them asyncio fails
 # on a listener that is closed, and leaves the connection to the garbage collector, which fails on it as well.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("turns_before", range(8))
-def test_no_request_is_handled_after_the_end(tmp_path: Path, turns_before: int) -> None:
+@pytest.mark.parametrize("iterations_before", range(8))
+def test_no_request_is_handled_after_the_server_was_closed(tmp_path: Path, iterations_before: int) -> None:
     handled: list[bool] = []
 
     async def connect_and_close() -> None:
@@ -38,13 +38,13 @@ def test_no_request_is_handled_after_the_end(tmp_path: Path, turns_before: int) 
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "s"))
             client.sendall(REQUEST)
-            await turns(turns_before)
+            await iterations(iterations_before)
             server.close()
             is_closed = True
-            await turns(8)
+            await iterations(8)
 
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         asyncio.run(connect_and_close())
         gc.collect()
     assert True not in handled
-    assert turns_before < 7 or handled == [False]
+    assert iterations_before < 7 or handled == [False]

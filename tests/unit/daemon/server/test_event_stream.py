@@ -1,4 +1,4 @@
-"""What viewers are sent: what has changed, and never so much at once that others have to wait."""
+"""Event streams: viewers get changed responses only, and a large update does not delay other requests."""
 
 import asyncio
 import itertools
@@ -14,29 +14,29 @@ WATCHED = 16
 
 
 class Reader:
-    """A viewer that hears all, and says when it has heard so much."""
+    """A viewer that keeps all messages, and sets an event after `enough` of them."""
 
     def __init__(self, enough: int) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.has_enough = asyncio.Event()
         self._enough = enough
 
     def send(self, data: bytes) -> None:
-        self.heard.append(data)
-        if len(self.heard) == self._enough:
+        self.received.append(data)
+        if len(self.received) == self._enough:
             self.has_enough.set()
 
     def end(self) -> None:
-        self.heard.append(b"the end")
+        self.received.append(b"the end")
 
 
-def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
+def test_other_requests_are_handled_while_a_large_update_is_sent_to_viewers() -> None:
     order: list[str] = []
     answers = itertools.count()
 
     def handle(request: Request) -> Response:
-        if (nth := next(answers)) == WATCHED:  # the first that is told again
-            asyncio.get_running_loop().call_soon(order.append, "somebody else")
+        if (nth := next(answers)) == WATCHED:  # the first that is sent again
+            asyncio.get_running_loop().call_soon(order.append, "another request")
         order.append(request.path)
         return Response(body=b"%d" % nth)
 
@@ -45,7 +45,7 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
         events, reader = EventStreams(cast("SchedulerLoop", scheduler), handle), Reader(2 * WATCHED)
         targets = " ".join(f"/jobs/{number}" for number in range(1, WATCHED + 1))
         leave = events.stream(Request(method="GET", path="/v1/events", query={"watch": targets})).start(reader)
-        assert len(reader.heard) == WATCHED
+        assert len(reader.received) == WATCHED
         order.clear()
         (changed,) = scheduler.listeners
         changed(None)
@@ -54,11 +54,11 @@ def test_while_viewers_are_told_of_much_others_are_served_in_between() -> None:
         leave()
 
     asyncio.run(watch())
-    assert sorted(order) == sorted([*(f"/v1/jobs/{number}" for number in range(1, WATCHED + 1)), "somebody else"])
-    assert order.index("somebody else") <= 2
+    assert sorted(order) == sorted([*(f"/v1/jobs/{number}" for number in range(1, WATCHED + 1)), "another request"])
+    assert order.index("another request") <= 2
 
 
-def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
+def test_a_viewer_gets_a_response_again_only_when_it_has_changed() -> None:
     answers = iter([b"1", b"1", b"2"])
     asked: asyncio.Queue[bytes]
 
@@ -81,6 +81,6 @@ def test_a_viewer_is_sent_an_answer_again_only_when_it_has_changed() -> None:
                 assert await asked.get() == body
             await reader.has_enough.wait()
         leave()
-        return reader.heard
+        return reader.received
 
-    assert [json.loads(told.removeprefix(b"data: "))["answer"] for told in asyncio.run(watch())] == [1, 2]
+    assert [json.loads(message.removeprefix(b"data: "))["answer"] for message in asyncio.run(watch())] == [1, 2]

@@ -1,4 +1,4 @@
-"""Requests find who answers them, and are told why where nobody does."""
+"""The router finds the handler of a request, or answers why there is none."""
 
 import pytest
 
@@ -21,14 +21,14 @@ def ask(method: str, path: str) -> bytes:
     return answer.body
 
 
-def test_a_path_may_have_a_number_in_it() -> None:
+def test_a_path_may_contain_a_number() -> None:
     assert ask("GET", "/jobs") == b"jobs"
     assert ask("GET", "/jobs/17") == b"job 17"
     assert ask("GET", "/jobs/17/log/live") == b"live 17"
     assert ask("POST", "/jobs/cancel") == b"cancel"
 
 
-def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
+def test_a_head_request_is_answered_like_a_get_request() -> None:
     assert ask("HEAD", "/jobs/17") == b"job 17"
 
 
@@ -46,13 +46,13 @@ def test_who_asks_for_the_head_alone_is_answered_as_who_reads() -> None:
         "/jobs/9999999999999999999",
     ],
 )
-def test_what_is_no_path_is_not_there(path: str) -> None:
+def test_an_unknown_path_is_not_found(path: str) -> None:
     with pytest.raises(HttpError) as refused:
         ask("GET", path)
     assert refused.value.status == 404
 
 
-def test_who_asks_in_the_wrong_way_is_told_the_right_one() -> None:
+def test_a_wrong_method_is_answered_with_the_allowed_methods() -> None:
     with pytest.raises(HttpError, match="takes POST, not DELETE") as refused:
         ask("DELETE", "/jobs/cancel")
     assert (refused.value.status, refused.value.headers) == (405, (("Allow", "POST"),))

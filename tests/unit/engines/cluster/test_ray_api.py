@@ -1,4 +1,4 @@
-"""What is said to Ray, and what it says. The answers are as Ray 2.60 gave them, shortened."""
+"""Requests to Ray and its responses. The responses are those of Ray 2.60, shortened."""
 
 import json
 import math
@@ -92,23 +92,23 @@ def status_of(usage: Mapping[str, list[float]], at: float = NOW) -> bytes:
     return json.dumps({"result": True, "data": {"autoscalingError": None, "clusterStatus": status}}).encode()
 
 
-def record_of(told: Mapping[str, Any]) -> RayJobRecord:
-    [record] = records_of(json.dumps([told]).encode())
+def record_of(response: Mapping[str, Any]) -> RayJobRecord:
+    [record] = records_of(json.dumps([response]).encode())
     return record
 
 
 def submission_of(
-    folder: str = "/shared/f00d", words: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any
+    folder: str = "/shared/f00d", command: tuple[str, ...] = ("/usr/bin/env", "true"), **terms: Any
 ) -> ClusterSubmission:
-    told = ClusterTerms(**{"need": Need(), "name": "a job", **terms})
-    return ClusterSubmission(token="f00d", terms=told, count=9, folder=folder, supervisor=words)
+    asked = ClusterTerms(**{"need": Need(), "name": "a job", **terms})
+    return ClusterSubmission(token="f00d", terms=asked, count=9, folder=folder, supervisor=command)
 
 
-# Where it is
+# The address
 
 
 @pytest.mark.parametrize(
-    ("told", "variables", "address"),
+    ("configured", "variables", "address"),
     [
         (None, {}, DEFAULT_ADDRESS),
         (None, {"RAY_ADDRESS": "https://head:8265/"}, "https://head:8265"),
@@ -119,19 +119,19 @@ def submission_of(
         ("https://gate/ray/", {}, "https://gate/ray"),
     ],
 )
-def test_the_address_is_as_set_else_as_rays_variables_say(
-    told: str | None, variables: dict[str, str], address: str
+def test_the_configured_address_goes_before_rays_variables(
+    configured: str | None, variables: dict[str, str], address: str
 ) -> None:
-    assert address_of(RaySettings(address=told), variables) == address
+    assert address_of(RaySettings(address=configured), variables) == address
 
 
-@pytest.mark.parametrize("told", ["", "ray://head:10001", "http://", "http://head:many", "http://[::1"])
-def test_an_address_that_is_none_is_refused(told: str) -> None:
+@pytest.mark.parametrize("address", ["", "ray://head:10001", "http://", "http://head:many", "http://[::1"])
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(EnvironmentFault, match="is not the address of a Ray dashboard"):
-        address_of(RaySettings(address=told), {})
+        address_of(RaySettings(address=address), {})
 
 
-# What is submitted
+# Submissions
 
 
 @given(st.from_regex(r"[0-9a-z-]{1,20}", fullmatch=True), st.integers(0, 10**6))
@@ -142,11 +142,11 @@ def test_an_element_is_found_again_by_its_id(token: str, index: int) -> None:
 @pytest.mark.parametrize(
     "other", [None, "", "raysubmit_4LamXRuQpYdSMg7J", "gpuyard-", "gpuyard-3", "gpuyard-a-b", "a-3"]
 )
-def test_jobs_of_others_are_not_ours(other: str | None) -> None:
+def test_jobs_of_other_origin_are_ignored(other: str | None) -> None:
     assert ref_of(other) is None
 
 
-def test_an_element_asks_for_what_its_terms_say() -> None:
+def test_the_request_contains_the_terms() -> None:
     share = Need(memory=FixedMemory(6000.0))
     asked = request_of(submission_of(need=share, cpus=3, ram_mb=100.5), 3, card_mb=24_000.0)
     assert asked["submission_id"] == "gpuyard-f00d-3"
@@ -157,7 +157,7 @@ def test_an_element_asks_for_what_its_terms_say() -> None:
     assert int(asked["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) == 10
 
 
-def test_what_is_not_asked_for_is_not_mentioned() -> None:
+def test_terms_that_are_not_set_are_left_out() -> None:
     asked = request_of(submission_of(need=Need(devices=0), cpus=2), 0, card_mb=None)
     assert [name for name in asked if name.startswith("entrypoint_")] == ["entrypoint_num_cpus"]
 
@@ -170,7 +170,7 @@ def test_a_model_and_options_become_resources_and_labels() -> None:
 
 
 @pytest.mark.parametrize("option", ["--partition=big", "--entrypoint-resources=fast", "--entrypoint-resources=3", ""])
-def test_an_option_that_says_nothing_to_ray_is_refused(option: str) -> None:
+def test_an_option_that_ray_does_not_have_is_refused(option: str) -> None:
     with pytest.raises(SiteRefused, match="is not supported for Ray") as refusal:
         request_of(submission_of(options=(option,)), 0, None)
     assert "--entrypoint-resources=" in (refusal.value.hint or "")
@@ -182,21 +182,21 @@ def test_a_name_of_any_bytes_can_be_sent() -> None:
 
 
 def run_entrypoint(submission: ClusterSubmission, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    words = ["/bin/sh", "-c", request_of(submission, 7, None)["entrypoint"]]
+    command = ["/bin/sh", "-c", request_of(submission, 7, None)["entrypoint"]]
     environment = None if path is None else {"PATH": path}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("path", [None, "/nowhere"])
-def test_the_entrypoint_hands_every_word_on_as_it_is(tmp_path: Path, path: str | None) -> None:
+def test_the_entrypoint_passes_every_argument_unchanged(tmp_path: Path, path: str | None) -> None:
     folder = tmp_path / "a 'folder' of $HOME"
     folder.mkdir()
-    words = ("/bin/sh", "-c", 'echo "$1|$2"; exit 9', "sh", str(folder))
-    ran = run_entrypoint(submission_of(str(folder), words), path)
+    command = ("/bin/sh", "-c", 'echo "$1|$2"; exit 9', "sh", str(folder))
+    ran = run_entrypoint(submission_of(str(folder), command), path)
     assert (ran.returncode, ran.stdout) == (9, f"{folder}|7\n")
 
 
-def test_the_entrypoint_says_what_the_node_does_not_see(tmp_path: Path) -> None:
+def test_the_entrypoint_reports_a_file_that_the_node_cannot_see(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
     ran = run_entrypoint(submission_of(absent, ("/bin/echo", "ran")))
     assert ran.returncode == 127
@@ -204,86 +204,88 @@ def test_the_entrypoint_says_what_the_node_does_not_see(tmp_path: Path) -> None:
     assert "ran" not in ran.stdout.splitlines()
 
 
-# How it stands
+# States
 
 
-def sees(told: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW) -> tuple[SiteState, int | None, str]:
-    sighting = sighting_of(record_of(told), is_stopped=is_stopped, now=now)
+def state_of(
+    response: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW
+) -> tuple[SiteState, int | None, str]:
+    sighting = sighting_of(record_of(response), is_stopped=is_stopped, now=now)
     return sighting.at, sighting.status, sighting.reason
 
 
-def test_what_waits_says_why() -> None:
-    at, status, reason = sees(PENDING)
+def test_a_pending_job_has_a_reason() -> None:
+    at, status, reason = state_of(PENDING)
     assert (at, status) == (SiteState.PENDING, None)
     assert "waiting for resources" in reason
 
 
-def test_what_runs_says_where() -> None:
+def test_a_running_job_has_a_node() -> None:
     sighting = sighting_of(record_of(RUNNING), is_stopped=True, now=NOW)
     assert (sighting.at, sighting.place, sighting.id) == (SiteState.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
     without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}), is_stopped=False, now=NOW)
     assert without_agent.place == "3086791fd16d25e4"
 
 
-def test_what_is_over_says_how_and_when() -> None:
-    assert sees({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
-    assert sees({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
-    assert sees(FAILED)[:2] == (SiteState.FAILED, 3)
+def test_an_ended_job_has_a_status_and_a_time() -> None:
+    assert state_of({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
+    assert state_of({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
+    assert state_of(FAILED)[:2] == (SiteState.FAILED, 3)
     assert sighting_of(record_of(FAILED), is_stopped=False, now=NOW).ended_at == 1794780887.369
 
 
-def test_a_signal_is_a_status_as_a_shell_has_it() -> None:
-    assert sees({**FAILED, "driver_exit_code": -9})[:2] == (SiteState.FAILED, 137)
+def test_a_signal_becomes_the_exit_status_of_a_shell() -> None:
+    assert state_of({**FAILED, "driver_exit_code": -9})[:2] == (SiteState.FAILED, 137)
 
 
-def test_what_has_no_exit_code_is_lost() -> None:
-    at, status, reason = sees(DIED)
+def test_a_failed_job_without_an_exit_code_is_lost() -> None:
+    at, status, reason = state_of(DIED)
     assert (at, status) == (SiteState.LOST, None)
     assert reason == "Job supervisor actor died: The actor died unexpectedly before finishing this task."
 
 
-def test_what_ray_killed_for_its_memory_ran_out_of_it() -> None:
+def test_a_job_that_ray_killed_for_its_memory_is_out_of_memory() -> None:
     by_monitor = "Unexpected error occurred: 1 worker(s) were killed due to the node running low on memory. Memory on …"
     by_exit = "Job supervisor actor died: …\nWorker exit type: NODE_OUT_OF_MEMORY Worker exit detail: …"
     for message in (by_monitor, by_exit):
-        assert sees({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
+        assert state_of({**DIED, "message": message})[0] is SiteState.OUT_OF_MEMORY
 
 
-def test_what_waits_and_was_stopped_counts_as_cancelled() -> None:
-    assert sees(PENDING, is_stopped=True)[0] is SiteState.CANCELLED
+def test_a_pending_job_that_was_stopped_counts_as_cancelled() -> None:
+    assert state_of(PENDING, is_stopped=True)[0] is SiteState.CANCELLED
 
 
-def test_what_ray_should_have_given_up_long_ago_is_lost() -> None:
-    assert sees(PENDING, now=NOW + 15 * 60)[0] is SiteState.PENDING
-    assert sees(PENDING, now=NOW + 30 * 60)[0] is SiteState.LOST
+def test_a_job_pending_beyond_rays_own_timeout_is_lost() -> None:
+    assert state_of(PENDING, now=NOW + 15 * 60)[0] is SiteState.PENDING
+    assert state_of(PENDING, now=NOW + 30 * 60)[0] is SiteState.LOST
 
 
-def test_a_status_that_nobody_knows_is_not_the_end() -> None:
-    assert sees({**RUNNING, "status": "ASCENDING"})[0] is SiteState.RUNNING
+def test_an_unknown_status_does_not_count_as_ended() -> None:
+    assert state_of({**RUNNING, "status": "ASCENDING"})[0] is SiteState.RUNNING
 
 
-def test_jobs_that_nobody_submitted_and_half_characters_are_read_over() -> None:
+def test_jobs_without_a_submission_id_and_lone_surrogates_are_ignored() -> None:
     records = records_of(json.dumps([DRIVER, {**FAILED, "message": "half \udce4"}]).encode())
     assert [ref_of(record.submission_id) for record in records] == [None, ("f00d", 3)]
     assert logs_of(b'{"logs": "half \\udce4"}') == b"half ?"
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b"[1]", b'[{"status": 1}]'])
-def test_an_answer_that_cannot_be_understood_is_no_answer(answer: bytes) -> None:
+def test_a_malformed_response_is_an_error(answer: bytes) -> None:
     with pytest.raises(SiteUnreachable, match="cannot be understood"):
         records_of(answer)
 
 
-def test_the_gist_of_a_traceback_is_its_last_line() -> None:
+def test_a_traceback_is_shortened_to_its_last_line() -> None:
     assert gist("Traceback (most recent call last):\n  File …\nValueError: no!\n.\n.\n") == "ValueError: no!"
     assert gist("first\nsecond") == "first"
     assert gist("\n") == ""
 
 
-# What is free
+# Free resources
 
 
-def test_what_there_is_is_of_nodes_that_live() -> None:
+def test_only_the_resources_of_live_nodes_count() -> None:
     capacity = capacity_of(json.dumps(NODES).encode(), status_of({}), NOW)
     assert capacity.total == Amount(gpus=2.0, cpus=8.0, ram_mb=2048.0)
 
@@ -296,7 +298,7 @@ def test_what_there_is_is_of_nodes_that_live() -> None:
         status_of({"GPU": [2, 2]}, 1.0),
     ],
 )
-def test_where_nobody_says_what_is_in_use_all_is_free_but_what_is_ours(status: bytes) -> None:
+def test_without_a_usage_report_all_is_free_except_our_own_jobs(status: bytes) -> None:
     capacity = capacity_of(json.dumps(NODES).encode(), status, NOW)
     ours = [(record_of(RUNNING), Amount(gpus=0.5, cpus=1.0))]
     assert free_of(capacity, ours) == Amount(gpus=1.5, cpus=7.0, ram_mb=2048.0)
@@ -306,8 +308,8 @@ TWO = Capacity(total=Amount(gpus=2.0, cpus=4.0, ram_mb=100.0), used=Amount(gpus=
 ONE = Amount(gpus=1.0, cpus=1.0, ram_mb=10.0)
 
 
-def stood(status: str, *, began: float, ended: float | None = None) -> RayJobRecord:
-    """Seconds before or after the report."""
+def job_record(status: str, *, began: float, ended: float | None = None) -> RayJobRecord:
+    """Return a record; times are in seconds relative to the usage report."""
     end = None if ended is None else (NOW + ended) * 1000
     return RayJobRecord(status=status, start_time=(NOW + began) * 1000, end_time=end)
 
@@ -315,15 +317,18 @@ def stood(status: str, *, began: float, ended: float | None = None) -> RayJobRec
 @pytest.mark.parametrize(
     ("record", "gpus"),
     [
-        (stood("RUNNING", began=-60), 1.0),  # it is what is in use
-        (stood("RUNNING", began=1), 0.0),  # it came after: what is in use is another's
-        (stood("PENDING", began=-60), 0.0),  # it will need what is left
-        (stood("SUCCEEDED", began=-60, ended=2), 2.0),  # it was in use, and is no more
-        (stood("SUCCEEDED", began=-60, ended=-0.5), 2.0),  # just then it still counted
-        (stood("FAILED", began=-60, ended=-30), 1.0),  # it was over by then
+        (job_record("RUNNING", began=-60), 1.0),  # the report counts it
+        (job_record("RUNNING", began=1), 0.0),  # started after the report, which counts another job
+        (job_record("PENDING", began=-60), 0.0),  # it will need the rest
+        (job_record("SUCCEEDED", began=-60, ended=2), 2.0),  # the report counts it, and it has ended since
+        (
+            job_record("SUCCEEDED", began=-60, ended=-0.5),
+            2.0,
+        ),  # ended so shortly before that the report still counts it
+        (job_record("FAILED", began=-60, ended=-30), 1.0),  # ended before the report
     ],
 )
-def test_ours_is_counted_once(record: RayJobRecord, gpus: float) -> None:
+def test_our_own_job_is_counted_once(record: RayJobRecord, gpus: float) -> None:
     assert free_of(TWO, [(record, ONE)]).gpus == gpus
 
 
@@ -332,9 +337,9 @@ def test_ours_is_counted_once(record: RayJobRecord, gpus: float) -> None:
     st.floats(0, 4),
     st.floats(0, 4),
 )
-def test_no_more_is_free_than_what_ours_leaves(statuses: list[str], total: float, used: float) -> None:
+def test_the_free_gpus_never_exceed_the_total_minus_our_own(statuses: list[str], total: float, used: float) -> None:
     capacity = Capacity(total=Amount(gpus=total, cpus=0.0, ram_mb=0.0), used=Amount(gpus=used), at=NOW)
-    ours = [(stood(status, began=-9, ended=9 if status == "SUCCEEDED" else None), ONE) for status in statuses]
+    ours = [(job_record(status, began=-9, ended=9 if status == "SUCCEEDED" else None), ONE) for status in statuses]
     gpus = free_of(capacity, ours).gpus
     held = len([status for status in statuses if status != "SUCCEEDED"])
     assert gpus is not None

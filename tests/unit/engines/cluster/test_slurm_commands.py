@@ -1,4 +1,4 @@
-"""What is said to Slurm for which terms, and how whatever it prints is understood."""
+"""The Slurm commands for given terms, and the parsers of their output."""
 
 import subprocess
 
@@ -14,27 +14,27 @@ SHARED = Need(memory=FixedMemory(5000.0))
 SHARDS = SlurmSettings(shard_mb=1024.0, card_mb=24000.0)
 
 
-def terms(**said: object) -> ClusterTerms:
-    return ClusterTerms(**{"need": Need(devices=0), "name": "train", **said})  # type: ignore[arg-type]
+def terms(**fields: object) -> ClusterTerms:
+    return ClusterTerms(**{"need": Need(devices=0), "name": "train", **fields})  # type: ignore[arg-type]
 
 
-def submission(asked: ClusterTerms, count: int = 1, folder: str = "/shared/parcels/t1") -> ClusterSubmission:
+def submission(asked: ClusterTerms, count: int = 1, folder: str = "/shared/submissions/t1") -> ClusterSubmission:
     return ClusterSubmission(token="t1", terms=asked, count=count, folder=folder, supervisor=("python3", "x"))
 
 
-def submitted(count: int = 1, settings: SlurmSettings | None = None, **said: object) -> list[str]:
-    return commands.submit_command(submission(terms(**said), count), settings or SlurmSettings())
+def submitted(count: int = 1, settings: SlurmSettings | None = None, **fields: object) -> list[str]:
+    return commands.submit_command(submission(terms(**fields), count), settings or SlurmSettings())
 
 
-def starting(words: list[str], option: str) -> list[str]:
-    return [word for word in words if word.startswith(option)]
+def starting(command: list[str], option: str) -> list[str]:
+    return [argument for argument in command if argument.startswith(option)]
 
 
 def listed(**cells: str) -> bytes:
-    """A line as squeue prints it for the columns that it is asked for."""
+    """Return a line as squeue prints it for the requested columns."""
     asked = commands.list_command(0)[-1].removeprefix("--Format=").split(",")
     widths = {name: int(width) for name, width in (column.split(":") for column in asked)}
-    said = {
+    values = {
         "ArrayJobID": "17",
         "ArrayTaskID": "3",
         "State": "RUNNING",
@@ -42,8 +42,8 @@ def listed(**cells: str) -> bytes:
         "Comment": "gpuyard:t1",
         **cells,
     }
-    assert said.keys() <= widths.keys()
-    return b"".join(said.get(name, "").encode()[:width].ljust(width) for name, width in widths.items()) + b"\n"
+    assert values.keys() <= widths.keys()
+    return b"".join(values.get(name, "").encode()[:width].ljust(width) for name, width in widths.items()) + b"\n"
 
 
 def only(text: bytes) -> SlurmJobRow:
@@ -52,7 +52,7 @@ def only(text: bytes) -> SlurmJobRow:
 
 
 class TestSubmitting:
-    def test_a_lone_element_is_no_array(self) -> None:
+    def test_a_single_element_is_not_an_array(self) -> None:
         assert submitted() == [
             "sbatch",
             "--parsable",
@@ -61,29 +61,29 @@ class TestSubmitting:
             "--nodes=1",
             "--ntasks=1",
             "--job-name=train",
-            "--chdir=/shared/parcels/t1",
-            "--output=/shared/parcels/t1/0.out",
+            "--chdir=/shared/submissions/t1",
+            "--output=/shared/submissions/t1/0.out",
             "--comment=gpuyard:t1",
         ]
 
-    def test_a_comment_of_somebody_else_does_not_take_the_place_of_ours(self) -> None:
+    def test_a_comment_among_the_users_options_does_not_replace_ours(self) -> None:
         settings = SlurmSettings(options=("--comment=site",))
         comments = starting(submitted(settings=settings, options=("--comment=mine",)), "--comment")
         assert comments[-1] == "--comment=gpuyard:t1"
 
-    def test_several_are_an_array_each_with_an_output_of_its_own(self) -> None:
-        words = submitted(12)
-        assert "--array=0-11" in words
-        assert "--output=/shared/parcels/t1/%a.out" in words
+    def test_several_elements_are_an_array_with_one_output_file_each(self) -> None:
+        command = submitted(12)
+        assert "--array=0-11" in command
+        assert "--output=/shared/submissions/t1/%a.out" in command
 
-    def test_at_most_so_many_of_an_array_run_at_once(self) -> None:
+    def test_an_array_can_limit_how_many_run_at_once(self) -> None:
         assert "--array=0-11%4" in submitted(12, at_most=4)
 
-    def test_everything_that_terms_can_say(self) -> None:
+    def test_every_field_of_the_terms_becomes_an_option(self) -> None:
         settings = SlurmSettings(
             partition="gpu", account="lab", qos="long", options=("--constraint=fast", "-v"), nice_base=100
         )
-        words = submitted(
+        command = submitted(
             settings=settings,
             need=Need(devices=2, model="a100"),
             ram_mb=1024.5,
@@ -93,7 +93,7 @@ class TestSubmitting:
             priority=30,
             options=("--reservation=mine",),
         )
-        assert words[9:] == [
+        assert command[9:] == [
             "--gres=gpu:a100:2",
             "--mem=1025M",
             "--cpus-per-task=4",
@@ -109,29 +109,29 @@ class TestSubmitting:
         ]
 
     @pytest.mark.parametrize(
-        ("said", "minutes"),
+        ("asked", "minutes"),
         [(terms(limit_s=0.5), 1), (terms(limit_s=60.0), 1), (terms(limit_s=60.1), 2), (terms(expected_s=7200.0), 120)],
     )
-    def test_time_is_in_whole_minutes_and_never_none_at_all(self, said: ClusterTerms, minutes: int) -> None:
-        assert f"--time={minutes}" in commands.submit_command(submission(said), SlurmSettings())
+    def test_the_time_limit_is_in_whole_minutes_and_at_least_one(self, asked: ClusterTerms, minutes: int) -> None:
+        assert f"--time={minutes}" in commands.submit_command(submission(asked), SlurmSettings())
 
-    def test_what_has_no_limit_and_no_history_gets_the_sites_own(self) -> None:
+    def test_without_a_limit_and_history_the_default_of_the_site_applies(self) -> None:
         assert starting(submitted(), "--time") == []
 
-    def test_nobody_asks_for_all_memory_by_asking_for_none(self) -> None:
+    def test_zero_memory_is_never_requested_because_slurm_takes_it_for_all(self) -> None:
         assert starting(submitted(ram_mb=0.0, cpus=0), "--mem") == []
 
     @pytest.mark.parametrize(
         ("base", "priority", "nice"), [(0, 5, None), (100, 100, None), (100, 500, None), (0, -3, 3)]
     )
-    def test_nobody_is_less_nice_than_a_user_may(self, base: int, priority: int, nice: int | None) -> None:
-        words = submitted(settings=SlurmSettings(nice_base=base), priority=priority)
-        assert starting(words, "--nice") == ([] if nice is None else [f"--nice={nice}"])
+    def test_nice_is_never_below_what_a_user_may_set(self, base: int, priority: int, nice: int | None) -> None:
+        command = submitted(settings=SlurmSettings(nice_base=base), priority=priority)
+        assert starting(command, "--nice") == ([] if nice is None else [f"--nice={nice}"])
 
     def test_a_folder_may_have_a_percent_sign_in_its_name(self) -> None:
-        words = commands.submit_command(submission(terms(), 2, "/shared/100%a"), SlurmSettings())
-        assert "--output=/shared/100%%a/%a.out" in words
-        assert "--chdir=/shared/100%a" in words
+        command = commands.submit_command(submission(terms(), 2, "/shared/100%a"), SlurmSettings())
+        assert "--output=/shared/100%%a/%a.out" in command
+        assert "--chdir=/shared/100%a" in command
 
     @pytest.mark.parametrize(
         ("name", "shown"),
@@ -142,27 +142,27 @@ class TestSubmitting:
             ("n" * 5000, "n" * 200),
         ],
     )
-    def test_any_name_becomes_one_that_slurm_takes(self, name: str, shown: str) -> None:
+    def test_any_name_is_changed_to_a_name_that_slurm_accepts(self, name: str, shown: str) -> None:
         assert starting(submitted(name=name), "--job-name") == [f"--job-name={shown}"]
 
     def test_the_script_runs_the_supervisor_with_the_elements_number(self) -> None:
-        words = ("printf", "%s|", "it's", 'a "b" $HOME `x`', "two\nlines", "#SBATCH --hold", "")
-        text = commands.script(ClusterSubmission(token="t", terms=terms(), count=9, folder="/f", supervisor=words))
+        command = ("printf", "%s|", "it's", 'a "b" $HOME `x`', "two\nlines", "#SBATCH --hold", "")
+        text = commands.script(ClusterSubmission(token="t", terms=terms(), count=9, folder="/f", supervisor=command))
         for environment, number in ({}, "0"), ({"SLURM_ARRAY_TASK_ID": "7"}, "7"):
             ran = subprocess.run(["/bin/sh"], input=text, env=environment, capture_output=True, text=True, check=True)
-            assert ran.stdout.split("|")[:-1] == [*words[2:], number]
+            assert ran.stdout.split("|")[:-1] == [*command[2:], number]
         assert text.startswith("#!/bin/sh\nexec ")
 
     @pytest.mark.parametrize(
         ("text", "job"),
         [("17\n", "17"), ("17;cluster\n", "17"), ("Welcome to 2 clusters!\n17\n", "17"), ("", None), ("no", None)],
     )
-    def test_the_jobs_number(self, text: str, job: str | None) -> None:
+    def test_the_job_id_is_read_from_the_output_of_sbatch(self, text: str, job: str | None) -> None:
         assert commands.parse_submission(text) == job
 
 
 class TestGpus:
-    def test_none_are_asked_for_where_none_are_needed(self) -> None:
+    def test_no_gpu_is_requested_if_none_is_needed(self) -> None:
         assert starting(submitted(), "--gres") == []
 
     @pytest.mark.parametrize(
@@ -179,23 +179,23 @@ class TestGpus:
             (Need(devices=2, memory=FixedMemory(5000.0)), "gpu:2"),
         ],
     )
-    def test_a_job_that_shares_its_gpu_asks_for_shards(self, need: Need, gres: str) -> None:
+    def test_a_job_that_shares_its_gpu_requests_shards(self, need: Need, gres: str) -> None:
         assert starting(submitted(settings=SHARDS, need=need), "--gres") == [f"--gres={gres}"]
 
-    def test_without_shards_it_gets_a_whole_one(self) -> None:
+    def test_without_shards_it_requests_a_whole_gpu(self) -> None:
         assert starting(submitted(need=SHARED), "--gres") == ["--gres=gpu:1"]
 
-    def test_a_part_of_a_card_of_unknown_size_is_a_whole_one(self) -> None:
+    def test_a_share_of_a_card_of_unknown_size_is_a_whole_gpu(self) -> None:
         need = Need(memory=PartOfDevice(0.5))
         assert starting(submitted(settings=SlurmSettings(shard_mb=1.0), need=need), "--gres") == ["--gres=gpu:1"]
 
 
 class TestListing:
-    def test_one_call_is_for_all_jobs_of_the_user(self) -> None:
-        words = commands.list_command(1000)
-        assert words[:5] == ["squeue", "--noheader", "--array", "--states=all", "--user=1000"]
+    def test_one_call_lists_all_jobs_of_the_user(self) -> None:
+        command = commands.list_command(1000)
+        assert command[:5] == ["squeue", "--noheader", "--array", "--states=all", "--user=1000"]
 
-    def test_an_element_that_runs(self) -> None:
+    def test_a_running_element(self) -> None:
         row = only(listed(StartTime="1700000000", EndTime="1800000000", Reason="None", exit_code="0"))
         assert row == SlurmJobRow(
             job="17",
@@ -204,11 +204,11 @@ class TestListing:
             sighting=Sighting(id="17_3", at=SiteState.RUNNING, place="n0", started_at=1700000000.0),
         )
 
-    def test_an_element_that_waits_has_not_started_whenever_it_is_expected_to(self) -> None:
+    def test_a_pending_element_has_not_started_though_slurm_prints_an_expected_start(self) -> None:
         row = only(listed(State="PENDING", NodeList="", StartTime="1800000000", EndTime="NONE", Reason="Resources"))
         assert row.sighting == Sighting(id="17_3", at=SiteState.PENDING, reason="Resources: what it asks for is in use")
 
-    def test_an_element_that_is_over(self) -> None:
+    def test_an_ended_element(self) -> None:
         row = only(
             listed(
                 State="FAILED", StartTime="1700000000", EndTime="1700000009", exit_code="768", Reason="NonZeroExitCode"
@@ -218,21 +218,21 @@ class TestListing:
             id="17_3", at=SiteState.FAILED, place="n0", started_at=1700000000.0, ended_at=1700000010.0, status=3
         )
 
-    def test_one_that_was_cancelled_as_it_waited_never_started(self) -> None:
+    def test_an_element_cancelled_while_pending_never_started(self) -> None:
         row = only(listed(State="CANCELLED", NodeList="", StartTime="1700000000", EndTime="1700000000", exit_code="0"))
         assert row.sighting == Sighting(id="17_3", at=SiteState.CANCELLED, ended_at=1700000001.0)
 
-    def test_what_is_no_array_has_no_number(self) -> None:
+    def test_a_job_that_is_not_an_array_has_no_index(self) -> None:
         row = only(listed(ArrayTaskID="N/A"))
         assert (row.job, row.number, row.sighting.id) == ("17", None, "17")
 
-    def test_others_jobs_have_no_token(self) -> None:
+    def test_jobs_of_other_origin_have_no_token(self) -> None:
         assert [row.token for row in commands.parse_listing(listed(Comment="(null)") + listed(Comment="mine"))] == [
             None,
             None,
         ]
 
-    def test_whatever_others_write_into_their_jobs_harms_nobody(self) -> None:
+    def test_any_text_in_the_fields_of_other_jobs_is_tolerated(self) -> None:
         strange = (
             listed(Comment="two\nlines") + "\n| é x \x1f\n".encode() + b"\xff\xfe" + b"\n" + listed(Comment="é" * 200)
         )
@@ -240,23 +240,23 @@ class TestListing:
         assert [row.token for row in rows][-1] == "t1"
         assert {row.job for row in rows} == {"17"}
 
-    def test_a_long_state_is_read_whole(self) -> None:
+    def test_a_long_state_is_not_truncated(self) -> None:
         assert only(listed(State="OUT_OF_MEMORY")).sighting.at is SiteState.OUT_OF_MEMORY
 
     def test_a_job_that_never_had_a_node_has_no_status(self) -> None:
         assert only(listed(State="FAILED", NodeList="", exit_code="1", Reason="BadConstraints")).sighting.status is None
 
-    def test_no_jobs_at_all(self) -> None:
+    def test_an_empty_list_of_jobs(self) -> None:
         assert commands.parse_listing(b"") == []
 
 
 class TestAccounts:
-    def test_all_are_asked_about_in_one_call(self) -> None:
-        words = commands.accounting_command({"9", "17"})
-        assert words[0] == "sacct"
-        assert words[-1] == "--jobs=17,9"
+    def test_one_call_queries_all_jobs(self) -> None:
+        command = commands.accounting_command({"9", "17"})
+        assert command[0] == "sacct"
+        assert command[-1] == "--jobs=17,9"
 
-    def test_what_is_over_is_told(self) -> None:
+    def test_an_ended_job_is_reported(self) -> None:
         text = (
             "17_3|COMPLETED|0:0|1700000000|1700000009|n0\n"
             "17_4|CANCELLED by 1000|0:15|1700000000|1700000005|n1\n"
@@ -286,17 +286,17 @@ class TestAccounts:
             ),
         ]
 
-    def test_what_they_think_still_runs_is_not_there_any_more(self) -> None:
+    def test_jobs_that_accounting_lists_as_running_or_pending_are_ignored(self) -> None:
         text = "17_3|RUNNING|0:0|1700000000|Unknown|n0\n17_[4-9]|PENDING|0:0|Unknown|Unknown|None assigned\n"
         assert commands.parse_accounting(text) == []
 
-    def test_lines_that_cannot_be_read_are_passed_over(self) -> None:
+    def test_malformed_lines_are_skipped(self) -> None:
         assert commands.parse_accounting("what?\n17_x|COMPLETED|0:0|1|2|n0\n\n|||||\n") == []
 
 
 class TestCancelling:
     @pytest.mark.parametrize(
-        ("ids", "words"),
+        ("ids", "arguments"),
         [
             (["17"], ["17"]),
             (["17_3"], ["17_[3]"]),
@@ -304,14 +304,14 @@ class TestCancelling:
             (["17_0", "9", "18_5", "17_1"], ["9", "17_[0-1]", "18_[5]"]),
         ],
     )
-    def test_elements_of_an_array_are_one_word(self, ids: list[str], words: list[str]) -> None:
-        assert list(commands.cancel_commands(ids)) == [["scancel", "--quiet", *words]]
+    def test_the_elements_of_an_array_are_one_argument(self, ids: list[str], arguments: list[str]) -> None:
+        assert list(commands.cancel_commands(ids)) == [["scancel", "--quiet", *arguments]]
 
-    def test_many_are_cancelled_in_several_calls(self) -> None:
+    def test_many_jobs_are_cancelled_in_several_calls(self) -> None:
         calls = list(commands.cancel_commands([str(number) for number in range(1200)]))
         assert [len(call) - 2 for call in calls] == [500, 500, 200]
 
-    def test_nothing_is_cancelled_in_no_call(self) -> None:
+    def test_without_jobs_there_is_no_cancel_call(self) -> None:
         assert list(commands.cancel_commands([])) == []
 
 
@@ -331,12 +331,12 @@ class TestLimits:
             ("what?", SlurmLimits(most_in_array=1000)),
         ],
     )
-    def test_they_are_read_from_the_configuration(self, text: str, limits: SlurmLimits) -> None:
+    def test_the_limits_are_read_from_the_configuration(self, text: str, limits: SlurmLimits) -> None:
         assert commands.configuration_command()[0] == "scontrol"
         assert commands.parse_configuration(text) == limits
 
 
-def test_settings_of_a_job_around_the_daemon_are_none_for_its_jobs() -> None:
+def test_slurm_variables_of_the_job_in_which_the_daemon_runs_are_removed() -> None:
     own = {
         "PATH": "/bin",
         "SLURM_CONF": "/etc/slurm.conf",

@@ -1,4 +1,4 @@
-"""Slurm's states, reasons, exit codes and complaints, and what they are taken for."""
+"""How Slurm's states, reasons, exit codes and error messages are interpreted."""
 
 import pytest
 
@@ -30,15 +30,15 @@ class TestStates:
             ("CANCELLED", SiteState.CANCELLED),
         ],
     )
-    def test_each_has_its_place(self, state: str, at: SiteState) -> None:
+    def test_each_state_is_mapped(self, state: str, at: SiteState) -> None:
         assert state_of(state, "n0") is at
 
-    def test_one_that_nobody_knows_is_no_end(self) -> None:
+    def test_an_unknown_state_does_not_count_as_ended(self) -> None:
         assert state_of("BRAND_NEW", "n0") is SiteState.RUNNING
         assert state_of("BRAND_NEW", "") is SiteState.PENDING
 
     @pytest.mark.parametrize(
-        ("reason", "words"),
+        ("reason", "explained"),
         [
             ("None", ""),
             ("(null)", ""),
@@ -52,10 +52,10 @@ class TestStates:
             ("SomethingElse", "SomethingElse"),
         ],
     )
-    def test_a_reason_is_slurms_word_and_plain_ones(self, reason: str, words: str) -> None:
-        assert reason_of("PENDING", reason) == words
+    def test_a_reason_is_slurms_code_with_an_explanation(self, reason: str, explained: str) -> None:
+        assert reason_of("PENDING", reason) == explained
 
-    def test_a_job_that_slurm_suspends_says_so(self) -> None:
+    def test_a_job_that_slurm_suspended_has_a_reason(self) -> None:
         assert reason_of("SUSPENDED", "None") == "suspended by Slurm"
 
     @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ class TestStates:
             ("", None),
         ],
     )
-    def test_exit_codes_of_the_list_and_of_the_accounts(self, code: str, status: int | None) -> None:
+    def test_exit_codes_of_squeue_and_sacct(self, code: str, status: int | None) -> None:
         assert status_of(code) == status
 
     @pytest.mark.parametrize("code", ["x", "1:x", "x:1", "1:", "-1"])
-    def test_an_exit_code_that_cannot_be_read_is_unknown(self, code: str) -> None:
+    def test_a_malformed_exit_code_is_unknown(self, code: str) -> None:
         assert status_of(code) is None
 
 
 class TestFaults:
     @pytest.mark.parametrize(
-        "said",
+        "stderr",
         [
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
             "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n",
@@ -91,13 +91,13 @@ class TestFaults:
             "sbatch: fatal: Could not establish a configuration source\n",
         ],
     )
-    def test_what_nobody_answered_may_have_been_done(self, said: str) -> None:
-        fault = fault_of("sbatch", 1, said)
+    def test_a_request_without_an_answer_may_have_been_carried_out(self, stderr: str) -> None:
+        fault = fault_of("sbatch", 1, stderr)
         assert isinstance(fault, SiteUnreachable)
         assert fault.hint
 
     @pytest.mark.parametrize(
-        ("said", "words"),
+        ("stderr", "message"),
         [
             (
                 "sbatch: error: no such: nope\nsbatch: error: Batch job submission failed: Invalid partition name\n",
@@ -114,33 +114,33 @@ class TestFaults:
             ("", "Slurm refused it: sbatch exited with status 1"),
         ],
     )
-    def test_a_refusal_is_in_sbatchs_own_words(self, said: str, words: str) -> None:
-        fault = fault_of("sbatch", 1, said)
+    def test_a_refusal_quotes_sbatch(self, stderr: str, message: str) -> None:
+        fault = fault_of("sbatch", 1, stderr)
         assert isinstance(fault, SiteRefused)
-        assert fault.message == words
+        assert fault.message == message
 
-    def test_who_has_too_many_jobs_is_told_what_to_change(self) -> None:
-        said = (
+    def test_the_refusal_for_too_many_jobs_names_the_setting_to_change(self) -> None:
+        stderr = (
             "sbatch: error: AssocMaxSubmitJobLimit\n"
             "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's "
             "size and/or time limits)\n"
         )
-        fault = fault_of("sbatch", 1, said)
+        fault = fault_of("sbatch", 1, stderr)
         assert isinstance(fault, SiteRefused)
         assert fault.hint is not None
         assert "most_jobs" in fault.hint
 
     @pytest.mark.parametrize("program", ["sbatch", "scancel"])
-    def test_a_command_that_was_killed_answered_nothing(self, program: str) -> None:
+    def test_a_killed_command_gave_no_answer(self, program: str) -> None:
         assert isinstance(fault_of(program, -9, ""), SiteUnreachable)
 
     @pytest.mark.parametrize("program", ["squeue", "sacct", "scontrol", "scancel"])
-    def test_only_a_submission_is_refused(self, program: str) -> None:
+    def test_only_a_submission_can_be_refused(self, program: str) -> None:
         fault = fault_of(program, 1, f"{program}: error: something else\n")
         assert isinstance(fault, SiteUnreachable)
         assert fault.message == "something else"
 
-    def test_a_command_that_takes_too_long_is_quoted(self) -> None:
+    def test_a_timeout_names_the_command(self) -> None:
         assert (
             str(unanswered("sbatch", 30.0, "sbatch: error: sleeping\n"))
             == "sbatch did not answer within 30 s: sleeping"
@@ -148,19 +148,19 @@ class TestFaults:
         assert str(unanswered("sbatch", 30.0, "")) == "sbatch did not answer within 30 s"
 
     @pytest.mark.parametrize(
-        "said",
+        "stderr",
         [
             "",
             "scancel: error: Kill job error on job id 99: Invalid job id specified\n",
             "scancel: error: 99: Invalid job id specified\nscancel: error: 98: Job/step already completed\n",
         ],
     )
-    def test_what_was_over_before_it_was_cancelled_is_none(self, said: str) -> None:
-        assert fault_of("scancel", 1, said) is None
+    def test_cancelling_an_ended_job_is_not_a_fault(self, stderr: str) -> None:
+        assert fault_of("scancel", 1, stderr) is None
 
-    def test_whatever_else_scancel_says_is_one(self) -> None:
-        said = (
+    def test_any_other_message_of_scancel_is_a_fault(self) -> None:
+        stderr = (
             "scancel: error: Kill job error on job id 99: Invalid job id specified\n"
             "scancel: error: Kill job error on job id 1: Unable to contact slurm controller (connect failure)\n"
         )
-        assert isinstance(fault_of("scancel", 8, said), SiteUnreachable)
+        assert isinstance(fault_of("scancel", 8, stderr), SiteUnreachable)

@@ -1,4 +1,4 @@
-"""Parcels on disk: whole or not there, private, and read once."""
+"""Submission directories: complete or absent, private, and each file read once."""
 
 import contextlib
 import json
@@ -27,15 +27,15 @@ def submissions(tmp_path: Path) -> SubmissionDirs:
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of ours can grow: what a full disk does, but for the name of the error."""
+    """Simulate a full disk: no file of this process can grow (the error code differs)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def launch(job_id: int = 1, attempt: int = 1, **other: object) -> Launch:
-    fields = {"command": ("true", str(job_id)), "cwd": "/", "environment": {"PATH": "/bin"}, **other}
+def launch(job_id: int = 1, attempt: int = 1, **changes: object) -> Launch:
+    fields = {"command": ("true", str(job_id)), "cwd": "/", "environment": {"PATH": "/bin"}, **changes}
     return Launch(job_id=job_id, attempt=attempt, **fields)  # type: ignore[arg-type]
 
 
@@ -44,10 +44,10 @@ def put(submissions: SubmissionDirs, name: str, content: object, token: str = "t
     Path(submissions.path(token), name).write_text(text)
 
 
-# Whole, and for its owner alone
+# Complete and private
 
 
-def test_what_is_written_is_read_in_its_order(submissions: SubmissionDirs) -> None:
+def test_launches_are_read_in_the_order_they_were_written(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (launch(9), "/logs/9.1.log")])
     assert submissions.read("t") == (
         SubmittedElement(
@@ -57,13 +57,13 @@ def test_what_is_written_is_read_in_its_order(submissions: SubmissionDirs) -> No
     )
 
 
-def test_elements_hold_only_what_differs_between_their_environments(submissions: SubmissionDirs) -> None:
+def test_an_element_stores_only_the_variables_in_which_it_differs(submissions: SubmissionDirs) -> None:
     shared = {f"NAME_{number}": "x" * 100 for number in range(100)}
     submissions.write("t", [(launch(n, environment={**shared, "ID": str(n)}), f"/logs/{n}") for n in range(100)])
     assert Path(submissions.path("t"), "parcel.json").stat().st_size < 50_000
 
 
-def test_nobody_else_can_read_what_is_in_a_submission(submissions: SubmissionDirs, tmp_path: Path) -> None:
+def test_other_users_cannot_read_a_submission(submissions: SubmissionDirs, tmp_path: Path) -> None:
     before = os.umask(0)
     submissions.write("t", [(launch(), "/log")])
     submissions.mark_submitted("t")
@@ -74,7 +74,9 @@ def test_nobody_else_can_read_what_is_in_a_submission(submissions: SubmissionDir
     assert modes == {"t": 0o700, **dict.fromkeys(("parcel.json", "submitted", "0.lost", "0.began"), 0o600)}
 
 
-def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(submissions: SubmissionDirs) -> None:
+def test_a_submission_that_fails_on_a_full_disk_leaves_nothing_and_can_be_written_later(
+    submissions: SubmissionDirs,
+) -> None:
     with full_disk(), pytest.raises(EnvironmentFault, match="cannot be used for cluster jobs"):
         submissions.write("t", [(launch(), "/log")])
     assert submissions.all() == []
@@ -82,7 +84,7 @@ def test_what_a_full_disk_does_not_take_is_not_there_and_can_be_written_later(su
     assert submissions.all() == ["t"]
 
 
-def test_all_are_found_by_one_who_comes_later_and_what_was_half_made_is_cleared_away(
+def test_the_next_daemon_finds_all_submissions_and_removes_incomplete_ones(
     submissions: SubmissionDirs, tmp_path: Path
 ) -> None:
     assert submissions.all() == []
@@ -93,7 +95,7 @@ def test_all_are_found_by_one_who_comes_later_and_what_was_half_made_is_cleared_
     assert sorted(os.listdir(tmp_path / "shared/parcels")) == ["a", "b"]
 
 
-def test_a_submission_that_is_forgotten_is_gone(submissions: SubmissionDirs, tmp_path: Path) -> None:
+def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path: Path) -> None:
     submissions.write("t", [(launch(), "/log")])
     put(submissions, "0.began", BEGAN)
     assert submissions.traces("t")
@@ -107,17 +109,17 @@ def test_a_submission_that_is_forgotten_is_gone(submissions: SubmissionDirs, tmp
 
 
 @pytest.mark.parametrize("content", ["", '{"elements": [{"key"', "[]", '{"elements": [{"key": "1.1"}]}'])
-def test_an_unreadable_submission_is_a_fault_that_names_it(submissions: SubmissionDirs, content: str) -> None:
+def test_the_error_for_an_unreadable_submission_names_the_file(submissions: SubmissionDirs, content: str) -> None:
     submissions.write("t", [(launch(), "/log")])
     put(submissions, "parcel.json", content)
     with pytest.raises(EnvironmentFault, match=r"t/parcel.json cannot be understood"):
         submissions.read("t")
 
 
-# Marks
+# Markers
 
 
-def test_a_submission_keeps_the_first_name_that_the_site_gave_it(submissions: SubmissionDirs) -> None:
+def test_a_submission_keeps_the_first_id_that_the_site_gave_it(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
     assert submissions.known_as("t") == ""
     submissions.mark_submitted("t", "17")
@@ -125,7 +127,7 @@ def test_a_submission_keeps_the_first_name_that_the_site_gave_it(submissions: Su
     assert submissions.known_as("t") == "17"
 
 
-def test_a_missing_folder_is_a_fault_and_does_not_mean_that_nothing_has_started(
+def test_a_missing_folder_is_an_error_and_does_not_mean_that_nothing_has_started(
     submissions: SubmissionDirs, tmp_path: Path
 ) -> None:
     submissions.write("t", [(launch(), "/log")])
@@ -138,7 +140,7 @@ def test_a_missing_folder_is_a_fault_and_does_not_mean_that_nothing_has_started(
         submissions.void("t", 0)
 
 
-def test_what_had_not_begun_is_void_for_ever(submissions: SubmissionDirs, tmp_path: Path) -> None:
+def test_an_element_voided_before_its_start_stays_void(submissions: SubmissionDirs, tmp_path: Path) -> None:
     submissions.write("t", [(launch(), "/log")])
     assert submissions.void("t", 0)
     assert submissions.void("t", 0)
@@ -147,7 +149,7 @@ def test_what_had_not_begun_is_void_for_ever(submissions: SubmissionDirs, tmp_pa
 
 
 @pytest.mark.parametrize("content", [BEGAN, "", '{"at": 1'])
-def test_what_somebody_began_cannot_be_voided_though_it_has_not_said_all(
+def test_a_started_element_cannot_be_voided_even_if_its_record_is_incomplete(
     submissions: SubmissionDirs, content: object
 ) -> None:
     submissions.write("t", [(launch(), "/log")])
@@ -155,7 +157,7 @@ def test_what_somebody_began_cannot_be_voided_though_it_has_not_said_all(
     assert not submissions.void("t", 0)
 
 
-def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(submissions: SubmissionDirs) -> None:
+def test_voiding_that_fails_on_a_full_disk_can_be_repeated_later(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
     with full_disk(), pytest.raises(EnvironmentFault, match=r"0\.began"):
         submissions.void("t", 0)
@@ -166,7 +168,7 @@ def test_what_a_full_disk_keeps_from_being_voided_can_be_voided_later(submission
 # Traces
 
 
-def test_traces_tell_what_each_element_left(submissions: SubmissionDirs) -> None:
+def test_traces_contain_the_records_of_each_element(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(n), "/log") for n in range(12)])
     assert submissions.traces("t") == {}
     put(submissions, "11.began", BEGAN)
@@ -182,7 +184,7 @@ def test_traces_tell_what_each_element_left(submissions: SubmissionDirs) -> None
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"word": "0", "at": 1', "[]", '{"at": 1.0}', "voi", "\udcff"])
-def test_what_is_half_written_is_not_there_yet(submissions: SubmissionDirs, content: str) -> None:
+def test_an_incomplete_record_is_ignored(submissions: SubmissionDirs, content: str) -> None:
     submissions.write("t", [(launch(), "/log")])
     for name in ("0.began", "0.ended"):
         Path(submissions.path("t"), name).write_bytes(os.fsencode(content))
@@ -191,7 +193,7 @@ def test_what_is_half_written_is_not_there_yet(submissions: SubmissionDirs, cont
     assert [trace.ended is not None for trace in submissions.traces("t").values()] == [True]
 
 
-def test_other_files_leave_no_trace(submissions: SubmissionDirs) -> None:
+def test_other_files_are_ignored(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
     for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.began", "submitted"):
         put(submissions, name, ENDED)
@@ -199,7 +201,7 @@ def test_other_files_leave_no_trace(submissions: SubmissionDirs) -> None:
 
 
 def test_a_file_is_read_once(submissions: SubmissionDirs) -> None:
-    """With a thousand elements, it is what makes a look cheap."""
+    """Otherwise each update would read the files of a thousand elements."""
     submissions.write("t", [(launch(), "/log")])
     put(submissions, "0.began", BEGAN)
     first = submissions.traces("t")
@@ -208,11 +210,11 @@ def test_a_file_is_read_once(submissions: SubmissionDirs) -> None:
     assert submissions.traces("t")[0] is first[0]
 
 
-def test_the_sites_output_is_told_up_to_its_last_part(submissions: SubmissionDirs) -> None:
+def test_only_the_last_part_of_the_sites_output_is_returned(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
     assert submissions.output("t", 0) is None
     put(submissions, "0.out", "x" * 100_000 + "the end\n")
-    told = submissions.output("t", 0)
-    assert told is not None
-    assert told.endswith(b"xthe end\n")
-    assert len(told) < 70_000
+    output = submissions.output("t", 0)
+    assert output is not None
+    assert output.endswith(b"xthe end\n")
+    assert len(output) < 70_000

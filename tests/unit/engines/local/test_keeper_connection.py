@@ -1,4 +1,4 @@
-"""Connecting to a keeper: a keeper that is gone differs from one that cannot be reached."""
+"""Connecting to a keeper: an ended keeper and an unreachable keeper are different results."""
 
 import errno
 import os

@@ -40,7 +40,7 @@ def test_a_text_read_in_two_parts_gives_the_same_entries(expected: list[JournalE
 
 
 @given(entries, entries, st.data())
-def test_half_a_line_is_ignored_and_harms_no_other(
+def test_half_a_line_is_ignored_and_other_lines_are_parsed(
     half: JournalEntry, whole: JournalEntry, data: st.DataObject
 ) -> None:
     line = written(half)
@@ -104,6 +104,6 @@ def test_an_attempt_without_a_start_never_started(word: str | None) -> None:
     assert outcome_of(word, CONTEXT).kind is OutcomeKind.NEVER_STARTED
 
 
-@pytest.mark.parametrize("word", ["began", "riddle"])
+@pytest.mark.parametrize("word", ["began", "unknown-word"])
 def test_an_attempt_that_started_without_a_known_status_is_lost(word: str) -> None:
     assert outcome_of(word, CONTEXT).kind is OutcomeKind.LOST

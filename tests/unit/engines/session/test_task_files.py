@@ -24,7 +24,7 @@ def written(path: Path, chunks: list[bytes]) -> bytes:
 
 
 @given(chunks=st.lists(st.lists(st.sampled_from([b"\r", b"\n", b"a"]), max_size=6).map(b"".join)))
-def test_cr_lf_becomes_lf_wherever_the_output_was_cut(
+def test_cr_lf_becomes_lf_for_any_split_of_the_output(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "output"

@@ -1,4 +1,4 @@
-"""Frames between a runner and its viewers arrive whole, in whatever chunks their bytes are received."""
+"""Frames between a runner and its viewers arrive complete for any chunks in which their bytes are received."""
 
 from hypothesis import given
 from hypothesis import strategies as st

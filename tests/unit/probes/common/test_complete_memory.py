@@ -1,4 +1,4 @@
-"""Memory that a probe cannot tell by itself: the host's, and figures that cannot be right."""
+"""Memory that a probe does not report: memory shared with the host, and impossible figures."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -65,15 +65,15 @@ def test_integrated_gpus_have_the_memory_of_their_host(name: str) -> None:
         Device(id="1", vendor=Vendor.NVIDIA),
     ],
 )
-def test_another_card_that_does_not_tell_its_memory_does_not_have_the_host_s(device: Device) -> None:
+def test_any_other_card_without_memory_figures_does_not_get_the_hosts(device: Device) -> None:
     assert memory_of(settled(device)) == (None, None, None)
 
 
-def test_memory_that_the_driver_tells_goes_before_the_host_s() -> None:
+def test_memory_reported_by_the_driver_goes_before_the_hosts() -> None:
     assert memory_of(settled(nvidia("NVIDIA GB10", memory_total_mb=1000.0))) == (1000.0, None, None)
 
 
-def test_a_host_that_does_not_know_its_memory_gives_none() -> None:
+def test_without_memory_figures_of_the_host_the_memory_is_unknown() -> None:
     assert memory_of(settled(nvidia("NVIDIA GB10"), Host())) == (None, None, None)
     assert memory_of(settled(nvidia("NVIDIA GB10"), Host(memory_total_mb=5.0))) == (5.0, None, None)
 
@@ -83,7 +83,7 @@ def test_a_total_of_zero_is_unknown() -> None:
     assert memory_of(settled(device)) == (None, None, None)
 
 
-def test_a_process_that_would_hold_more_than_its_card_has_holds_an_unknown_amount() -> None:
+def test_a_process_figure_above_the_total_of_its_card_becomes_unknown() -> None:
     processes = (Process(pid=1, memory_mb=112640.0, name="train"), Process(pid=2, memory_mb=32624.0), Process(pid=3))
     card = Device(id="1", vendor=Vendor.AMD, memory_total_mb=32624.0, processes=processes)
     assert settled(card).processes == (Process(pid=1, name="train"), Process(pid=2, memory_mb=32624.0), Process(pid=3))
@@ -99,7 +99,7 @@ def refuse(*_: Any) -> Any:
 
 @pytest.fixture
 def gb10(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """NVML as it answers on a GB10: no memory, no power limit, and all the rest."""
+    """NVML as it answers on a GB10: no memory and no power limit, but everything else."""
     module: Any = ModuleType("pynvml")
     errors = {"NOT_SUPPORTED": 3, "FUNCTION_NOT_FOUND": 13, "GPU_IS_LOST": 15, "RESET_REQUIRED": 16}
     errors |= {"UNINITIALIZED": 1, "NO_PERMISSION": 4}
@@ -124,7 +124,7 @@ def gb10(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("gb10")
-def test_nvml_lists_a_gb10_although_it_gives_no_memory() -> None:
+def test_nvml_lists_a_gb10_although_it_reports_no_memory() -> None:
     (device,) = assemble(None, HOST, [Nvml().read(5)]).devices
     assert (device.id, device.name, device.fault) == (
         "GPU-66666666-0000-0000-0000-000000000006",

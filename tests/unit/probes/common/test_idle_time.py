@@ -11,12 +11,12 @@ def test_a_process_is_idle_for_the_longest_window_without_activity() -> None:
     assert idle == {7: 0.0, 8: 5.0, 9: 60.0}
 
 
-def test_a_burst_long_ago_does_not_end_what_came_after_it() -> None:
+def test_a_burst_long_ago_does_not_shorten_the_idle_time_after_it() -> None:
     """A mean over a long window may round to nothing, but a shorter one has shown the activity already."""
     assert longest_idle([7], lambda window: {7} if window < 5 else set()) == {7: 0.0}
 
 
-def test_where_the_driver_does_not_tell_nothing_is_known() -> None:
+def test_without_figures_of_the_driver_the_idle_time_is_unknown() -> None:
     assert longest_idle([7], lambda _: None) == {}
 
 
@@ -25,9 +25,9 @@ def test_a_simulated_process_is_idle_without_load_and_others_are_unknown(monkeyp
     with SimulatedUse() as usage:
         usage.allocate("SIM-0", 1024)
         amd = Device(id="GPU-a", vendor=Vendor.AMD, processes=(Process(pid=1),))
-        seen = Snapshot(taken_at=0.0, host=Host(), devices=(*SimulatedDevices().read(1).devices, amd))
-        idle = idle_seconds(seen)
+        snapshot = Snapshot(taken_at=0.0, host=Host(), devices=(*SimulatedDevices().read(1).devices, amd))
+        idle = idle_seconds(snapshot)
         assert [device_id for device_id, _ in idle] == ["SIM-0"]
         assert all(seconds >= 0 for seconds in idle.values())
         usage.set_load("SIM-0", 50)
-        assert idle_seconds(seen) == {}
+        assert idle_seconds(snapshot) == {}

@@ -1,4 +1,4 @@
-"""Calls that share a reading's time, and those that it can do without."""
+"""Calls that share the time of a reading, and optional calls."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +19,14 @@ def failing(*_: object) -> Reading:
     raise ProbeCrashed("tool", "it ended with status 3", hint="try again")
 
 
-def test_a_tool_for_which_no_time_is_left_is_not_started(tools: Tools, tmp_path: Path) -> None:
+def test_a_tool_is_not_started_without_time_left(tools: Tools, tmp_path: Path) -> None:
     tools("tool", f"open({str(tmp_path / 'started')!r}, 'w')")
     with pytest.raises(ProbeTimeout, match="no time was left for `tool --now`"):
         run_until(["tool", "--now"], Deadline(0))
     assert not (tmp_path / "started").exists()
 
 
-def test_a_problem_beside_a_reading_does_not_tell_how_much_time_there_was() -> None:
+def test_the_problem_of_an_optional_call_does_not_contain_its_timeout() -> None:
     late = ProbeTimeout("tool", "no answer within 1.3 s", hint="see dmesg")
     problem = problem_beside(late, Vendor.AMD, "`tool list`")
     assert (problem.message, problem.kind, problem.hint) == ("`tool list`: no answer in time", "timeout", "see dmesg")
@@ -34,7 +34,7 @@ def test_a_problem_beside_a_reading_does_not_tell_how_much_time_there_was() -> N
     assert problem_beside(stuck, Vendor.AMD).message == stuck.message
 
 
-def test_a_call_that_failed_rests_and_its_problem_is_told_again() -> None:
+def test_a_failed_call_is_paused_and_its_problem_reported_again() -> None:
     clock = FakeClock()
     call = OptionalCall("tool", Vendor.AMD, "names", clock.monotonic)
     first = call.ask(failing, Deadline(60))
@@ -47,7 +47,7 @@ def test_a_call_that_failed_rests_and_its_problem_is_told_again() -> None:
     assert call.ask(failing, Deadline(60)).problems
 
 
-def test_a_call_that_found_no_time_left_is_made_as_soon_as_there_is_some() -> None:
+def test_a_call_skipped_without_time_left_is_made_as_soon_as_there_is_some() -> None:
     call = OptionalCall("tool", Vendor.AMD, "names", FakeClock().monotonic)
     assert [problem.kind for problem in call.ask(lambda: ANSWER, Deadline(0)).problems] == ["timeout"]
     assert call.ask(lambda: ANSWER, Deadline(60)) == ANSWER

@@ -19,7 +19,7 @@ anything = st.recursive(
     [None, "", " ", "N/A", "[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "N/A (Secondary die)", "nan", "inf",
      "-", {"value": "N/A", "unit": "W"}, {}, [], True, "1,024", "12 34", "0x10", "65535", 4294967295, "1e999"],
 )  # fmt: skip
-def test_what_says_nothing_is_unknown(raw: Any) -> None:
+def test_a_value_without_a_number_is_unknown(raw: Any) -> None:
     assert parse_numbers.number(raw) is None
 
 
@@ -38,23 +38,23 @@ def test_figures_are_read_with_and_without_units(raw: Any, value: float) -> None
      ({"value": 2097152, "unit": "B"}, "MB", 2), ("1 GB", "B", 1024), ("2 GiB", "B", 2048),
      ("2048 KiB", "B", 2)],
 )  # fmt: skip
-def test_memory_comes_in_mb_whatever_its_unit(raw: Any, unit: str, value: float) -> None:
+def test_memory_in_any_unit_is_converted_to_mb(raw: Any, unit: str, value: float) -> None:
     assert parse_numbers.megabytes(raw, unit) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("raw", ["8 apples", "-1 MiB", "[N/A]"])
-def test_memory_in_no_unit_of_memory_is_unknown(raw: str) -> None:
+def test_memory_with_an_unknown_unit_is_unknown(raw: str) -> None:
     assert parse_numbers.megabytes(raw) is None
 
 
-def test_power_comes_in_watts() -> None:
+def test_power_is_converted_to_watts() -> None:
     assert parse_numbers.watts("7516 mW") == 7.516
     assert parse_numbers.watts("39.32 W") == 39.32
     assert parse_numbers.watts("26.3147", "mW") == 0.0263
     assert parse_numbers.watts("65535") is None
 
 
-def test_noise_above_a_hundred_percent_is_a_hundred() -> None:
+def test_a_percentage_above_a_hundred_becomes_a_hundred() -> None:
     assert parse_numbers.percent("100.4") == 100
     assert parse_numbers.percent("-1") is None
     assert parse_numbers.percent("123456") is None
@@ -63,12 +63,12 @@ def test_noise_above_a_hundred_percent_is_a_hundred() -> None:
 @pytest.mark.parametrize(
     "raw", ["[N/A]", "N/A", "", "  ", "[Unknown Error]", "[Not Found]", "[Insufficient Permissions]", None, 5]
 )
-def test_a_name_that_is_none_is_unknown(raw: Any) -> None:
+def test_a_placeholder_is_not_a_name(raw: Any) -> None:
     assert parse_numbers.words(raw) is None
 
 
 @given(anything)
-def test_no_figure_ever_raises_or_is_not_a_number(raw: Any) -> None:
+def test_no_value_raises_or_gives_nan(raw: Any) -> None:
     for read in (
         parse_numbers.number,
         parse_numbers.megabytes,

@@ -5,11 +5,11 @@ import sys
 from gpuyard.probes.common.process_info import describe_processes
 
 
-def test_a_process_is_named_by_its_user_and_its_command_in_one_line() -> None:
-    words = [sys.executable, "-c", "print(flush=True)\ninput()\nodd = '\x1b[31m'", "--lr", "3e-4"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def test_a_process_has_its_user_and_its_command_in_one_line() -> None:
+    command = [sys.executable, "-c", "print(flush=True)\ninput()\nodd = '\x1b[31m'", "--lr", "3e-4"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # one that is about to start has no command for a moment
+        process.stdout.readline()  # a process that is about to start has no command line for a moment
         info = describe_processes([process.pid])[process.pid]
         process.communicate(b"\n")
     assert info.command is not None
@@ -19,5 +19,5 @@ def test_a_process_is_named_by_its_user_and_its_command_in_one_line() -> None:
     assert info.user
 
 
-def test_a_process_that_is_not_here_is_left_out() -> None:
+def test_a_missing_process_is_left_out() -> None:
     assert describe_processes([2**22 + 1]) == {}

@@ -12,14 +12,14 @@ from tests.in_time import wait_until_gone
 Tools = Callable[[str, str], Path]
 
 
-def test_both_outputs_and_the_status_come_back(tools: Tools) -> None:
+def test_stdout_stderr_and_the_status_are_returned(tools: Tools) -> None:
     tools("smi", "import sys; print('figures'); print('a warning', file=sys.stderr)")
     output = run_tool(["smi"], 10)
     assert (output.stdout, output.stderr, output.status) == ("figures\n", "a warning\n", 0)
     assert output.require_success() == "figures\n"
 
 
-def test_a_tool_is_given_no_input_and_the_plain_locale(tools: Tools) -> None:
+def test_a_tool_gets_no_input_and_the_c_locale(tools: Tools) -> None:
     tools("smi", "import os, sys; print(repr(sys.stdin.read()), os.environ['LC_ALL'])")
     assert run_tool(["smi"], 10).stdout == "'' C\n"
 
@@ -29,7 +29,7 @@ def test_a_missing_tool_is_named() -> None:
         run_tool(["no-such-smi"], 1)
 
 
-def test_a_file_that_may_not_be_executed_is_a_matter_of_permission(tools: Tools) -> None:
+def test_a_file_without_execute_permission_is_denied(tools: Tools) -> None:
     tools("smi", "").chmod(0o644)
     with pytest.raises(ProbeDenied, match="is not executable"):
         run_tool(["smi"], 1)
@@ -41,25 +41,25 @@ def test_a_tool_whose_interpreter_is_missing_is_a_crash(tools: Tools) -> None:
         run_tool(["smi"], 1)
 
 
-def test_a_file_that_is_no_program_is_a_crash(tools: Tools) -> None:
+def test_a_file_that_is_not_a_program_is_a_crash(tools: Tools) -> None:
     tools("smi", "").write_bytes(b"\x7fELF nonsense")
     with pytest.raises(ProbeCrashed, match="smi"):
         run_tool(["smi"], 1)
 
 
-def test_a_failing_tool_s_last_words_are_passed_on(tools: Tools) -> None:
+def test_the_last_output_of_a_failed_tool_is_reported(tools: Tools) -> None:
     tools("smi", "import sys; print('card 0 is odd', file=sys.stderr); sys.exit(9)")
     with pytest.raises(ProbeCrashed, match="status 9: card 0 is odd"):
         run_tool(["smi"], 10).require_success()
 
 
-def test_a_tool_that_kills_itself_is_told_by_its_signal(tools: Tools) -> None:
+def test_a_tool_that_kills_itself_is_reported_with_its_signal(tools: Tools) -> None:
     tools("smi", "import os; os.abort()")
     with pytest.raises(ProbeCrashed, match="signal 6"):
         run_tool(["smi"], 10).require_success()
 
 
-def test_words_about_permission_make_a_refusal(tools: Tools) -> None:
+def test_a_message_about_permission_is_denied(tools: Tools) -> None:
     tools("smi", "import sys; sys.exit('Failed to open the PMU (Permission denied)')")
     with pytest.raises(ProbeDenied, match="PMU") as refusal:
         run_tool(["smi"], 10).require_success()
@@ -67,15 +67,13 @@ def test_words_about_permission_make_a_refusal(tools: Tools) -> None:
 
 
 def become_shell(path: Path, script: str) -> None:
-    """A shell is up long before the time given to a tool is over, also on a slow machine."""
+    """Use a shell script: it starts well within the timeout of a tool, also on a slow machine."""
     path.write_text(f"#!/bin/sh\n{script}\n")
 
 
 @pytest.mark.linux("the program setsid")
 @pytest.mark.needs("setsid")
-def test_a_hanging_tool_is_killed_with_its_children_even_those_that_left_its_session(
-    tools: Tools, tmp_path: Path
-) -> None:
+def test_a_hanging_tool_is_killed_with_its_children_in_any_session(tools: Tools, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     become_shell(
         tools("smi", ""),
@@ -91,30 +89,30 @@ def test_a_hanging_tool_is_killed_with_its_children_even_those_that_left_its_ses
         wait_until_gone(pid)
 
 
-def test_a_child_that_keeps_the_pipe_open_does_not_hold_us_up(tools: Tools) -> None:
+def test_a_child_that_keeps_the_pipe_open_does_not_block_the_reader(tools: Tools) -> None:
     tools("smi", "import subprocess; subprocess.Popen(['sleep', '600']); print('figures', flush=True)")
     assert run_tool(["smi"], 30).stdout == "figures\n"
 
 
-def test_an_endless_tool_is_stopped_when_we_have_enough(tools: Tools, tmp_path: Path) -> None:
+def test_an_endless_tool_is_stopped_after_enough_output(tools: Tools, tmp_path: Path) -> None:
     tools("smi", "import itertools\nfor i in itertools.count(): print('sample', i, flush=True)")
     output = run_tool(["smi"], 30, enough=lambda so_far: so_far.count(b"\n") >= 2)
     assert output.stdout.startswith("sample 0\nsample 1\n")
     assert output.require_success() == output.stdout
 
 
-def test_output_without_end_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_output_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuyard.probes.common.run_tool.MAX_OUTPUT_BYTES", 100_000)
     tools("smi", "while True: print('x' * 10_000)")
     assert len(run_tool(["smi"], 30).stdout) < 1_000_000
 
 
-def test_bytes_that_are_no_text_do_not_matter(tools: Tools) -> None:
+def test_bytes_that_are_not_text_are_tolerated(tools: Tools) -> None:
     tools("smi", "import sys; sys.stdout.buffer.write(b'\\xff\\xfe ok')")
     assert run_tool(["smi"], 10).stdout.endswith(" ok")
 
 
-def test_nothing_is_left_open(tools: Tools) -> None:
+def test_no_descriptor_stays_open(tools: Tools) -> None:
     tools("smi", "print('figures')")
     run_tool(["smi"], 10)
     before = psutil.Process().num_fds()

@@ -16,25 +16,25 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, has_frame, make_roots
 from tests.scale import size
 from tests.unit.leases import as_root, child
-from tests.unit.recipes import NOBODY, RUN, mounted, seen, write
+from tests.unit.recipes import OTHER_UID, RUN, mounted, tree_of, write
 
 # The roots
 
 
-def test_roots_are_made_with_the_folders_above_them_and_nothing_in_them(tmp_path: Path) -> None:
+def test_roots_are_created_empty_with_their_parent_folders(tmp_path: Path) -> None:
     output, pruned = tmp_path / "data" / "out", tmp_path / "data" / "out-pruned"
     make_roots(output, pruned)
     make_roots(output, pruned)
     assert os.listdir(output) == os.listdir(pruned) == []
 
 
-def test_without_a_prune_root_only_the_output_root_is_made(tmp_path: Path) -> None:
+def test_without_a_prune_root_only_the_output_root_is_created(tmp_path: Path) -> None:
     make_roots(tmp_path / "out", None)
     assert os.listdir(tmp_path) == ["out"]
 
 
 @pytest.mark.parametrize(
-    ("output", "pruned", "told"),
+    ("output", "pruned", "message"),
     [
         ("out", "out", "are both"),
         ("out", "other/../out", "are both"),
@@ -46,21 +46,21 @@ def test_without_a_prune_root_only_the_output_root_is_made(tmp_path: Path) -> No
         ("dangling/out", "later/out", "are both"),
     ],
 )
-def test_one_root_in_the_other_is_refused_before_anything_is_made(
-    output: str, pruned: str, told: str, tmp_path: Path
+def test_a_root_inside_the_other_is_refused_before_anything_is_created(
+    output: str, pruned: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "dangling").symlink_to("later")
-    before = seen(tmp_path)
-    with pytest.raises(UserError, match=told) as caught:
+    before = tree_of(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
         make_roots(tmp_path / output, tmp_path / pruned)
     assert caught.value.hint == "name a folder beside it with --prune-output-root"
-    assert seen(tmp_path) == before
+    assert tree_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("root", ["file", "file/out", "dangling"])
-def test_a_file_in_the_place_of_a_root_is_the_users_mistake(root: str, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_root_is_a_user_error(root: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(UserError, match=f"the output root {tmp_path / root} cannot be a folder") as caught:
@@ -72,13 +72,13 @@ def test_a_file_in_the_place_of_a_root_is_the_users_mistake(root: str, tmp_path:
     assert (tmp_path / "file").read_text() == "a file"
 
 
-def make_with_little_room(connection: Connection, output: Path, pruned: Path) -> None:
+def make_on_a_full_disk(connection: Connection, output: Path, pruned: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
     connection.send(refusal(output, pruned))
 
 
-def make_as_nobody(connection: Connection, output: Path) -> None:
-    os.setuid(NOBODY)
+def make_as_another_user(connection: Connection, output: Path) -> None:
+    os.setuid(OTHER_UID)
     connection.send(refusal(output, None))
 
 
@@ -90,15 +90,13 @@ def refusal(output: Path, pruned: Path | None) -> str:
     return "nothing was refused"
 
 
-def test_a_root_that_takes_no_data_is_reported_before_the_first_run(tmp_path: Path) -> None:
-    with child(make_with_little_room, tmp_path / "out", tmp_path / "pruned") as maker:
+def test_an_unwritable_root_is_reported_before_the_first_run(tmp_path: Path) -> None:
+    with child(make_on_a_full_disk, tmp_path / "out", tmp_path / "pruned") as maker:
         assert maker.hear() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
     assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_disk_that_only_takes_data_until_it_has_to_keep_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_on_fsync_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def over_quota(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
@@ -107,7 +105,7 @@ def test_a_disk_that_only_takes_data_until_it_has_to_keep_it_is_told(
 
 
 @as_root
-def test_a_full_and_a_read_only_disk_are_told_before_the_first_launch(tmp_path: Path) -> None:
+def test_a_full_and_a_read_only_disk_are_reported_before_the_first_run(tmp_path: Path) -> None:
     with mounted(tmp_path / "full", "size=32k") as full:
         assert refusal(tmp_path / "out", full) == f"cannot write to the prune root {full}: No space left on device"
         assert os.listdir(full) == []
@@ -118,9 +116,9 @@ def test_a_full_and_a_read_only_disk_are_told_before_the_first_launch(tmp_path: 
 
 @as_root
 def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
-    with child(make_as_nobody, Path("/var")) as maker:
+    with child(make_as_another_user, Path("/var")) as maker:
         assert maker.hear() == "cannot write to the output root /var: Permission denied"
-    with child(make_as_nobody, Path("/var/out")) as maker:
+    with child(make_as_another_user, Path("/var/out")) as maker:
         assert maker.hear() == "cannot create the output root /var/out: Permission denied"
 
 
@@ -128,7 +126,7 @@ def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "pattern", "is_there"),
+    ("path", "content", "pattern", "has_one"),
     [
         ("0.png", b"x", ANY_FILE, True),
         ("0.png", b"", ANY_FILE, False),
@@ -151,13 +149,13 @@ def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
         ("0.png", b"x", "**/*.png", True),
     ],
 )
-def test_a_frame_is_a_file_that_matches_and_is_not_empty(
-    path: str, content: bytes, pattern: str, is_there: bool, tmp_path: Path
+def test_a_frame_is_a_matching_file_that_is_not_empty(
+    path: str, content: bytes, pattern: str, has_one: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.png").touch()
     write(tmp_path / path, content)
-    assert has_frame(tmp_path, pattern) is is_there
+    assert has_frame(tmp_path, pattern) is has_one
 
 
 def bind(path: Path) -> None:
@@ -168,14 +166,14 @@ def bind(path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [bind, os.mkfifo, lambda path: path.symlink_to("/nowhere"), lambda path: path.symlink_to("/")]
 )
-def test_what_is_behind_a_link_or_no_file_may_be_data(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_links_and_special_files_count_as_frames(make: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     assert not has_frame(tmp_path, "*.png")
     make(tmp_path / "deep" / "x")
     assert has_frame(tmp_path, "*.png")
 
 
-def test_a_run_that_is_a_link_may_be_data(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_a_link_counts_as_having_frames(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / RUN).symlink_to("empty")
     assert has_frame(tmp_path / RUN, "*.png")
@@ -190,18 +188,18 @@ PATTERNS = st.sampled_from(
 
 @settings(max_examples=size(40, full=150), deadline=None)
 @given(FILES, PATTERNS)
-def test_a_pattern_means_what_it_means_to_pathlib(files: dict[tuple[str, ...], bytes], pattern: str) -> None:
+def test_a_pattern_matches_like_in_pathlib(files: dict[tuple[str, ...], bytes], pattern: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
         for parts, content in files.items():
-            with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a file in the way
+            with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):  # a file has this name
                 write(run.joinpath(*parts), content)
         found = run.glob(pattern) if "/" in pattern else run.rglob(pattern)
         assert has_frame(run, pattern) == any(path.is_file() and path.stat().st_size for path in found)
 
 
-def look_as_nobody(connection: Connection, run: Path) -> None:
-    os.setuid(NOBODY)
+def look_as_another_user(connection: Connection, run: Path) -> None:
+    os.setuid(OTHER_UID)
     try:
         connection.send(has_frame(run, ANY_FILE))
     except EnvironmentFault as error:
@@ -209,14 +207,14 @@ def look_as_nobody(connection: Connection, run: Path) -> None:
 
 
 @as_root
-def test_a_folder_that_cannot_be_read_is_not_taken_for_empty() -> None:
+def test_an_unreadable_folder_is_not_taken_for_empty() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         Path(folder, "shut").mkdir(mode=0o700)
-        with child(look_as_nobody, Path(folder)) as looking:
+        with child(look_as_another_user, Path(folder)) as looking:
             assert looking.hear() == f"cannot look for frames in {folder}: Permission denied ({folder}/shut)"
 
 
-def test_a_run_that_is_not_there_is_not_taken_for_empty(tmp_path: Path) -> None:
+def test_a_missing_run_is_not_taken_for_empty(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match=f"cannot look for frames in {tmp_path / RUN}: No such file"):
         has_frame(tmp_path / RUN, ANY_FILE)

@@ -50,25 +50,25 @@ def test_a_simulator_that_keeps_data_in_the_output_root_moves_the_rest(tmp_path:
     moved = make(tmp_path / "pruned/run-000001", "log")
     left = RunResult(left="it is empty, and the program left it there")
     make(tmp_path / "out/run-000002")
-    told = classify_runs(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
-    assert told == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
+    results = classify_runs(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
+    assert results == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
 
 
-def test_data_that_are_only_in_the_prune_root_are_kept_there(tmp_path: Path) -> None:
+def test_data_only_in_the_prune_root_are_kept_there(tmp_path: Path) -> None:
     kept, rest = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001")
-    told = classify_runs(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
-    assert told == ("there", [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()])
+    results = classify_runs(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
+    assert results == ("there", [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()])
 
 
-def test_frames_that_were_reported_and_are_in_no_run_folder_are_kept_in_the_prune_root(tmp_path: Path) -> None:
-    """The simulator gives what it keeps a name of its own, and removes the rest."""
+def test_reported_frames_outside_of_run_folders_count_as_kept_in_the_prune_root(tmp_path: Path) -> None:
+    """The simulator renames the folders it keeps and removes the others."""
     make(tmp_path / "pruned/2026-01-02-seed-0", "frame")
-    told = classify_runs(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
+    results = classify_runs(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
     root = str(tmp_path / "pruned")
-    assert told == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
+    assert results == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
 
 
-def test_what_the_user_says_goes_before_what_is_found(tmp_path: Path) -> None:
+def test_the_users_setting_goes_before_the_detected_place(tmp_path: Path) -> None:
     there, here = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001", "frame")
     runs = [run(0, frames=5), run(1, frames=5)]
     assert classify_runs(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [
@@ -81,6 +81,6 @@ def test_what_the_user_says_goes_before_what_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_without_pruning_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_without_pruning_runs_are_not_classified(tmp_path: Path) -> None:
     make(tmp_path / "out/run-000000", "frame")
     assert classify_runs(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [RunResult()])

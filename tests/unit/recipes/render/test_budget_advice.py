@@ -1,4 +1,4 @@
-"""What budgets a set of assets asks for."""
+"""The budgets that a set of assets needs."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def actor(nbytes: int, frame_nbytes: int) -> AssetProfile:
     return AssetProfile(kind=Kind.ACTOR, path="a", labels=1, vram_nbytes=nbytes, frame_nbytes=frame_nbytes)
 
 
-def test_the_least_is_one_scene_and_two_frames_and_good_is_all_slots_and_an_actor() -> None:
+def test_the_minimum_is_a_scene_and_two_frames_and_good_is_all_slots_and_an_actor() -> None:
     assets = [*(scene(size * 15 * _MB) for size in (3, 1, 2)), actor(45 * _MB, 15 * _MB), actor(30 * _MB, 5 * _MB)]
     advice = advise(assets, scene_slots=2, workers=2)
     assert advice.vram_least == (3 + 2) * 16 * _MB
@@ -41,7 +41,7 @@ SIZES = st.integers(1, 1 << 36)
 
 
 @given(st.lists(SIZES, max_size=8), st.lists(st.tuples(SIZES, SIZES), max_size=8), st.integers(1, 6), st.integers(1, 6))
-def test_more_is_never_less_and_with_the_least_everything_fits(
+def test_a_good_budget_is_at_least_the_minimum_and_the_minimum_fits_every_asset(
     scenes: list[int], actors: list[tuple[int, int]], slots: int, workers: int
 ) -> None:
     measured = [*map(scene, scenes), *(actor(max(pair), min(pair)) for pair in actors)]
@@ -69,11 +69,11 @@ def test_more_is_never_less_and_with_the_least_everything_fits(
 
 
 @given(st.integers(0, 1 << 42))
-def test_what_is_typed_is_never_less_than_what_was_meant(nbytes: int) -> None:
+def test_a_rounded_budget_is_never_below_the_exact_size(nbytes: int) -> None:
     assert parse_size(size_option(nbytes)) * _MB >= nbytes
 
 
-def test_assets_are_counted_once_with_all_labels_that_need_them_scenes_first() -> None:
+def test_assets_are_listed_once_with_their_label_counts_and_scenes_first() -> None:
     labels = tuple(Label(name=str(number), value={}) for number in range(3))
     units = [
         Unit(actor="walk", labels=labels[:1]),

@@ -14,21 +14,21 @@ from gpuyard.recipes.render import follow_run
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.residency.running.status_file import RenderStatus
 from tests.integration.queue_fixture import until
-from tests.unit.recipes.render.standing import STATUS, status
+from tests.unit.recipes.render.example_status import STATUS, status
 
 DEADLINE_S = 60.0
 
 
 class Run:
-    """It has not begun when it is first looked at."""
+    """A run that has no status at the first poll."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.polls = 0
         self.stopped = threading.Event()
 
     def status(self) -> RenderStatus | None:
-        self.looks += 1
-        return None if self.looks == 1 else status(rendered=self.looks)
+        self.polls += 1
+        return None if self.polls == 1 else status(rendered=self.polls)
 
     def stop(self) -> None:
         self.stopped.set()
@@ -39,7 +39,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow_run, "INTERVAL_S", 0.001)
 
 
-def test_it_is_shown_and_written_while_it_goes_on(tmp_path: Path) -> None:
+def test_the_status_is_shown_and_written_during_the_run(tmp_path: Path) -> None:
     shown: list[RenderStatus] = []
     enough = threading.Event()
 
@@ -57,14 +57,14 @@ def test_it_is_shown_and_written_while_it_goes_on(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir() if file.name != "home"] == ["status.json"]
 
 
-def test_it_is_stopped_by_a_thread_that_holds_no_lock_of_the_run() -> None:
+def test_the_run_is_stopped_by_a_thread_that_holds_none_of_its_locks() -> None:
     run = Run()
     with Follower(run, lambda _: None, None) as follower:
         follower.stop()
         assert run.stopped.wait(DEADLINE_S)
 
 
-def test_the_stop_is_shown_once_and_not_before_it_holds() -> None:
+def test_the_stop_is_shown_once_and_only_when_it_is_done() -> None:
     class Slow(Run):
         def stop(self) -> None:
             assert may_stop.wait(DEADLINE_S)
@@ -73,21 +73,21 @@ def test_the_stop_is_shown_once_and_not_before_it_holds() -> None:
     run, may_stop, shown = Slow(), threading.Event(), list[bool]()
     with Follower(run, lambda _: None, None, lambda: shown.append(run.stopped.is_set())) as follower:
         follower.stop()
-        until(lambda: run.looks > 5, "looks while it is being stopped")
+        until(lambda: run.polls > 5, "polls while it is being stopped")
         assert shown == []
         may_stop.set()
         until(lambda: len(shown) > 0, "the stop, shown")
-        looks = run.looks
-        until(lambda: run.looks > looks + 5, "looks after it")
+        polls = run.polls
+        until(lambda: run.polls > polls + 5, "polls after it")
     assert shown == [True]
 
 
 def test_a_run_that_had_not_started_is_stopped_again() -> None:
     class Deaf(Run):
-        """It hears of nothing before it has begun, as one that waits for its lease."""
+        """Ignores stop before it has started, as a run that waits for its lease does."""
 
         def stop(self) -> None:
-            if self.looks > 20:
+            if self.polls > 20:
                 self.stopped.set()
 
     run = Deaf()
@@ -96,7 +96,7 @@ def test_a_run_that_had_not_started_is_stopped_again() -> None:
         assert run.stopped.wait(DEADLINE_S)
 
 
-def test_the_display_may_go_away(tmp_path: Path) -> None:
+def test_a_failing_display_does_not_end_the_run(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
 
     def show(_: RenderStatus) -> None:
@@ -109,30 +109,30 @@ def test_the_display_may_go_away(tmp_path: Path) -> None:
 
 
 def test_a_display_that_blocks_delays_neither_file_nor_stop(tmp_path: Path) -> None:
-    path, run, looks_again = tmp_path / "status.json", Run(), threading.Event()
-    with Follower(run, lambda _: assert_set(looks_again), StatusFile(path)) as follower:
+    path, run, is_released = tmp_path / "status.json", Run(), threading.Event()
+    with Follower(run, lambda _: assert_set(is_released), StatusFile(path)) as follower:
         until(lambda: path.exists() and json.loads(path.read_text())["rendered"] > 9, "statuses meanwhile")
         follower.stop()
         assert run.stopped.wait(DEADLINE_S)
-        looks_again.set()
+        is_released.set()
 
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(DEADLINE_S)
 
 
-def test_when_it_is_given_up_the_file_says_so_and_stays(tmp_path: Path) -> None:
+def test_a_run_that_was_abandoned_keeps_its_status_file_and_is_marked(tmp_path: Path) -> None:
     path, run = tmp_path / "status.json", Run()
     with Follower(run, lambda _: None, StatusFile(path)) as follower:
         until(path.exists, "a status")
         follower.abandon()
         assert json.loads(path.read_text())["state"] == "interrupted"
-        looks = run.looks
-        until(lambda: run.looks > looks + 3, "more looks")
+        polls = run.polls
+        until(lambda: run.polls > polls + 3, "more polls")
     assert json.loads(path.read_text())["state"] == "interrupted"
 
 
-def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_disk_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, is_asked, answers = tmp_path / "status.json", threading.Event(), threading.Event()
 
     def hang(*_: Any) -> None:
@@ -148,7 +148,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path: Path, monkeypatch
         answers.set()
 
 
-def test_a_reader_finds_a_whole_status_at_any_moment(tmp_path: Path) -> None:
+def test_a_reader_always_finds_a_complete_status(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     file = StatusFile(path)
     file.write(STATUS)
@@ -163,11 +163,11 @@ def test_a_reader_finds_a_whole_status_at_any_moment(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        seen = [json.loads(path.read_text())["labels"] for _ in range(300)]
+        counts = [json.loads(path.read_text())["labels"] for _ in range(300)]
     finally:
         is_over.set()
         writer.join()
-    assert seen == [2000] * 300
+    assert counts == [2000] * 300
 
 
 def test_by_default_a_run_of_more_than_a_minute_writes_a_status_to_its_outputs(tmp_path: Path) -> None:
@@ -177,22 +177,22 @@ def test_by_default_a_run_of_more_than_a_minute_writes_a_status_to_its_outputs(t
     StatusFile.default(tmp_path).write(status(elapsed_s=60.0))
     assert json.loads(path.read_text())["elapsed_s"] == 60.0
     StatusFile.default(tmp_path).write(status(elapsed_s=1.0))
-    assert json.loads(path.read_text())["elapsed_s"] == 1.0, "what an earlier run left does not stay"
+    assert json.loads(path.read_text())["elapsed_s"] == 1.0, "the status of an earlier run is replaced"
 
 
-def test_a_path_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
+def test_a_path_that_is_not_text_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     StatusFile(path).write(status(scenes=(os.fsdecode(b"/\xff.ply"),)))
     assert json.loads(path.read_text())["scenes"] == ["/\udcff.ply"]
 
 
-@pytest.mark.parametrize(("name", "says"), [(".", "is a folder"), ("none/status.json", "there is no folder")])
-def test_a_file_that_cannot_be_one_is_refused_before_anything_runs(tmp_path: Path, name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("name", "message"), [(".", "is a folder"), ("none/status.json", "there is no folder")])
+def test_an_invalid_status_file_is_refused_before_the_run(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         StatusFile(tmp_path / name)
 
 
-def test_on_a_full_disk_the_last_status_stays_until_there_is_room_again(
+def test_on_a_full_disk_the_last_status_stays_until_there_is_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, refused = tmp_path / "status.json", threading.Semaphore(0)

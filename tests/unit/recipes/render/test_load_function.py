@@ -1,4 +1,4 @@
-"""A user's function: found as `python -m` would, and refused with words where it cannot be called."""
+"""A user's function: found as `python -m` would find it, and refused with a reason if it cannot be called."""
 
 import itertools
 from pathlib import Path
@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of one in the current directory, which nothing has imported yet."""
+    """Return the name of a module in the current directory that is not imported yet."""
     name = f"a_users_module_{next(_numbers)}"
     (tmp_path / f"{name}.py").write_text(
         "def render(scene, frames, label, out_dir): return 'rendered'\n"
@@ -29,18 +29,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "value = 3\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend("/nowhere")  # so that what is put on the path is taken off again
+    monkeypatch.syspath_prepend("/nowhere")  # so that additions to the path are undone after the test
     return name
 
 
 @pytest.mark.parametrize("function", ["render", "any", "made", "made.render"])
-def test_what_takes_four_arguments_is_found_in_the_current_directory(module: str, function: str) -> None:
+def test_a_callable_with_four_arguments_is_found_in_the_current_directory(module: str, function: str) -> None:
     found = find_function("--renderer", f"{module}:{function}", RENDERER)
     assert found(None, [], {}, Path()) == ("rendered" if function == "render" else None)
 
 
 @pytest.mark.parametrize(
-    ("function", "says", "hint"),
+    ("function", "message", "hint"),
     [
         ("rendr", "has no 'rendr'", "did you mean 'render'?"),
         ("value", "is not a function but int", None),
@@ -51,20 +51,20 @@ def test_what_takes_four_arguments_is_found_in_the_current_directory(module: str
         ("generator", "is a coroutine or a generator", "make it a plain function"),
     ],
 )
-def test_what_cannot_be_called_as_a_renderer_is_refused(
-    module: str, function: str, says: str, hint: str | None
+def test_a_function_with_a_wrong_signature_is_refused(
+    module: str, function: str, message: str, hint: str | None
 ) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         find_function("--renderer", f"{module}:{function}", RENDERER)
     assert caught.value.hint == hint
 
 
-def test_a_function_that_does_not_tell_what_it_takes_is_trusted() -> None:
+def test_a_function_without_a_signature_is_accepted() -> None:
     assert find_function("--loader", "builtins:iter", LOADER) is iter
 
 
 @pytest.mark.parametrize("text", ["", "render", ":", "render:", ":render"])
-def test_what_is_not_a_module_and_a_function_is_refused(text: str) -> None:
+def test_text_other_than_module_colon_function_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not MODULE:FUNCTION"):
         find_function("--renderer", text, RENDERER)
 
@@ -80,13 +80,13 @@ def test_a_file_is_refused_with_the_name_of_its_module(text: str) -> None:
     ("text", "missing"), [("no_such_module:f", "no_such_module"), ("json.nothing:f", "json.nothing")]
 )
 @pytest.mark.usefixtures("module")
-def test_a_module_that_is_not_there_is_named(text: str, missing: str) -> None:
+def test_a_missing_module_is_named(text: str, missing: str) -> None:
     with pytest.raises(UserError, match=f"there is no module '{missing}'"):
         find_function("--loader", text, LOADER)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("import no_such_library", r"cannot import \w+: ModuleNotFoundError: No module named 'no_such_library'"),
         ("from json import nothing", r"cannot import \w+: ImportError: cannot import name 'nothing'"),
@@ -95,8 +95,8 @@ def test_a_module_that_is_not_there_is_named(text: str, missing: str) -> None:
         ("def f(:", r"cannot import \w+: SyntaxError"),
     ],
 )
-def test_what_a_module_itself_fails_with_is_shown(module: str, content: str, says: str) -> None:
+def test_an_error_raised_by_the_module_is_shown(module: str, content: str, message: str) -> None:
     Path("broken_one.py").write_text(f"\n{content}\n")
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         find_function("--loader", "broken_one:f", LOADER)
     assert "broken_one.py, line 2" in f"{caught.value.message} {caught.value.hint}"

@@ -38,7 +38,7 @@ def values_of(*entries: Any) -> list[Any]:
     return [label.value for unit in units_of(*entries) for label in unit.labels]
 
 
-# Its forms
+# Formats
 
 TWO: list[Json] = [
     {"scene": "a.ply", "actor": "walk", "labels": ["x", "y"]},
@@ -60,7 +60,7 @@ TWO: list[Json] = [
     ],
     ids=["lines", "array", "array over lines", "BOM", "BOM, array", "CRLF", "blank lines", "no last newline"],
 )
-def test_json_and_json_lines_are_told_by_their_content(data: bytes) -> None:
+def test_json_and_json_lines_are_detected_by_content(data: bytes) -> None:
     units, bad = parse(data, FOLDER)
     assert bad == ()
     assert [(unit.scene, unit.actor, [label.name for label in unit.labels]) for unit in units] == [
@@ -70,12 +70,12 @@ def test_json_and_json_lines_are_told_by_their_content(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_one_object_alone_is_a_manifest(indent: int | None) -> None:
+def test_a_single_object_is_a_manifest(indent: int | None) -> None:
     units, bad = parse(json.dumps(TWO[0], indent=indent).encode(), FOLDER)
     assert ([label.name for label in units[0].labels], bad) == (["x", "y"], ())
 
 
-def test_labels_that_share_scene_and_actor_are_one_unit_in_the_order_in_which_they_first_came() -> None:
+def test_labels_with_the_same_scene_and_actor_are_one_unit_in_order_of_appearance() -> None:
     units = units_of(
         {"scene": "b.ply", "label": "1"},
         {"scene": "a.ply", "label": "2"},
@@ -90,15 +90,15 @@ def test_a_label_may_have_an_actor_and_no_scene() -> None:
     assert units_of({"actor": "/walks/*.ply", "label": "1"})[0].actor == "/walks/*.ply"
 
 
-def test_an_entry_without_labels_is_a_label_itself_and_one_with_none_asks_for_nothing() -> None:
+def test_an_entry_without_labels_is_a_label_and_an_empty_list_gives_none() -> None:
     assert values_of({"scene": "a.ply", "name": "shot", "camera": 3}) == [{"name": "shot", "camera": 3}]
     assert units_of({"scene": "a.ply", "labels": []}) == []
 
 
-# What the renderer gets
+# Values for the renderer
 
 
-def test_other_keys_of_an_entry_go_to_the_renderer_below_those_of_the_label() -> None:
+def test_the_renderer_gets_other_keys_of_an_entry_with_the_labels_taking_precedence() -> None:
     entry = {"scene": "a.ply", "fov": 60, "size": [4, 3], "labels": [{"id": "n", "fov": 90}, "s", 7]}
     assert values_of(entry) == [
         {"fov": 90, "size": [4, 3], "id": "n"},
@@ -107,21 +107,21 @@ def test_other_keys_of_an_entry_go_to_the_renderer_below_those_of_the_label() ->
     ]
 
 
-# What labels are called
+# Names of labels
 
 
-def test_a_label_is_called_by_its_name_its_id_or_itself() -> None:
+def test_a_label_is_named_by_its_name_its_id_or_its_value() -> None:
     labels = [{"name": "a", "id": "b"}, {"id": "c"}, {"id": 17}, "d", {"name": None, "id": "e"}]
     assert names_of({"scene": "a.ply", "labels": labels}) == ["a", "c", "17", "d", "e"]
     assert names_of({"scene": "a.ply", "name": "f", "label": {"camera": 3}}) == ["f"]
     assert names_of({"scene": "a.ply", "id": 9, "label": "g"}) == ["9"]
 
 
-def test_an_entry_with_many_labels_does_not_give_all_of_them_its_own_name() -> None:
+def test_several_labels_of_an_entry_do_not_all_get_the_name_of_the_entry() -> None:
     assert names_of({"scene": "a.ply", "name": "shot", "labels": ["x", "y"]}) == ["x", "y"]
 
 
-def test_numbers_and_nameless_labels_are_called_after_their_scene_and_actor_so_that_scenes_do_not_clash() -> None:
+def test_numbers_and_nameless_labels_are_named_after_their_scene_and_actor() -> None:
     entries = [
         {"scene": f"{folder}/room.ply", "actor": "walk/*.ply", "labels": [0, 1.5, {"camera": 3}]} for folder in "ab"
     ]
@@ -131,24 +131,24 @@ def test_numbers_and_nameless_labels_are_called_after_their_scene_and_actor_so_t
     assert [name.rpartition("-")[2] for name in names[:3]] == ["0", "1.5", "label3"]
 
 
-def test_made_names_stay_when_other_entries_come_and_go_and_the_folder_moves() -> None:
+def test_generated_names_do_not_depend_on_other_entries_or_the_folder() -> None:
     entry = {"scene": "a.ply", "actor": "walk", "labels": [{"camera": 1}, {"camera": 2}]}
     before = names_of(entry)
     assert names_of({"scene": "b.ply", "label": 1}, entry)[1:] == before
     assert [label.name for label in parse(lines(entry), Path("/elsewhere"))[0][0].labels] == before
 
 
-def test_a_name_that_no_folder_can_have_is_written_so_that_one_can() -> None:
+def test_a_name_that_is_not_a_valid_folder_name_is_escaped() -> None:
     labels = ["a/b", "../..", "skipped.jsonl", "a%2Fb", "é x", "line\nbreak"]
     assert names_of({"scene": "a.ply", "labels": labels}) == [
         "a%2Fb", "%2E.%2F..", "%73kipped.jsonl", "a%252Fb", "é x", "line%0Abreak",
     ]  # fmt: skip
 
 
-# What is wrong
+# Mistakes
 
 
-def test_a_bad_line_is_told_with_its_number_and_the_rest_stands() -> None:
+def test_a_bad_line_is_reported_with_its_number_and_the_rest_is_used() -> None:
     data = b'{"scene": "a.ply", "label": "x"}\n\n{"scene": \n' + lines([1], {"scene": "b.ply", "label": "y"})
     units, bad = parse(data, FOLDER)
     assert [label.name for unit in units for label in unit.labels] == ["x", "y"]
@@ -157,7 +157,7 @@ def test_a_bad_line_is_told_with_its_number_and_the_rest_stands() -> None:
     assert bad[1].reason == "an entry is an object, not a list"
 
 
-def test_entries_of_an_array_are_told_by_their_number() -> None:
+def test_entries_of_an_array_are_reported_by_number() -> None:
     units, bad = parse(json.dumps([TWO[0], 7, TWO[1]]).encode(), FOLDER)
     assert (len(units), bad) == (2, (ManifestMistake(place="entry 2", reason="an entry is an object, not a number"),))
 
@@ -179,17 +179,17 @@ def test_entries_of_an_array_are_told_by_their_number() -> None:
         ({"scene": "a.ply", "name": True}, "its name is true or false, not a string or a number"),
     ],
 )
-def test_what_is_wrong_with_an_entry_is_said(entry: Json, reason: str) -> None:
+def test_a_bad_entry_is_reported_with_the_reason(entry: Json, reason: str) -> None:
     assert bad_of({"scene": "z.ply", "label": "z"}, entry) == [("line 2", reason)]
 
 
-def test_a_bad_label_is_left_out_of_its_entry_and_the_others_stay() -> None:
+def test_a_bad_label_is_left_out_and_the_others_are_kept() -> None:
     units, bad = parse(lines({"scene": "a.ply", "labels": ["x", None, True, "y"]}), FOLDER)
     assert [label.name for label in units[0].labels] == ["x", "y"]
     assert [each.place for each in bad] == ["line 1, label 2", "line 1, label 3"]
 
 
-def test_of_two_labels_with_one_name_the_second_is_told_with_both_places() -> None:
+def test_a_duplicate_name_is_reported_with_both_places() -> None:
     entries = ({"scene": "a.ply", "labels": ["x", "x"]}, {"scene": "b.ply", "name": "x"})
     assert bad_of(*entries) == [
         ("line 1, label 2", "its name 'x' is taken by line 1"),
@@ -211,13 +211,13 @@ def test_of_two_labels_with_one_name_the_second_is_told_with_both_places() -> No
         (b'{"scene": "a.ply"} {"scene": "b.ply"}', "it is not JSON: trailing characters"),
     ],
 )
-def test_what_json_does_not_have_is_a_bad_line(line: bytes, reason: str) -> None:
+def test_invalid_json_is_a_bad_line(line: bytes, reason: str) -> None:
     units, bad = parse(b'{"scene": "a.ply", "label": "x"}\n' + line + b"\n", FOLDER)
     assert len(units) == 1
     assert [(each.place, each.reason.startswith(reason)) for each in bad] == [("line 2", True)]
 
 
-def test_a_colon_in_a_string_is_no_second_key_and_huge_numbers_are_kept() -> None:
+def test_a_colon_in_a_string_is_not_a_key_and_huge_numbers_are_kept() -> None:
     value = {"time": "12:30:00", "seed": 10**30, "tiny": 5e-324, "of": {"a:b": [{"c": ":"}]}}
     assert values_of({"scene": "a:b.ply", "label": value}) == [value]
 
@@ -226,19 +226,19 @@ def test_a_colon_in_a_string_is_no_second_key_and_huge_numbers_are_kept() -> Non
     ("data", "place"),
     [(b'[\n{"scene": "a.ply"},\n{"scene" "b.ply"}\n]', "line 3"), (b'\n[{"scene": "a.ply"},\n\n', "line 2")],
 )
-def test_a_broken_array_is_told_with_the_line_where_it_breaks(data: bytes, place: str) -> None:
+def test_a_broken_array_is_reported_with_the_line_of_the_error(data: bytes, place: str) -> None:
     units, bad = parse(data, FOLDER)
     assert (units, [each.place for each in bad]) == ((), [place])
 
 
-def test_a_file_in_utf_16_is_told_as_that() -> None:
+def test_a_file_in_utf_16_is_reported_as_utf_16() -> None:
     assert "UTF-16" in parse('{"scene": "a.ply"}'.encode("utf-16"), FOLDER)[1][0].reason
 
 
 # The file
 
 
-def test_paths_are_meant_from_the_manifests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_folder_of_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/m.json").write_bytes(lines({"scene": "a.ply", "label": "x"}))
     monkeypatch.chdir(tmp_path)
@@ -246,22 +246,24 @@ def test_paths_are_meant_from_the_manifests_folder(tmp_path: Path, monkeypatch: 
     assert (manifest.units[0].scene, manifest.labels) == (str(tmp_path / "sub/a.ply"), 1)
 
 
-@pytest.mark.parametrize(("path", "says"), [("none.json", "there is no"), (".", "is a folder"), ("m/x", "there is no")])
-def test_what_is_no_manifest_is_the_users_mistake(
-    path: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "message"), [("none.json", "there is no"), (".", "is a folder"), ("m/x", "there is no")]
+)
+def test_a_missing_manifest_or_a_folder_is_a_user_error(
+    path: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").touch()
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read(path)
 
 
-def test_an_empty_file_has_nothing_in_it(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_units(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(b" \n")
     assert read(str(tmp_path / "m")) == Manifest(path=str(tmp_path / "m"), units=(), bad=())
 
 
-# Whatever the bytes
+# Any bytes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -289,12 +291,12 @@ def test_any_bytes_give_units_or_bad_places_and_never_an_error(
 
 
 @given(st.lists(SOUND | ENTRIES, max_size=6), st.booleans())
-def test_every_label_is_in_a_unit_or_told_as_bad(entries: list[Json], is_array: bool) -> None:
+def test_every_label_is_in_a_unit_or_reported_as_bad(entries: list[Json], is_array: bool) -> None:
     units, bad = parse(json.dumps(entries).encode() if is_array else lines(*entries), FOLDER)
     refused = {each.place for each in bad}
-    word = "entry" if is_array else "line"
+    kind = "entry" if is_array else "line"
     asked = sum(
-        len(entry["labels"]) if "labels" in entry and f"{word} {number}" not in refused else 1
+        len(entry["labels"]) if "labels" in entry and f"{kind} {number}" not in refused else 1
         for number, entry in enumerate(entries, 1)
     )
     assert sum(len(unit.labels) for unit in units) + len(bad) == asked

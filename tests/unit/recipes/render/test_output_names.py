@@ -1,4 +1,4 @@
-"""What a label's folder is called: never the same for two, and always a name that a folder can have."""
+"""Folder names of labels: unique, and always valid."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ CLOSE = st.text(st.sampled_from("a%2F/~.\n"), min_size=1, max_size=12)
 
 
 @given(NAMES | CLOSE)
-def test_any_name_becomes_one_that_a_folder_can_have(name: str) -> None:
+def test_any_name_becomes_a_valid_folder_name(name: str) -> None:
     folder = folder_name(name)
     assert 0 < len(folder.encode()) <= 200
     assert "/" not in folder
@@ -19,11 +19,11 @@ def test_any_name_becomes_one_that_a_folder_can_have(name: str) -> None:
 
 
 @given(NAMES | CLOSE, NAMES | CLOSE)
-def test_two_names_never_meet(one: str, other: str) -> None:
+def test_different_names_give_different_folders(one: str, other: str) -> None:
     assert (folder_name(one) == folder_name(other)) == (one == other)
 
 
-def test_plain_names_stay_as_they_are() -> None:
+def test_plain_names_are_not_changed() -> None:
     assert [folder_name(name) for name in ("a", "0017", "shot-3_b.v2", "-x")] == ["a", "0017", "shot-3_b.v2", "-x"]
 
 
@@ -33,7 +33,7 @@ def test_long_names_keep_their_beginning_and_differ() -> None:
     assert one != other
 
 
-def test_a_pair_is_called_after_its_files_and_differs_by_their_folders() -> None:
+def test_a_pair_is_named_after_its_files_and_their_folders_make_it_unique() -> None:
     assert name_of_pair("rooms/a.ply", "walks/run/*.ply").startswith("a-run-")
     assert name_of_pair("rooms/a.ply", "walks/run/").startswith("a-run-")
     assert name_of_pair(None, "*.ply").startswith("*-")

@@ -19,7 +19,7 @@ def measured(folder: Path, *paths: str, vram_mb: float = 64.0, ram_mb: float = 6
     return found
 
 
-def test_an_asset_is_measured_on_its_way_and_a_broken_one_costs_no_other(tmp_path: Path) -> None:
+def test_an_asset_is_measured_while_it_loads_and_a_broken_asset_affects_no_other(tmp_path: Path) -> None:
     write_ply(tmp_path / "a.ply", splats(1000))
     (tmp_path / "b.ply").write_bytes((tmp_path / "a.ply").read_bytes()[:-1])
     write_ply(tmp_path / "c.ply", splats(1000))
@@ -31,14 +31,14 @@ def test_an_asset_is_measured_on_its_way_and_a_broken_one_costs_no_other(tmp_pat
     assert "b.ply" in str(broken.problem)
 
 
-def test_an_asset_that_is_larger_than_ram_is_told_with_its_size(tmp_path: Path) -> None:
+def test_an_asset_larger_than_ram_is_reported_with_its_size(tmp_path: Path) -> None:
     write_ply(tmp_path / "a.ply", splats(1000))
     (asset,) = measured(tmp_path, "a.ply", ram_mb=0.1)
     assert (asset.vram_nbytes, asset.load_s, asset.upload_s) == (NBYTES, None, None)
     assert "larger than the RAM budget" in str(asset.problem)
 
 
-def test_an_asset_that_the_device_has_no_room_for_is_told_with_what_was_measured(tmp_path: Path) -> None:
+def test_an_asset_larger_than_vram_is_reported_with_its_measurements(tmp_path: Path) -> None:
     write_ply(tmp_path / "a.ply", splats(1000))
     (asset,) = measured(tmp_path, "a.ply", vram_mb=0.1)
     assert asset.load_s is not None

@@ -1,4 +1,4 @@
-"""Stands in for conda and for micromamba: speaks what they speak to their own shell functions, over real folders.
+"""A stand-in for conda and micromamba: prints what they print to their shell functions, for real folders.
 
 Called as `conda`, it takes `shell.posix activate NAME`; as `micromamba` or `mamba`, `shell activate --shell posix
 --prefix NAME`; and `env list --json` in either role. Environments are folders in `envs` beside its `bin`.
@@ -41,16 +41,16 @@ def activation(prefix: Path) -> list[str]:
     return lines + hooks(str(prefix), "activate")
 
 
-def main(words: list[str]) -> None:
-    if words == ["env", "list", "--json"]:
+def main(argv: list[str]) -> None:
+    if argv == ["env", "list", "--json"]:
         json.dump({"envs": [str(ROOT), *map(str, sorted((ROOT / "envs").iterdir()))]}, sys.stdout)
         return
     asked = ["shell.posix", "activate"] if TOOL == "conda" else ["shell", "activate", "--shell", "posix", "--prefix"]
-    if words[:-1] != asked:
-        sys.exit(f"{TOOL}: what is {words}?")
-    prefix = prefix_of(words[-1])
+    if argv[:-1] != asked:
+        sys.exit(f"{TOOL}: what is {argv}?")
+    prefix = prefix_of(argv[-1])
     if not (prefix / "conda-meta").is_dir():
-        sys.exit(f"\nEnvironmentNameNotFound: Could not find conda environment: {words[-1]}\n")
+        sys.exit(f"\nEnvironmentNameNotFound: Could not find conda environment: {argv[-1]}\n")
     sys.stdout.write("\n".join(activation(prefix)))
 
 

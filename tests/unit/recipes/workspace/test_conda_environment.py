@@ -23,8 +23,8 @@ class Installation:
         self.tool.parent.mkdir(parents=True)
         self.add("base")
         (root / "envs").mkdir()
-        words = shlex.join([sys.executable, "-I", str(STAND_IN), str(self.tool)])
-        self.tool.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        command = shlex.join([sys.executable, "-I", str(STAND_IN), str(self.tool)])
+        self.tool.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         self.tool.chmod(0o755)
 
     def add(self, name: str) -> Path:
@@ -62,7 +62,9 @@ def test_an_environment_is_activated(conda: Installation, environment: dict[str,
     }
 
 
-def test_what_a_shell_sets_for_itself_is_not_taken_over(conda: Installation, environment: dict[str, str]) -> None:
+def test_variables_that_a_shell_sets_for_itself_are_not_taken_over(
+    conda: Installation, environment: dict[str, str]
+) -> None:
     conda.add("torch")
     environment |= {"CONDA_EXE": str(conda.tool), "SHLVL": "7", "_": "/bin/me", "LC_CTYPE": "C"}
     after = activate_environment("torch", environment)
@@ -131,7 +133,7 @@ def test_hooks_run_in_the_order_of_their_names(conda: Installation, environment:
     assert (after["ONE"], after["TWO"], after["ARGUMENTS"]) == ("a\n b", "a\n b!", "0")
 
 
-def test_hooks_for_bash_run_where_there_is_one(conda: Installation, environment: dict[str, str]) -> None:
+def test_hooks_for_bash_run_if_bash_is_installed(conda: Installation, environment: dict[str, str]) -> None:
     assert shutil.which("bash"), "every machine that this runs on has bash"
     conda.add("torch")
     conda.hook("torch", "function f { local -a words=(a b); [[ ${#words[@]} == 2 ]] && export BASHED=yes; }; f")
@@ -140,7 +142,7 @@ def test_hooks_for_bash_run_where_there_is_one(conda: Installation, environment:
 
 
 @pytest.mark.parametrize("last", ["false", '[ -n "$NOTHING" ] && export X=1', "set -e; false || true", "set -u"])
-def test_what_a_hook_returns_is_of_no_account(conda: Installation, environment: dict[str, str], last: str) -> None:
+def test_the_exit_status_of_a_hook_is_ignored(conda: Installation, environment: dict[str, str], last: str) -> None:
     conda.add("torch")
     conda.hook("torch", f"export MARK=set\n{last}\n")
     environment["CONDA_EXE"] = str(conda.tool)
@@ -158,7 +160,7 @@ def test_a_hook_may_leave_something_running(conda: Installation, environment: di
 
 
 @pytest.mark.parametrize("text", ["echo it is broken >&2; exit 3", "set -e; echo it is broken >&2; false"])
-def test_a_hook_that_ends_the_shell_is_a_fault(conda: Installation, environment: dict[str, str], text: str) -> None:
+def test_a_hook_that_ends_the_shell_is_an_error(conda: Installation, environment: dict[str, str], text: str) -> None:
     conda.add("torch")
     conda.hook("torch", text)
     environment["CONDA_EXE"] = str(conda.tool)
@@ -173,7 +175,7 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
     conda.hook("torch", f"echo $$ > '{tmp_path}/pid'; read nothing < '{tmp_path}/pipe'")
     environment["CONDA_EXE"] = str(conda.tool)
     begun = tmp_path / "pid"
-    for timeout_s in (2, 8, 32):  # on a slow machine the hook does not even begin in the first
+    for timeout_s in (2, 8, 32):  # on a slow machine the hook may not start within the first
         with pytest.raises(EnvironmentFault, match=f"was not activated within {timeout_s} s"):
             activate_environment("torch", environment, timeout_s=timeout_s)
         if begun.exists() and begun.read_text():
@@ -194,7 +196,7 @@ def test_a_missing_environment_is_reported_with_the_known_ones(
     assert caught.value.hint == "there are: base, jax, torch"
 
 
-def test_a_conda_that_fails_is_a_fault_with_its_own_message(conda: Installation, environment: dict[str, str]) -> None:
+def test_a_failing_conda_is_reported_with_its_message(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("torch")
     conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
     environment["CONDA_EXE"] = str(conda.tool)
@@ -206,14 +208,14 @@ def test_a_conda_that_fails_is_a_fault_with_its_own_message(conda: Installation,
         activate_environment("torch", environment)
 
 
-def test_without_any_conda_it_says_so(environment: dict[str, str]) -> None:
+def test_a_missing_conda_is_reported(environment: dict[str, str]) -> None:
     with pytest.raises(UserError, match="conda, mamba and micromamba were not found") as caught:
         activate_environment("torch", environment)
     assert "CONDA_EXE" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", ["$(touch x)", "a b", "it's", "`touch x`", "größe"])
-def test_a_name_is_never_seen_by_a_shell(
+def test_a_name_is_never_interpreted_by_a_shell(
     conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,7 +225,7 @@ def test_a_name_is_never_seen_by_a_shell(
     assert not (tmp_path / "x").exists()
 
 
-def test_an_option_is_no_environment(conda: Installation, environment: dict[str, str]) -> None:
+def test_an_option_is_not_accepted_as_an_environment(conda: Installation, environment: dict[str, str]) -> None:
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(UserError, match="cannot be the name of an environment"):
         activate_environment("--help", environment)

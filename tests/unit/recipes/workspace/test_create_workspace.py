@@ -49,7 +49,7 @@ def test_a_new_configuration_shows_every_key_with_its_default(tmp_path: Path) ->
         assert re.search(rf"^#?{key}:", text, re.MULTILINE), key
 
 
-def test_a_workspace_is_made_of_the_templates_that_people_may_copy(tmp_path: Path) -> None:
+def test_a_workspace_consists_of_the_published_templates(tmp_path: Path) -> None:
     copied = tmp_path / "exp"
     copied.mkdir()
     shutil.copy(CONFIG_TEMPLATE, copied / CONFIG_FILE)
@@ -72,7 +72,7 @@ def test_a_folder_of_any_name_becomes_a_workspace(tmp_path: Path, name: str) -> 
     assert named == load(folder).settings.task_name
 
 
-def test_a_folder_with_other_things_in_it_becomes_a_workspace(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_becomes_a_workspace(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yml").write_text("lr: 1")
@@ -100,7 +100,7 @@ def legacy(folder: Path) -> Path:
     return folder
 
 
-def test_force_keeps_all_values_and_backs_up_what_it_replaces(tmp_path: Path) -> None:
+def test_force_keeps_all_values_and_backs_up_replaced_files(tmp_path: Path) -> None:
     folder = legacy(tmp_path)
     before = load(folder).settings
     made = init(folder, force=True)
@@ -131,7 +131,7 @@ def test_force_a_second_time_changes_nothing(tmp_path: Path) -> None:
     assert contents(fresh) == before
 
 
-def test_a_backup_is_never_written_over(tmp_path: Path) -> None:
+def test_a_backup_is_never_overwritten(tmp_path: Path) -> None:
     for number, text in enumerate(["first", "second", "third"]):
         (tmp_path / "scheduler.sh").write_text(text)
         made = init(tmp_path, force=True)
@@ -167,14 +167,14 @@ def test_a_configuration_keeps_its_line_ends_and_its_mode(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / f"{CONFIG_FILE}.bak").stat().st_mode) == 0o600
 
 
-def test_a_configuration_with_a_mistake_is_left_to_its_owner(tmp_path: Path) -> None:
+def test_a_configuration_with_a_mistake_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / CONFIG_FILE
     path.write_text("task_nam: a\n")
     assert path in init(tmp_path, force=True).kept
     assert path.read_text() == "task_nam: a\n"
 
 
-def test_what_a_link_leads_to_is_not_written(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_not_written(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "c.yml").write_text("task_name: a\n")
@@ -191,7 +191,7 @@ def test_what_a_link_leads_to_is_not_written(tmp_path: Path) -> None:
     assert made.backed_up[0][1].readlink() == shared / "s.sh"
 
 
-def test_the_folders_are_those_that_the_configuration_names(tmp_path: Path) -> None:
+def test_the_folders_named_in_the_configuration_are_created(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text(f"config_dir: runs/configs\noutput_dir: {tmp_path.parent}/elsewhere\n")
     init(tmp_path, force=True)
     assert (tmp_path / "runs" / "configs").is_dir()
@@ -201,7 +201,7 @@ def test_the_folders_are_those_that_the_configuration_names(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_file_is_no_place_for_a_workspace(tmp_path: Path, force: bool) -> None:
+def test_a_file_cannot_become_a_workspace(tmp_path: Path, force: bool) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is not a folder"):
         init(tmp_path / "file", force=force)

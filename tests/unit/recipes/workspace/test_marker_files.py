@@ -29,7 +29,7 @@ def test_a_rerun_has_no_marker_and_a_refused_rerun_keeps_it(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_somebody_left_who_was_killed_completes_nothing(tmp_path: Path) -> None:
+def test_a_marker_set_aside_by_a_killed_process_is_not_restored(tmp_path: Path) -> None:
     marker = tmp_path / "a_completed.txt"
     (tmp_path / ".a_completed.txt.before").write_text("long ago\n")
     with pytest.raises(ValueError, match="refused"):
@@ -37,7 +37,7 @@ def test_what_somebody_left_who_was_killed_completes_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_marker_that_cannot_be_written_is_a_fault_that_names_it(tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_marker_names_it(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(EnvironmentFault, match=r"out/a_completed\.txt cannot be written: Not a directory"):
         write_whole(tmp_path / "out" / "a_completed.txt", b"done\n")

@@ -17,13 +17,13 @@ def complaint(folder: Path, content: str | bytes) -> UserError:
     return caught.value
 
 
-def told(folder: Path, content: str | bytes) -> str:
-    """Without the folder: `LINE: what`."""
+def message_of(folder: Path, content: str | bytes) -> str:
+    """Return the message without the path of the file: `LINE: text`."""
     return complaint(folder, content).message.replace(f"{folder / CONFIG_FILE}:", "")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"),
+    ("wrong", "suggested"),
     [
         ("max_job_per_gpu", "max_jobs_per_gpu"),
         ("Max-Retries", "max_retries"),
@@ -31,20 +31,20 @@ def told(folder: Path, content: str | bytes) -> str:
         ("outputdir", "output_dir"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, wrong: str, meant: str) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, wrong: str, suggested: str) -> None:
     error = complaint(tmp_path, f"task_name: a\n{wrong}: 2\n")
     assert error.message.endswith(f"{CONFIG_FILE}:2: there is no key `{wrong}`")
-    assert error.hint == f"did you mean `{meant}`?"
+    assert error.hint == f"did you mean `{suggested}`?"
 
 
-def test_a_key_like_no_other_is_refused_with_all_there_are(tmp_path: Path) -> None:
+def test_an_unknown_key_without_a_near_match_is_refused_with_all_keys(tmp_path: Path) -> None:
     hint = complaint(tmp_path, "zzz: 2\n").hint
     assert hint is not None
     assert "task_name, work_dir" in hint
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "message"),
     [
         ("max_jobs_per_gpu: many", "`max_jobs_per_gpu` takes a whole number of 1 or more, not 'many'"),
         ("max_jobs_per_gpu: 0", "`max_jobs_per_gpu` takes a whole number of 1 or more, not '0'"),
@@ -75,26 +75,26 @@ def test_a_key_like_no_other_is_refused_with_all_there_are(tmp_path: Path) -> No
         ("env: {A: [1]}", "`env` takes names of environment variables with their values, each name once, not a list"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused_with_what_the_key_takes(tmp_path: Path, line: str, what: str) -> None:
-    assert told(tmp_path, f"# first\n\n{line}\n") == f"3: {what}"
+def test_a_value_of_the_wrong_type_is_refused_with_the_expected_type(tmp_path: Path, line: str, message: str) -> None:
+    assert message_of(tmp_path, f"# first\n\n{line}\n") == f"3: {message}"
 
 
 @pytest.mark.parametrize("text", ["make | tee log", "it's", "a > b", "\"''\"", "[]", "[a, [b]]", "{a: b}"])
-def test_what_only_a_shell_could_run_is_no_command(tmp_path: Path, text: str) -> None:
-    assert told(tmp_path, f"notify: {text}\n").startswith("1: `notify` takes a command")
+def test_a_shell_expression_is_not_accepted_as_a_command(tmp_path: Path, text: str) -> None:
+    assert message_of(tmp_path, f"notify: {text}\n").startswith("1: `notify` takes a command")
 
 
 @pytest.mark.parametrize("text", ["/data/*.yml", "../*.yml", "[a]"])
-def test_a_pattern_is_one_of_file_names(tmp_path: Path, text: str) -> None:
-    assert "`config_pattern` takes a pattern of file names" in told(tmp_path, f"config_pattern: {text}\n")
+def test_a_pattern_must_match_file_names(tmp_path: Path, text: str) -> None:
+    assert "`config_pattern` takes a pattern of file names" in message_of(tmp_path, f"config_pattern: {text}\n")
 
 
 def test_a_mistake_in_a_block_is_reported_with_its_own_line(tmp_path: Path) -> None:
-    assert told(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
+    assert message_of(tmp_path, "env:\n  A: 1\n  B C: 2\n").startswith("3: `env` takes")
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
-    assert told(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
+    assert message_of(tmp_path, "vram: 1G\ntask_name: a\nvram: 2G\n") == "3: `vram` is given twice, first on line 1"
 
 
 def test_all_mistakes_are_reported_together_in_order_of_lines(tmp_path: Path) -> None:
@@ -108,42 +108,42 @@ def test_all_mistakes_are_reported_together_in_order_of_lines(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n"])
-def test_what_is_not_keys_with_values_is_refused(tmp_path: Path, text: str) -> None:
-    assert "expected keys with values" in told(tmp_path, text)
+def test_a_document_without_keys_and_values_is_refused(tmp_path: Path, text: str) -> None:
+    assert "expected keys with values" in message_of(tmp_path, text)
 
 
-def test_a_list_is_no_key(tmp_path: Path) -> None:
-    assert told(tmp_path, "? [a]\n: 1\n") == "1: a list cannot be a key"
+def test_a_list_cannot_be_a_key(tmp_path: Path) -> None:
+    assert message_of(tmp_path, "? [a]\n: 1\n") == "1: a list cannot be a key"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [("task_name: a\nenv: {A: 1\n", 3), ("a: b: c\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: 'b\n\n\n", 4)],
 )
-def test_what_is_no_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    assert told(tmp_path, text).startswith(f"{line}: not YAML: ")
+def test_invalid_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
+    assert message_of(tmp_path, text).startswith(f"{line}: not YAML: ")
 
 
-def test_a_tab_is_called_a_tab(tmp_path: Path) -> None:
+def test_a_tab_is_named_in_the_message(tmp_path: Path) -> None:
     error = complaint(tmp_path, "task_name: a\nenv:\n\tA: 1\n")
     assert f"{CONFIG_FILE}:3: " in error.message
     assert error.hint == "indent with spaces, not with tabs"
 
 
-def test_what_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
-    assert told(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: not UTF-8 text"
+def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert message_of(tmp_path, b"task_name: a\nlog_dir: caf\xe9\n") == "2: not UTF-8 text"
 
 
 @pytest.mark.parametrize(
     "text", ["a: \x01\n", "[" * 100_000, "a: " + "{a: " * 50_000, "&a [*a]\n", 'task_name: "\\0"\n']
 )
-def test_what_no_person_writes_is_refused_like_any_mistake(tmp_path: Path, text: str) -> None:
+def test_pathological_yaml_is_refused_like_any_mistake(tmp_path: Path, text: str) -> None:
     assert complaint(tmp_path, text)
 
 
-def test_no_tag_is_ever_obeyed(tmp_path: Path) -> None:
+def test_yaml_tags_are_never_executed(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    assert "tag" in told(tmp_path, f"work_dir: !!python/object/apply:os.mkdir ['{trace}']\n")
+    assert "tag" in message_of(tmp_path, f"work_dir: !!python/object/apply:os.mkdir ['{trace}']\n")
     assert not trace.exists()
 
 

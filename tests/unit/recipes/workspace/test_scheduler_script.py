@@ -10,7 +10,7 @@ import pytest
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.templates import scheduler_script
 
-# Tells its arguments, each ended by a zero, with the workspace's real path.
+# Prints its arguments, each terminated by NUL, with the workspace's real path.
 TELLER = """#!/bin/sh
 [ "$1 $2" = "workspace --workspace" ] || exit 9
 printf '%s\\0' "$(cd "$3" && pwd -P && echo x)"
@@ -22,7 +22,7 @@ HOSTILE = ["plain", "a b", "it's", '"q"', "$(touch x)", "`touch x`", "-dash", "g
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A PATH on which a stand-in is called gpuyard."""
+    """Return a PATH with a stand-in named gpuyard."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "gpuyard").write_text(TELLER)
@@ -30,19 +30,19 @@ def path(tmp_path: Path) -> str:
     return f"{folder}:{os.defpath}"
 
 
-def told(words: list[str], cwd: Path, path: str) -> tuple[str, list[str]]:
-    """The workspace it was for, and the arguments."""
-    done = subprocess.run(words, cwd=cwd, env={"PATH": path}, stdout=subprocess.PIPE, check=True)
+def call_of(command: list[str], cwd: Path, path: str) -> tuple[str, list[str]]:
+    """Run the script. Return the workspace and the arguments that gpuyard was called with."""
+    done = subprocess.run(command, cwd=cwd, env={"PATH": path}, stdout=subprocess.PIPE, check=True)
     workspace, *arguments = done.stdout.decode().split("\0")[:-1]
     return workspace.removesuffix("\nx"), arguments
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_works_from_any_working_directory(tmp_path: Path, path: str, name: str) -> None:
+def test_the_script_works_from_any_working_directory(tmp_path: Path, path: str, name: str) -> None:
     folder = init(tmp_path / name, force=False).folder
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for words, cwd in (
+    for command, cwd in (
         ([f"{folder}/scheduler.sh"], elsewhere),
         (["./scheduler.sh"], folder),
         ([f"./{name}/scheduler.sh"], tmp_path),
@@ -50,12 +50,12 @@ def test_it_works_from_any_working_directory(tmp_path: Path, path: str, name: st
         (["sh", "scheduler.sh"], folder),
         (["sh", "--", f"{name}/scheduler.sh"], tmp_path),
     ):
-        assert told([*words, "status"], cwd, path) == (str(folder), ["status"])
+        assert call_of([*command, "status"], cwd, path) == (str(folder), ["status"])
     assert not list(tmp_path.rglob("x"))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_link_to_it_leads_to_its_workspace(tmp_path: Path, path: str, name: str) -> None:
+def test_a_link_to_the_script_uses_the_workspace_of_the_script(tmp_path: Path, path: str, name: str) -> None:
     folder = init(tmp_path / "deep" / name, force=False).folder
     links = tmp_path / "links"
     links.mkdir()
@@ -63,25 +63,25 @@ def test_a_link_to_it_leads_to_its_workspace(tmp_path: Path, path: str, name: st
     (links / "near").symlink_to(f"../deep/{name}/scheduler.sh")
     (links / "twice").symlink_to("near")
     for link in ("far", "near", "twice"):
-        assert told([f"links/{link}", "status"], tmp_path, path) == (str(folder), ["status"])
+        assert call_of([f"links/{link}", "status"], tmp_path, path) == (str(folder), ["status"])
 
 
-def test_a_link_in_a_workspace_stands_for_that_workspace(tmp_path: Path, path: str) -> None:
+def test_a_link_inside_another_workspace_uses_that_workspace(tmp_path: Path, path: str) -> None:
     first, second = (init(tmp_path / name, force=False).folder for name in ("first", "second"))
     (second / "scheduler.sh").unlink()
     (second / "scheduler.sh").symlink_to(first / "scheduler.sh")
-    assert told(["second/scheduler.sh", "status"], tmp_path, path) == (str(second), ["status"])
+    assert call_of(["second/scheduler.sh", "status"], tmp_path, path) == (str(second), ["status"])
 
 
-def test_arguments_arrive_as_they_are(tmp_path: Path, path: str) -> None:
+def test_arguments_are_passed_unchanged(tmp_path: Path, path: str) -> None:
     folder = init(tmp_path / "ws", force=False).folder
     arguments = ["start", "a b.yml,$(x).yml", "1,0", "", "--rerun", "-x", "two\nlines", "*"]
-    assert told(["./scheduler.sh", *arguments], folder, path)[1] == arguments
+    assert call_of(["./scheduler.sh", *arguments], folder, path)[1] == arguments
 
 
-def test_alone_it_asks_for_help(tmp_path: Path, path: str) -> None:
+def test_without_arguments_the_script_calls_help(tmp_path: Path, path: str) -> None:
     folder = init(tmp_path / "ws", force=False).folder
-    assert told(["./scheduler.sh"], folder, path)[1] == ["help"]
+    assert call_of(["./scheduler.sh"], folder, path)[1] == ["help"]
 
 
 def test_without_gpuyard_on_path_the_python_that_made_it_is_used(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_without_gpuyard_on_path_the_python_that_made_it_is_used(tmp_path: Path)
     assert done.stdout == f"['workspace', '--workspace', '{tmp_path}/', 'status']\n"
 
 
-def test_files_in_the_working_directory_do_not_get_in_the_way(tmp_path: Path) -> None:
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "gpuyard.py").write_text("raise SystemExit('taken from the working directory')")
     (tmp_path / "scheduler.sh").write_text(scheduler_script(sys.executable))
     done = subprocess.run(
@@ -114,7 +114,7 @@ def test_files_in_the_working_directory_do_not_get_in_the_way(tmp_path: Path) ->
     assert "taken from" not in done.stdout + done.stderr
 
 
-def test_with_neither_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_gpuyard_and_python_the_script_prints_a_hint(tmp_path: Path) -> None:
     script = tmp_path / "scheduler.sh"
     script.write_text(scheduler_script(str(tmp_path / "gone")))
     done = subprocess.run(

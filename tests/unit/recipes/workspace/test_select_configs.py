@@ -1,4 +1,4 @@
-"""Which configs are meant, which GPUs they are to have, and with what they are started."""
+"""Selecting configs and their GPUs, and the command that each is started with."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def said(folder: Path, text: str) -> LoadedSettings:
+def loaded_settings(folder: Path, text: str) -> LoadedSettings:
     (folder / "scheduler_config.yml").write_text(text)
     return load(folder)
 
@@ -33,11 +33,11 @@ def names(folder: Path, text: str | None) -> list[str]:
     return [path.name for path in choose_configs(load(folder).settings, folder, text)]
 
 
-def test_all_files_that_match_are_meant_where_none_is_named(folder: Path) -> None:
+def test_by_default_all_matching_files_are_selected(folder: Path) -> None:
     assert names(folder, None) == names(folder, " ") == ["a,b.yml", "heavy.yml", "light.yml"]
 
 
-def test_they_come_in_natural_order(folder: Path) -> None:
+def test_configs_are_in_natural_order(folder: Path) -> None:
     ordered = ["7.yml", "batch.yml", "batch1.yml", "batch2.yml", "batch2b9.yml", "batch2b10.yml", "batch010.yml",
                "batch10.yml", "batch11.yml"]  # fmt: skip
     for name in reversed(ordered):
@@ -45,14 +45,14 @@ def test_they_come_in_natural_order(folder: Path) -> None:
     assert [name for name in names(folder, None) if name[0] in "7b"] == ordered
 
 
-def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
+def test_named_configs_are_selected_in_the_given_order(folder: Path) -> None:
     assert names(folder, "light.yml, heavy") == ["light.yml", "heavy.yml"]
     assert names(folder, "configs/light.yml") == ["light.yml"]
     assert names(folder, "a,b.yml") == ["a,b.yml"], "a comma may be part of a name"
 
 
 @pytest.mark.parametrize(
-    ("text", "says", "hint"),
+    ("text", "message", "hint"),
     [
         ("haevy.yml", "there is no config 'haevy.yml'", "did you mean 'heavy.yml'?"),
         ("notes.txt", "there is no config 'notes.txt'", "the configs are"),
@@ -60,21 +60,21 @@ def test_those_that_are_named_are_meant_in_that_order(folder: Path) -> None:
         ("../other/configs/heavy.yml", "there is no config '../other/configs/heavy.yml'", "did you mean 'heavy.yml'?"),
     ],
 )
-def test_a_config_that_is_missing_or_named_twice_is_a_mistake(folder: Path, text: str, says: str, hint: str) -> None:
+def test_a_config_that_is_missing_or_named_twice_is_a_mistake(folder: Path, text: str, message: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         choose_configs(load(folder).settings, folder, text)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 
 def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no config in .*\*\.yaml"):
-        choose_configs(said(folder, 'config_pattern: "*.yaml"').settings, folder, None)
+        choose_configs(loaded_settings(folder, 'config_pattern: "*.yaml"').settings, folder, None)
     with pytest.raises(UserError, match=r"config_dir: cannot read"):
-        choose_configs(said(folder, "config_dir: nowhere").settings, folder, None)
+        choose_configs(loaded_settings(folder, "config_dir: nowhere").settings, folder, None)
 
 
-def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:
+def test_gpus_are_given_per_config_or_once_for_all(folder: Path) -> None:
     settings = load(folder).settings
     assert choose_devices(settings, 3, "1,0, 0") == (["1", "0", "0"], [])
     assert choose_devices(settings, 3, "1") == (["1", "1", "1"], [])
@@ -86,23 +86,26 @@ def test_gpus_are_named_for_each_or_one_for_all(folder: Path) -> None:
 
 def test_gpu_count_uses_the_first_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
-    assert choose_devices(said(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
-    devices, notes = choose_devices(said(folder, "gpu_count: 8").settings, 1, None)
+    assert choose_devices(loaded_settings(folder, "gpu_count: 2").settings, 1, None) == (["SIM-0,SIM-1"], [])
+    devices, notes = choose_devices(loaded_settings(folder, "gpu_count: 8").settings, 1, None)
     assert devices == ["SIM-0,SIM-1,SIM-2"]
     assert "this machine has 3" in notes[0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
-    assert choose_devices(said(folder, "gpu_count: 1").settings, 1, None) in ((["SIM-1"], []), (["SIM-2"], []))
+    assert choose_devices(loaded_settings(folder, "gpu_count: 1").settings, 1, None) in (
+        (["SIM-1"], []),
+        (["SIM-2"], []),
+    )
 
 
-# With what they are started
+# Commands
 
 
-def words(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[str, ...]:
-    loaded = said(folder, text)
+def command(folder: Path, text: str, environment: dict[str, str] | None = None) -> tuple[str, ...]:
+    loaded = loaded_settings(folder, text)
     return task_command(loaded.settings, loaded.workspace, environment or dict(os.environ))
 
 
-def test_paths_are_named_from_the_working_directory_where_they_lie_in_it(folder: Path, tmp_path: Path) -> None:
+def test_paths_inside_the_working_directory_are_relative_to_it(folder: Path, tmp_path: Path) -> None:
     settings = load(folder).settings
     assert path_in_work_dir(f"{folder}/configs/a.yml", settings) == "configs/a.yml"
     assert path_in_work_dir(f"{tmp_path}/a.yml", settings) == f"{tmp_path}/a.yml"
@@ -110,21 +113,21 @@ def test_paths_are_named_from_the_working_directory_where_they_lie_in_it(folder:
     assert path_in_work_dir(f"{folder}/..a.yml", settings) == "..a.yml"
 
 
-def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environment(folder: Path) -> None:
+def test_the_interpreter_is_found_on_path_by_path_or_in_an_environment_folder(folder: Path) -> None:
     (folder / "my env" / "bin").mkdir(parents=True)
     (folder / "my env" / "bin" / "python").symlink_to(sys.executable)
     (folder / "bin").symlink_to(folder / "my env" / "bin")
     own = f"{folder}/my env/bin/python"
-    assert words(folder, f"python_env: {sys.executable}")[0] == sys.executable
-    assert words(folder, "python_env: my env")[0] == own
-    assert words(folder, "python_env: my env/bin/python")[0] == own
-    assert words(folder, "python_env: python -u -X dev", {"PATH": f"{folder}/bin"}) == (
+    assert command(folder, f"python_env: {sys.executable}")[0] == sys.executable
+    assert command(folder, "python_env: my env")[0] == own
+    assert command(folder, "python_env: my env/bin/python")[0] == own
+    assert command(folder, "python_env: python -u -X dev", {"PATH": f"{folder}/bin"}) == (
         f"{folder}/bin/python", "-u", "-X", "dev", "train.py", "--config_path",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("python_env: nosuchpython", "python_env: there is no program 'nosuchpython'"),
         ("python_env: ./train.py", "python_env: .* is not executable"),
@@ -133,16 +136,16 @@ def test_the_interpreter_is_one_on_path_or_a_path_or_the_folder_of_an_environmen
         ("work_dir: nowhere", "work_dir: there is no folder"),
     ],
 )
-def test_a_command_that_cannot_start_is_reported_before_anything_starts(folder: Path, text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        words(folder, text)
+def test_a_command_that_cannot_start_is_reported_before_anything_starts(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        command(folder, text)
 
 
-def test_a_task_is_in_no_terminal_of_ours_and_has_what_the_workspace_sets(
+def test_a_task_gets_no_terminal_variables_and_the_variables_of_the_workspace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
     monkeypatch.setenv("LR", "ours")
-    environment = task_environment(said(folder, "env: {LR: 3e-4, N: 2}").settings)
+    environment = task_environment(loaded_settings(folder, "env: {LR: 3e-4, N: 2}").settings)
     assert "TMUX" not in environment
     assert (environment["LR"], environment["N"]) == ("3e-4", "2")

@@ -1,4 +1,4 @@
-"""What a workspace's configuration comes to, and where each value is from."""
+"""The settings of a workspace, and the source of each value."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, LoadedSettings, field_name, load
 
-# What shell schedulers have: these keys, and no others.
+# A configuration of a shell scheduler: only these keys.
 LEGACY = """\
 task_name: "TASK"
 work_dir: "."
@@ -41,7 +41,7 @@ def loaded(workspace: Path, text: str) -> LoadedSettings:
     return load(workspace)
 
 
-def test_an_empty_file_is_a_whole_configuration(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "my_experiment"
     settings = loaded(folder, "").settings
     assert msgspec.structs.asdict(settings) == {
@@ -79,7 +79,7 @@ def test_an_empty_file_is_a_whole_configuration(tmp_path: Path) -> None:
     }
 
 
-def test_a_shell_schedulers_configuration_means_what_it_says(tmp_path: Path) -> None:
+def test_the_configuration_of_a_shell_scheduler_is_understood(tmp_path: Path) -> None:
     settings = loaded(tmp_path, LEGACY).settings
     assert (settings.task_name, settings.worker_prefix) == ("TASK", "TASK")
     assert (settings.max_jobs_per_gpu, settings.gpu_count, settings.max_retries) == (3, 8, 5)
@@ -91,7 +91,7 @@ def test_a_shell_schedulers_configuration_means_what_it_says(tmp_path: Path) -> 
     assert settings.work_dir == str(tmp_path)
 
 
-def test_the_new_keys_take_what_people_write(tmp_path: Path) -> None:
+def test_the_new_keys_accept_usual_spellings(tmp_path: Path) -> None:
     text = (
         "vram: 8G\ntimeout: 4h\npriority: -5\nengine: Slurm\nsessions: none\ngpu_count: all\n"
         "notify: mail -s 'all done' me\nconda_env: torch\n"
@@ -118,7 +118,7 @@ def test_variables_keep_their_text_as_written(tmp_path: Path) -> None:
     }
 
 
-def test_an_alias_stands_for_what_it_names(tmp_path: Path) -> None:
+def test_a_yaml_alias_is_resolved(tmp_path: Path) -> None:
     settings = loaded(tmp_path, "task_name: &name night\nworker_prefix: *name\n").settings
     assert settings.worker_prefix == "night"
 
@@ -136,7 +136,9 @@ def test_an_empty_value_is_the_default(tmp_path: Path, empty: str) -> None:
     assert found.sources["max_retries"] == "default"
 
 
-def test_paths_are_the_workspaces_or_absolute_or_of_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_workspace_absolute_or_in_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     text = "work_dir: ../code\nconfig_dir: /data/configs\noutput_dir: ~/out\nlog_dir: ./$LOGS\nconda_env: ./env\n"
     settings = loaded(tmp_path / "ws", text).settings
@@ -159,7 +161,7 @@ def test_a_script_is_found_in_the_workspace_first_and_then_in_the_working_direct
     assert loaded(tmp_path / "ws", text).settings.script_path == str(here)
 
 
-def test_each_value_says_where_it_came_from(tmp_path: Path) -> None:
+def test_each_value_has_its_source(tmp_path: Path) -> None:
     sources = loaded(tmp_path, "# mine\ntask_name: a\n\nmax_retries: 1\n").sources
     assert sources["task_name"] == f"{CONFIG_FILE}:2"
     assert sources["max_retries"] == f"{CONFIG_FILE}:4"
@@ -169,7 +171,7 @@ def test_each_value_says_where_it_came_from(tmp_path: Path) -> None:
     assert loaded(tmp_path, "").sources["task_name"] == "default, from the folder's name"
 
 
-def test_all_keys_are_shown_as_people_would_write_them(tmp_path: Path) -> None:
+def test_all_keys_are_shown_in_their_usual_spelling(tmp_path: Path) -> None:
     text = "vram: 1.5G\nenv: {A: b c, D: 1}\nnotify: [mail, a b]\nenable_logging: no\ngpu_count: 4\n"
     rows = {row.key: row.value for row in loaded(tmp_path, text).rows()}
     assert list(rows) == list(SETTING_TYPES)
@@ -211,7 +213,7 @@ def test_an_unusable_folder_name_gives_a_usable_task_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.linux("file names that are not UTF-8")
-def test_a_folder_whose_name_is_no_text_gives_a_name_that_is(tmp_path: Path) -> None:
+def test_a_folder_name_that_is_not_text_gives_a_valid_task_name(tmp_path: Path) -> None:
     broken = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     assert loaded(broken, "").settings.task_name == "?"
 
@@ -221,7 +223,7 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     assert load(tmp_path).settings.task_name == "a"
 
 
-def test_a_folder_without_a_configuration_is_no_workspace(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_not_a_workspace(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a workspace") as caught:
         load(tmp_path / "a b")
     assert caught.value.hint == f"`gpuyard workspace init '{tmp_path}/a b'` creates one"

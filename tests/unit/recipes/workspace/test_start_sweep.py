@@ -1,4 +1,4 @@
-"""What a start of a workspace submits: what is neither done nor under way, each config once."""
+"""Starting a workspace submits each config that is neither completed nor active, once."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from gpuyard.recipes.workspace.start_sweep import StartedSweep
 
 
 class Queue:
-    """A daemon that knows these tasks, notes what is submitted, and refuses some of it."""
+    """A daemon with these tasks that records submissions and refuses some of them."""
 
     def __init__(self, tasks: list[dict[str, Any]], refuses: str = "") -> None:
         self.submitted: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def mark(workspace: LoadedSettings, config: str) -> Path:
     ],
 )
 @pytest.mark.parametrize("is_rerun", [False, True])
-def test_what_is_under_way_is_not_submitted_again(
+def test_an_active_task_is_not_submitted_again(
     workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch, state: str, why: str, is_rerun: bool
 ) -> None:
     submitted, started = start(workspace, Queue([task("a", state)]), monkeypatch, is_rerun=is_rerun)
@@ -86,7 +86,7 @@ def test_what_is_under_way_is_not_submitted_again(
     assert [(each.config, each.why) for each in started.skipped] == [("a", why)]
 
 
-def test_what_failed_is_submitted_again_and_what_is_completed_only_where_that_is_asked_for(
+def test_a_failed_task_is_submitted_again_and_a_completed_task_only_for_a_rerun(
     workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = mark(workspace, "b")
@@ -96,7 +96,7 @@ def test_what_failed_is_submitted_again_and_what_is_completed_only_where_that_is
     assert not marker.exists()
 
 
-def test_a_rerun_that_the_queue_refuses_leaves_its_marker(
+def test_a_rerun_that_the_queue_refuses_keeps_its_marker(
     workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = mark(workspace, "b")
@@ -106,7 +106,7 @@ def test_a_rerun_that_the_queue_refuses_leaves_its_marker(
     assert marker.exists()
 
 
-def test_all_tasks_of_a_workspace_share_gpus_as_it_says(
+def test_all_tasks_of_a_workspace_share_gpus_as_configured(
     workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue([])

@@ -1,4 +1,4 @@
-"""How a workspace stands: markers before jobs, and a time to completion that is honest."""
+"""The status of a workspace: markers take precedence over jobs, and the time left is given only if known."""
 
 import json
 from pathlib import Path
@@ -17,21 +17,21 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Queue:
-    """What the daemon would tell."""
+    """A daemon that answers with these tasks."""
 
-    def __init__(self, *tasks: dict[str, Any], **said: Any) -> None:
-        self._told = {"stopped": False, "paused": False, "tasks": list(tasks), **said}
+    def __init__(self, *tasks: dict[str, Any], **fields: Any) -> None:
+        self._answer = {"stopped": False, "paused": False, "tasks": list(tasks), **fields}
 
     def get(self, path: str, query: dict[str, str] | None = None, timeout_s: float = 0.0) -> dict[str, Any]:
         assert path == "/tasks"
-        return self._told
+        return self._answer
 
 
-def task(config: str, state: str, **said: Any) -> dict[str, Any]:
+def task(config: str, state: str, **fields: Any) -> dict[str, Any]:
     live = state in ("running", "stopping", "suspending", "suspended", "resuming")
     over = state in ("succeeded", "failed", "cancelled", "rejected")
     how = {"is_live": live, "is_finished": over, "is_waiting": not live and not over}
-    return {**DEFAULTS, "config": config, "state": state, **how, **said}
+    return {**DEFAULTS, "config": config, "state": state, **how, **fields}
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ def workspace(tmp_path: Path) -> LoadedSettings:
     return load(folder)
 
 
-def look(workspace: LoadedSettings, *tasks: dict[str, Any], **said: Any) -> SweepStatus:
-    return read_sweep_status(workspace, Queue(*tasks, **said))  # type: ignore[arg-type]
+def status_of(workspace: LoadedSettings, *tasks: dict[str, Any], **fields: Any) -> SweepStatus:
+    return read_sweep_status(workspace, Queue(*tasks, **fields))  # type: ignore[arg-type]
 
 
 def mark(workspace: LoadedSettings, config: str) -> None:
     (workspace.workspace / "out" / f"{config}_completed.txt").write_text("done\n")
 
 
-def states(standing: SweepStatus) -> dict[str, str]:
-    return {row.config: row.state for row in standing.rows}
+def states(status: SweepStatus) -> dict[str, str]:
+    return {row.config: row.state for row in status.rows}
 
 
 @pytest.mark.parametrize(
@@ -73,34 +73,36 @@ def states(standing: SweepStatus) -> dict[str, str]:
         ("cancelled", "stopped", "completed"),
     ],
 )
-def test_the_marker_says_more_than_the_job(workspace: LoadedSettings, state: str, unmarked: str, marked: str) -> None:
-    assert states(look(workspace, task("a", state))) == {"a": unmarked, "b": "not started"}
+def test_the_marker_takes_precedence_over_the_job(
+    workspace: LoadedSettings, state: str, unmarked: str, marked: str
+) -> None:
+    assert states(status_of(workspace, task("a", state))) == {"a": unmarked, "b": "not started"}
     mark(workspace, "a")
-    assert states(look(workspace, task("a", state))) == {"a": marked, "b": "not started"}
+    assert states(status_of(workspace, task("a", state))) == {"a": marked, "b": "not started"}
 
 
-def test_a_marker_alone_is_enough(workspace: LoadedSettings) -> None:
+def test_a_marker_without_a_job_means_completed(workspace: LoadedSettings) -> None:
     mark(workspace, "b")
-    assert states(look(workspace)) == {"a": "not started", "b": "completed"}
+    assert states(status_of(workspace)) == {"a": "not started", "b": "completed"}
 
 
-def test_what_waits_in_a_stopped_workspace_has_stopped(workspace: LoadedSettings) -> None:
-    standing = look(workspace, task("a", "queued"), task("b", "running"), stopped=True)
-    assert states(standing) == {"a": "stopped", "b": "running"}
-    assert (standing.running, standing.waiting, standing.not_started) == (1, 0, 1)
+def test_a_waiting_task_of_a_stopped_workspace_is_stopped(workspace: LoadedSettings) -> None:
+    status = status_of(workspace, task("a", "queued"), task("b", "running"), stopped=True)
+    assert states(status) == {"a": "stopped", "b": "running"}
+    assert (status.running, status.waiting, status.not_started) == (1, 0, 1)
 
 
-def test_a_task_whose_config_is_gone_is_shown_while_it_runs_and_where_it_failed(workspace: LoadedSettings) -> None:
-    standing = look(workspace, task("old", "running"), task("older", "failed"), task("oldest", "succeeded"))
-    assert states(standing) == {"a": "not started", "b": "not started", "old": "running", "older": "failed"}
+def test_a_task_without_a_config_is_shown_if_it_runs_or_failed(workspace: LoadedSettings) -> None:
+    status = status_of(workspace, task("old", "running"), task("older", "failed"), task("oldest", "succeeded"))
+    assert states(status) == {"a": "not started", "b": "not started", "old": "running", "older": "failed"}
 
 
-def test_a_task_whose_marker_could_not_be_written_is_completed_and_says_so(workspace: LoadedSettings) -> None:
+def test_a_task_without_a_writable_marker_is_completed_with_a_note(workspace: LoadedSettings) -> None:
     record = {"job": 7, "attempt": 1, "result": "completed", "marker_by": None, "note": "its marker cannot be written"}
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
-    row = look(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
+    row = status_of(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
     assert (row.state, row.note) == ("completed", "its marker cannot be written")
-    assert look(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
+    assert status_of(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
         "its marker was removed: start runs it again"
     )
 
@@ -109,20 +111,20 @@ def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: LoadedSettings
     record = {"job": 7, "attempt": 2, "session": "w_a_gpu0", "log": "/l/a.log", "note": "ended with status 3"}
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     mark(workspace, "a")
-    its_own = look(workspace, task("a", "succeeded", id=7, attempt=2)).rows[0]
+    its_own = status_of(workspace, task("a", "succeeded", id=7, attempt=2)).rows[0]
     assert (its_own.session, its_own.log, its_own.note) == ("w_a_gpu0", "/l/a.log", "ended with status 3")
-    another = look(workspace, task("a", "succeeded", id=8, attempt=2)).rows[0]
+    another = status_of(workspace, task("a", "succeeded", id=8, attempt=2)).rows[0]
     assert (another.session, another.log, another.note) == (None, None, None)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"job": 7', "null"])
-def test_a_record_that_is_none_is_left_out(workspace: LoadedSettings, content: str) -> None:
+def test_an_invalid_record_is_ignored(workspace: LoadedSettings, content: str) -> None:
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(content)
-    assert look(workspace, task("a", "running", id=7, attempt=1)).rows[0].session is None
+    assert status_of(workspace, task("a", "running", id=7, attempt=1)).rows[0].session is None
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ("one\ntwo\n", "two"),
         ("epoch 1\r\n\r\n", "epoch 1"),
@@ -132,37 +134,40 @@ def test_a_record_that_is_none_is_left_out(workspace: LoadedSettings, content: s
         ("x" * 5000 + "\nlast\n", "last"),
     ],
 )
-def test_the_last_line_is_the_one_a_terminal_would_show(
-    workspace: LoadedSettings, tmp_path: Path, written: str, told: str | None
+def test_the_last_line_is_what_a_terminal_would_show(
+    workspace: LoadedSettings, tmp_path: Path, written: str, expected: str | None
 ) -> None:
     log = tmp_path / "log"
     log.write_text(written, newline="")
-    assert look(workspace, task("a", "running", log=str(log))).rows[0].last_line == told
+    assert status_of(workspace, task("a", "running", log=str(log))).rows[0].last_line == expected
 
 
-def test_the_first_in_line_says_why_it_waits(workspace: LoadedSettings) -> None:
-    first, second = task("b", "queued", id=2, priority=5, reason="no room"), task("a", "queued", id=1, reason="later")
-    assert look(workspace, second, first).why == "b waits: no room"
-    assert "paused" in (look(workspace, first, paused=True).why or "")
-    assert look(workspace).why is None
+def test_the_reason_of_the_first_waiting_task_is_shown(workspace: LoadedSettings) -> None:
+    first, second = (
+        task("b", "queued", id=2, priority=5, reason="no free GPU"),
+        task("a", "queued", id=1, reason="later"),
+    )
+    assert status_of(workspace, second, first).why == "b waits: no free GPU"
+    assert "paused" in (status_of(workspace, first, paused=True).why or "")
+    assert status_of(workspace).why is None
 
 
-# How long it takes
+# The time left
 
 
 def row(state: str, likely_s: float | None, seconds: float | None = None) -> ConfigStatus:
     return ConfigStatus(config="x", state=state, likely_s=likely_s, seconds=seconds)
 
 
-def test_the_rest_is_spread_over_as_many_as_run_now() -> None:
+def test_the_remaining_work_is_divided_by_the_running_tasks() -> None:
     rows = [row("running", 100.0, 90.0), row("running", 100.0, 40.0), *[row("waiting", 100.0)] * 3]
     assert estimate_left_s(rows) == 210.0
 
 
-def test_nothing_is_said_where_anything_is_unknown() -> None:
+def test_the_time_left_is_unknown_if_any_duration_is() -> None:
     assert estimate_left_s([row("running", None, 5.0)]) is None
     assert estimate_left_s([row("running", 10.0, 5.0), row("waiting", None)]) is None
-    assert estimate_left_s([row("waiting", 10.0)]) is None, "nobody knows how many will run at once"
+    assert estimate_left_s([row("waiting", 10.0)]) is None, "it is unknown how many will run at once"
     assert estimate_left_s([row("completed", None), row("failed", None)]) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""What workspaces, sessions and configs are called."""
+"""Names of workspaces, sessions and configs."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ HOSTILE = [
 ]
 
 
-def test_a_plain_name_stays_as_it_is() -> None:
+def test_a_plain_name_is_not_changed() -> None:
     assert session_name("TASK", "exp1") == "TASK_exp1_{gpu}"
     assert scheduler_session("TASK", "_scheduler") == "TASK_scheduler"
     assert session_name("실험", "größe-2") == "실험_größe-2_{gpu}"
@@ -61,19 +61,19 @@ def test_any_name_becomes_usable(name: str) -> None:
     assert part[0] not in "-."
 
 
-def test_names_that_differ_only_in_what_is_mapped_stay_two() -> None:
+def test_names_that_differ_only_in_mapped_characters_stay_different() -> None:
     assert len({scheduler_session(name, "") for name in ("a b", "a:b", "a.b", "a_b")}) == 4
     assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
 
 
-def test_long_names_are_cut_and_stay_two() -> None:
+def test_long_names_are_shortened_and_stay_different() -> None:
     names = {session_name("T", "x" * 100 + end) for end in "ab"}
     assert len(names) == 2
     assert all(len(name) <= 80 + len("_{gpu}") for name in names)
     assert len(slug("é" * 200).encode()) <= 60
 
 
-def test_a_tag_belongs_to_the_folder_however_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_has_the_same_tag_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "my exp"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)
@@ -84,23 +84,23 @@ def test_a_tag_belongs_to_the_folder_however_it_is_reached(tmp_path: Path, monke
     assert workspace_tag(Path()) == tag
 
 
-def test_folders_of_one_name_have_tags_of_their_own(tmp_path: Path) -> None:
+def test_folders_with_the_same_name_have_different_tags(tmp_path: Path) -> None:
     assert workspace_tag(tmp_path / "a" / "ws") != workspace_tag(tmp_path / "b" / "ws")
 
 
 @pytest.mark.parametrize(
     ("file", "name"), [("exp1.yml", "exp1"), ("exp.1.yaml", "exp.1"), ("plain", "plain"), ("-x $(y).yml", "-x $(y)")]
 )
-def test_a_config_is_called_by_its_file_without_the_suffix(file: str, name: str) -> None:
+def test_a_config_is_named_after_its_file_without_the_suffix(file: str, name: str) -> None:
     assert config_name(Path("configs") / file) == name
 
 
-def test_ordinary_and_odd_names_are_fine() -> None:
+def test_ordinary_and_unusual_names_are_accepted() -> None:
     check_config_names([Path(f"{name}.yml") for name in ("a", "b c", "-d", "$(e)", "größe", "x" * 180)])
 
 
 @pytest.mark.parametrize(
-    ("files", "what"),
+    ("files", "message"),
     [
         (["a.yml", "b.yml", "a.yaml"], r"a\.yml and a\.yaml have the same name 'a'"),
         (["x" * 181 + ".yml"], "too long"),
@@ -111,8 +111,8 @@ def test_ordinary_and_odd_names_are_fine() -> None:
         ([os.fsdecode(b"caf\xe9.yml")], "not UTF-8"),
     ],
 )
-def test_unusable_config_names_are_reported(files: list[str], what: str) -> None:
-    with pytest.raises(UserError, match=what) as caught:
+def test_unusable_config_names_are_reported(files: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         check_config_names([Path(file) for file in files])
     assert caught.value.hint
     caught.value.message.encode()

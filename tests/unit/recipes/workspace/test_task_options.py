@@ -21,7 +21,7 @@ def test_a_task_can_have_its_own_options(tmp_path: Path) -> None:
     )
 
 
-def test_an_option_without_a_value_is_not_given(tmp_path: Path) -> None:
+def test_an_option_without_a_value_counts_as_not_given(tmp_path: Path) -> None:
     assert options(tmp_path, "scheduler:\n  vram:\n  gpus: 2\n") == TaskOptions(gpus=2)
 
 
@@ -38,7 +38,7 @@ def test_an_option_without_a_value_is_not_given(tmp_path: Path) -> None:
         "model: {scheduler: {vram: lots}}\n",
     ],
 )
-def test_what_is_the_programs_own_is_left_to_it(tmp_path: Path, text: str) -> None:
+def test_other_sections_are_left_to_the_program(tmp_path: Path, text: str) -> None:
     assert options(tmp_path, text) == TaskOptions()
 
 
@@ -51,11 +51,11 @@ def test_what_is_the_programs_own_is_left_to_it(tmp_path: Path, text: str) -> No
         "scheduler: " + "[" * 100_000,
     ],
 )
-def test_what_is_no_yaml_has_no_options(tmp_path: Path, text: str | bytes) -> None:
+def test_a_file_that_is_not_yaml_has_no_options(tmp_path: Path, text: str | bytes) -> None:
     assert options(tmp_path, text) == TaskOptions()
 
 
-def test_tags_of_the_program_are_neither_obeyed_nor_in_the_way(tmp_path: Path) -> None:
+def test_yaml_tags_of_the_program_are_ignored_and_not_executed(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     text = (
         f"base: !include other.yml\nsize: !!python/tuple [1, 2]\nrun: !!python/object/apply:os.mkdir ['{trace}']\n"
@@ -70,7 +70,7 @@ def test_the_first_of_several_documents_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "hint"),
+    ("text", "message", "hint"),
     [
         ("vrm: 8G", "there is no key `vrm`", "did you mean `vram`?"),
         ("gpu: 1", "there is no key `gpu`", "did you mean `gpus`?"),
@@ -84,12 +84,12 @@ def test_the_first_of_several_documents_counts(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_the_scheduler_section_is_reported_with_its_line(
-    tmp_path: Path, text: str, what: str, hint: str | None
+    tmp_path: Path, text: str, message: str, hint: str | None
 ) -> None:
     with pytest.raises(UserError) as caught:
         options(tmp_path, f"lr: 1\nscheduler:\n  {text}\n")
     line = 3 + text.count("\n")
-    assert caught.value.message == f"{tmp_path}/exp1.yml:{line}: {what}"
+    assert caught.value.message == f"{tmp_path}/exp1.yml:{line}: {message}"
     assert caught.value.hint == hint
 
 

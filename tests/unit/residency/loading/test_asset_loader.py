@@ -18,7 +18,7 @@ from tests.residency_files import FORMS, PagedSink, points, splats, write_ply
 
 
 class Allocations:
-    """What was asked for, each time a sink."""
+    """Records each allocation as a sink."""
 
     def __init__(self) -> None:
         self.sinks: list[PagedSink] = []
@@ -98,14 +98,14 @@ def test_a_pattern_finds_frames_in_natural_order_folder_by_folder(tmp_path: Path
 
 
 def _paths_of(pattern: str) -> list[str]:
-    seen: list[str] = []
+    loaded: list[str] = []
 
     def load(path: str) -> dict[str, Any]:
-        seen.append(path)
+        loaded.append(path)
         return {"a": [1]}
 
     read(Loader(load).actor(pattern))
-    return seen
+    return loaded
 
 
 def test_one_file_is_an_actor_of_one_frame(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_one_file_is_an_actor_of_one_frame(tmp_path: Path) -> None:
     assert (source.frames, source.nbytes) == (1, source.frame_nbytes)
 
 
-def test_frames_lie_one_after_the_other_in_one_place(tmp_path: Path) -> None:
+def test_all_frames_are_stored_consecutively(tmp_path: Path) -> None:
     for number in range(4):
         write_ply(tmp_path / f"{number}.ply", points(number * 3 + 1, seed=number), FORMS[number % 3])
     source = Loader().actor(str(tmp_path))
@@ -134,14 +134,14 @@ def test_frames_lie_one_after_the_other_in_one_place(tmp_path: Path) -> None:
         assert all((arrays[name] == table[name]).all() for name in table.dtype.names or ())
 
 
-def test_a_frame_is_read_alone_as_it_is_read_with_all_others(tmp_path: Path) -> None:
+def test_a_frame_read_alone_equals_the_frame_read_with_all_others(tmp_path: Path) -> None:
     write_frames(tmp_path, ["1.ply", "2.ply", "3.ply"])
     source = Loader().actor(str(tmp_path))
 
     assert read_frame(source, 2)["number"].tolist() == [2, 2, 2]
 
 
-def test_a_file_of_another_format_says_what_to_do(tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_format_gives_a_hint(tmp_path: Path) -> None:
     (tmp_path / "scene.obj").write_bytes(b"v 1 2 3\n")
 
     with pytest.raises(AssetError) as caught:
@@ -163,7 +163,7 @@ def test_an_actor_without_frames_is_reported(tmp_path: Path) -> None:
     assert "null" in problem_with("a\0", lambda: Loader(np.load).scene("a\0"))
 
 
-def test_a_bad_frame_is_told_by_its_own_name_before_anything_is_read(tmp_path: Path) -> None:
+def test_a_bad_frame_is_reported_by_its_file_before_anything_is_read(tmp_path: Path) -> None:
     write_frames(tmp_path, ["1.ply", "2.ply", "3.ply"])
     os.truncate(tmp_path / "2.ply", 90)
 
@@ -186,7 +186,7 @@ def load_npz(path: str) -> dict[str, Any]:
         return dict(arrays)
 
 
-def test_a_loader_of_ones_own_gives_arrays_of_any_shape(tmp_path: Path) -> None:
+def test_a_custom_loader_may_return_arrays_of_any_shape(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "points": np.arange(12, dtype=">f8").reshape(4, 3),
         "mask": np.array([True, False, True]),
@@ -207,7 +207,7 @@ def test_a_loader_of_ones_own_gives_arrays_of_any_shape(tmp_path: Path) -> None:
         assert arrays[name].dtype == array.dtype.newbyteorder("=")
 
 
-def test_a_loader_may_give_lists(tmp_path: Path) -> None:
+def test_a_loader_may_return_lists(tmp_path: Path) -> None:
     (tmp_path / "scene.txt").write_text("1 2 3")
 
     (arrays,) = read(
@@ -218,7 +218,7 @@ def test_a_loader_may_give_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [0, 100, 1 << 28], ids=["none", "some", "all"])
-def test_a_sequence_of_ones_own_format_is_read_however_little_of_it_may_be_held(
+def test_a_sequence_of_a_custom_format_is_read_with_any_buffer_size(
     tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asset_loader, "HELD_NBYTES", held)
@@ -264,7 +264,7 @@ BAD_LOADERS: list[tuple[Callable[[str], Any], str]] = [
 
 
 @pytest.mark.parametrize(("load", "problem"), BAD_LOADERS)
-def test_what_is_wrong_with_a_loader_is_said_with_the_files_name(tmp_path: Path, load: Load, problem: str) -> None:
+def test_an_invalid_result_of_a_loader_is_reported_with_the_file(tmp_path: Path, load: Load, problem: str) -> None:
     path = tmp_path / "scene.abc"
     path.write_bytes(b"abc")
     source = Loader(load).scene(str(path))
@@ -274,7 +274,7 @@ def test_what_is_wrong_with_a_loader_is_said_with_the_files_name(tmp_path: Path,
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), MemoryError("no more"), OSError("gone")])
-def test_any_exception_of_a_loader_concerns_its_file_only(tmp_path: Path, raised: BaseException) -> None:
+def test_any_exception_of_a_loader_affects_its_file_only(tmp_path: Path, raised: BaseException) -> None:
     def load(path: str) -> dict[str, Any]:
         raise raised
 
@@ -292,7 +292,7 @@ def test_ctrl_c_in_a_loader_is_passed_on(tmp_path: Path) -> None:
         read(Loader(load).scene(str(tmp_path / "scene.abc")))
 
 
-def test_a_folder_is_no_scene(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_scene(tmp_path: Path) -> None:
     for loader in (Loader(), Loader(load_npz)):
         assert problem_with(tmp_path, lambda: loader.scene(str(tmp_path))) == "it is a folder"  # noqa: B023
 

@@ -1,4 +1,4 @@
-"""What a renderer gets of a scene or a frame: arrays by name, and columns side by side without a copy."""
+"""The arrays of a scene or frame for the renderer: by name, and adjacent columns as one view without a copy."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ROWS = 5
 
 
 def in_rows() -> Arrays:
-    """x, y and z of each of five points in a row, as PLY files have them."""
+    """x, y and z of five points, interleaved as in PLY files."""
     memory = HostMemory(1 << 20)
     content = np.arange(3 * ROWS, dtype="f4")
     buffer = memory.allocate(content.nbytes)
@@ -28,7 +28,7 @@ def apart() -> Arrays:
     return Arrays(memory, memory.allocate(layout.nbytes), layout, "apart.npz")
 
 
-def test_they_are_a_mapping_by_name() -> None:
+def test_arrays_are_a_mapping_by_name() -> None:
     arrays = in_rows()
     assert (list(arrays), len(arrays), "x" in arrays, "w" in arrays) == (["x", "y", "z"], 3, True, False)
     assert arrays["y"].tolist() == [1, 4, 7, 10, 13]
@@ -37,7 +37,7 @@ def test_they_are_a_mapping_by_name() -> None:
     assert repr(arrays) == "<Arrays of points.ply: x, y, z>"
 
 
-def test_columns_that_lie_side_by_side_are_one_view() -> None:
+def test_adjacent_columns_are_one_view() -> None:
     arrays = in_rows()
     columns = arrays.columns("x", "y", "z")
     assert columns.shape == (ROWS, 3)
@@ -48,17 +48,17 @@ def test_columns_that_lie_side_by_side_are_one_view() -> None:
 
 
 @pytest.mark.parametrize("names", [("y", "x"), ("x", "z"), ("x", "x")])
-def test_columns_that_do_not_lie_side_by_side_are_refused_with_the_files_name(names: tuple[str, ...]) -> None:
+def test_columns_that_are_not_adjacent_are_refused_with_the_file(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"are not adjacent in points\.ply"):
         in_rows().columns(*names)
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("uv",), ("x", "uv")])
-def test_arrays_that_lie_apart_have_no_columns(names: tuple[str, ...]) -> None:
+def test_separate_arrays_have_no_columns(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="are not adjacent"):
         apart().columns(*names)
 
 
-def test_a_column_that_is_missing_is_named() -> None:
+def test_a_missing_column_is_named() -> None:
     with pytest.raises(KeyError, match="nx"):
         in_rows().columns("x", "nx")

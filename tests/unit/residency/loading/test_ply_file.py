@@ -1,4 +1,4 @@
-"""PLY files as others write them: what is in them is read as it is, and what is wrong with them is said."""
+"""PLY files of other programs: their content is read unchanged, and errors in them are reported."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from gpuyard.errors import AssetError
 from gpuyard.residency.loading.ply_file import CHUNK_NBYTES, LINE_LIMIT, describe
 from tests.residency_files import FORMS, NAMES_OF_TYPES, SPLAT_NAMES, PagedSink, Table, points, splats, write_ply
 
-MANY = {form: 2 * CHUNK_NBYTES // 15 + 3 if form.startswith("binary") else 10_000 for form in FORMS}  # some chunks
+MANY = {form: 2 * CHUNK_NBYTES // 15 + 3 if form.startswith("binary") else 10_000 for form in FORMS}  # several chunks
 IN_ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
@@ -69,7 +69,7 @@ def _numbers(dtype: str) -> st.SearchStrategy[Any]:
     page_nbytes=st.integers(7, 64),
     offset=st.sampled_from([0, 16, 48]),
 )
-def test_any_table_is_read_as_it_was_written_into_pages_of_any_size(
+def test_any_table_is_read_unchanged_into_pages_of_any_size(
     tmp_path: Path, table: Table, form: str, page_nbytes: int, offset: int, **kinds: Any
 ) -> None:
     path = write_ply(tmp_path / "any.ply", table, form, **kinds)
@@ -88,13 +88,13 @@ def test_all_properties_of_gaussian_splats_are_read(tmp_path: Path, form: str) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_of_many_pieces_is_read_whole(tmp_path: Path, form: str) -> None:
+def test_a_file_of_many_chunks_is_read_completely(tmp_path: Path, form: str) -> None:
     table = points(MANY[form])
 
     assert_same(read(write_ply(tmp_path / "points.ply", table, form), 1_000_003), table)
 
 
-def test_what_is_not_read_yet_is_measured_exactly(tmp_path: Path) -> None:
+def test_the_size_is_exact_before_reading(tmp_path: Path) -> None:
     path = write_ply(tmp_path / "points.ply", points(1001))
 
     ply = describe(str(path))
@@ -103,7 +103,7 @@ def test_what_is_not_read_yet_is_measured_exactly(tmp_path: Path) -> None:
     assert ply.layout().nbytes == ply.nbytes
 
 
-def test_neighbours_of_one_type_lie_side_by_side(tmp_path: Path) -> None:
+def test_adjacent_properties_of_one_type_stay_adjacent(tmp_path: Path) -> None:
     layout = describe(str(write_ply(tmp_path / "points.ply", points(8)))).layout(160)
 
     assert [(field.name, field.offset, field.strides) for field in layout.fields] == [
@@ -112,7 +112,7 @@ def test_neighbours_of_one_type_lie_side_by_side(tmp_path: Path) -> None:
     ]
 
 
-def test_a_terabyte_is_described_by_its_header_alone(tmp_path: Path) -> None:
+def test_a_terabyte_file_is_described_by_reading_its_header_only(tmp_path: Path) -> None:
     path = tmp_path / "huge.ply"
     header = b"ply\nformat binary_little_endian 1.0\nelement vertex 100000000000\nproperty float x\nend_header\n"
     path.write_bytes(header)
@@ -121,7 +121,7 @@ def test_a_terabyte_is_described_by_its_header_alone(tmp_path: Path) -> None:
     assert describe(str(path)).nbytes == 400_000_000_000
 
 
-def test_little_is_held_beside_where_the_vertices_go(tmp_path: Path) -> None:
+def test_reading_needs_little_memory_beside_the_target(tmp_path: Path) -> None:
     for number, (form, table) in enumerate(
         [("binary_big_endian", splats(60_000)), ("binary_little_endian", points(800_000)), ("ascii", points(30_000))]
     ):
@@ -136,7 +136,7 @@ def test_little_is_held_beside_where_the_vertices_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_elements_before_the_vertices_are_passed_over(tmp_path: Path, form: str) -> None:
+def test_elements_before_the_vertices_are_skipped(tmp_path: Path, form: str) -> None:
     table = points(5)
     path = write_ply(tmp_path / "mesh.ply", table, form, faces=[[0, 1, 2], [], [3, 4, 0, 1]], faces_first=True)
     camera = {"ascii": b"1 2.5\n", "binary_little_endian": b"12345", "binary_big_endian": b"12345"}
@@ -147,7 +147,7 @@ def test_elements_before_the_vertices_are_passed_over(tmp_path: Path, form: str)
     assert_same(read(path), table)
 
 
-def test_remarks_and_blank_lines_in_a_header_mean_nothing(tmp_path: Path) -> None:
+def test_comments_and_blank_lines_in_a_header_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "remarks.ply"
     path.write_bytes(
         b"ply\ncomment caf\xc3\xa9 \xff\nformat ascii 1.0\nobj_info num_cols 512\n\nelement vertex 2\n"
@@ -157,7 +157,7 @@ def test_remarks_and_blank_lines_in_a_header_mean_nothing(tmp_path: Path) -> Non
     assert read(path)["a"].tolist() == [1, 2]
 
 
-def test_numbers_of_text_may_be_written_as_any_number_of_that_value(tmp_path: Path) -> None:
+def test_numbers_in_text_may_have_any_notation(tmp_path: Path) -> None:
     path = tmp_path / "text.ply"
     path.write_bytes(
         b"ply\nformat ascii 1.0\nelement vertex 3\nproperty uchar a\nproperty float b\nend_header\n"
@@ -218,7 +218,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("content", BAD_FILES, ids=range(len(BAD_FILES)))
-def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path: Path, content: bytes) -> None:
+def test_an_error_in_a_file_is_reported_with_its_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.ply"
     path.write_bytes(content)
 
@@ -226,7 +226,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("form", ["binary_little_endian", "binary_big_endian"])
-def test_lists_that_lead_beyond_the_end_of_the_file_are_told(tmp_path: Path, form: str) -> None:
+def test_lists_beyond_the_end_of_the_file_are_reported(tmp_path: Path, form: str) -> None:
     path = write_ply(tmp_path / "mesh.ply", points(5), form, faces=[[0, 1, 2]] * 2, faces_first=True)
     content = path.read_bytes()
     start = content.index(b"end_header\n") + len(b"end_header\n")
@@ -235,7 +235,7 @@ def test_lists_that_lead_beyond_the_end_of_the_file_are_told(tmp_path: Path, for
     assert problem_with(path) == "it ends before its last vertex"
 
 
-def test_a_list_of_a_negative_length_is_told(tmp_path: Path) -> None:
+def test_a_list_of_negative_length_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "mesh.ply"
     head = ply_text("property list char int i", vertices="element face 1", form="binary_little_endian 1.0")
     path.write_bytes(head + b"\nelement vertex 1\nproperty float x\nend_header\n\xff" + b"\0" * 40)
@@ -243,10 +243,10 @@ def test_a_list_of_a_negative_length_is_told(tmp_path: Path) -> None:
     assert problem_with(path) == "a list in its element 'face' has -1 items"
 
 
-def test_a_wrong_file_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_not_read_completely(tmp_path: Path) -> None:
     path = tmp_path / "endless.ply"
     path.write_bytes(b"ply\ncomment ")
-    os.truncate(path, 1 << 40)  # all zeros, and no disk
+    os.truncate(path, 1 << 40)  # sparse: all zeros, without disk blocks
 
     assert problem_with(path) == "its header does not end within 1 MB"
 
@@ -267,13 +267,13 @@ def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
     path = write_ply(tmp_path / "secret.ply", points(3))
     path.chmod(0)
 
-    with _as_nobody():
+    with _as_another_user():
         assert problem_with(path) == "it cannot be read: Permission denied"
 
 
 @contextlib.contextmanager
-def _as_nobody() -> Iterator[None]:
-    """Root may read everything."""
+def _as_another_user() -> Iterator[None]:
+    """Drop root's privileges: root may read every file."""
     me = os.geteuid()
     if me == 0:
         os.seteuid(65534)
@@ -304,13 +304,13 @@ def test_a_skip_can_be_written_for_any_file_name(tmp_path: Path) -> None:
         (lambda path: os.truncate(path, path.stat().st_size - 1), "it was changed during the run"),
         (lambda path: write_ply(path, points(5, seed=2)), "it was changed during the run"),
     ],
-    ids=["gone", "truncated", "written anew"],
+    ids=["gone", "truncated", "rewritten"],
 )
 def test_a_file_that_was_changed_is_reported(
     tmp_path: Path, form: str, change: Callable[[Path], object], problem: str
 ) -> None:
     path = write_ply(tmp_path / "scene.ply", points(5), form)
-    os.utime(path, (1, 1))  # a clock may be too coarse to tell two writes in a row apart
+    os.utime(path, (1, 1))  # two writes in a row may get the same time from a coarse clock
     ply = describe(str(path))
 
     change(path)
@@ -343,16 +343,16 @@ def _mesh(form: str, folder: Path) -> bytes:
     changes=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=3)), max_size=4),
     length=st.integers(0, 400),
 )
-def test_a_damaged_file_is_read_or_told_and_nothing_else(
+def test_a_damaged_file_is_read_or_reported(
     tmp_path: Path, form: str, changes: list[tuple[int, bytes]], length: int
 ) -> None:
     content = bytearray(_mesh(form, tmp_path))
-    for place, other in changes:
-        content[place : place + len(other)] = other
+    for place, noise in changes:
+        content[place : place + len(noise)] = noise
     path = tmp_path / "damaged.ply"
     path.write_bytes(content[: max(length, 30)])
 
-    _read_or_told(path)
+    _read_or_report(path)
 
 
 @IN_ONE_FOLDER
@@ -362,14 +362,14 @@ def test_a_damaged_file_is_read_or_told_and_nothing_else(
 @example(content=b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1_0\n")
 @example(content=b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n'1\x00'\n")
 @example(content=b'ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n"1\n"\n#')
-def test_noise_is_read_or_told_and_nothing_else(tmp_path: Path, content: bytes) -> None:
+def test_random_bytes_are_read_or_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "noise.ply"
     path.write_bytes(content)
 
-    _read_or_told(path)
+    _read_or_report(path)
 
 
-def _read_or_told(path: Path) -> None:
+def _read_or_report(path: Path) -> None:
     with contextlib.suppress(AssetError):
         arrays = read(path)
         assert len({array.shape for array in arrays.values()}) == 1

@@ -1,4 +1,4 @@
-"""CudaMemory beyond the contract, over a stand-in for PyTorch that has one card of 1 GB."""
+"""CudaMemory beyond its contract, on a stand-in for PyTorch with one card of 1 GB."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ def as_bytes(memory: CudaMemory, buffer: Any, nbytes: int) -> Any:
     return memory.view(buffer, dtype="u1", shape=(nbytes,), offset=0, strides=(1,))
 
 
-def test_it_is_called_by_its_number(memory: CudaMemory) -> None:
+def test_its_name_contains_the_device_number(memory: CudaMemory) -> None:
     assert memory.name == "cuda:0"
 
 
 @pytest.mark.parametrize("size", [7 * MB, 21 * MB, 33 * MB, 100 * MB])
-def test_pytorch_never_reserves_more_than_the_budget_however_it_rounds(memory: CudaMemory, size: int) -> None:
+def test_pytorch_never_reserves_more_than_the_budget_despite_rounding(memory: CudaMemory, size: int) -> None:
     held = []
     with contextlib.suppress(DeviceFull):
         while memory.used() <= BUDGET:
@@ -42,23 +42,21 @@ def test_pytorch_never_reserves_more_than_the_budget_however_it_rounds(memory: C
     assert BUDGET // 2 < memory.reserved_peak() <= BUDGET
 
 
-def test_what_a_renderer_makes_counts_within_the_budget(memory: CudaMemory, torch: Any) -> None:
+def test_allocations_of_a_renderer_count_towards_the_budget(memory: CudaMemory, torch: Any) -> None:
     buffer = memory.allocate(150 * MB)
     with memory.lane(), pytest.raises(torch.OutOfMemoryError):
         memory.clone(as_bytes(memory, buffer, 150 * MB))
     memory.free(buffer)
 
 
-def test_the_first_line_of_what_pytorch_says_is_the_message(memory: CudaMemory) -> None:
+def test_the_message_is_the_first_line_of_pytorchs_error(memory: CudaMemory) -> None:
     with pytest.raises(DeviceFull) as caught:
         memory.allocate(300 * MB)
     assert str(caught.value).startswith("CUDA out of memory. Tried to allocate 300.00 MiB.")
     assert "\n" not in str(caught.value)
 
 
-def test_another_error_of_pytorch_is_left_as_it_is(
-    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_error_of_pytorch_is_passed_on(memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -67,7 +65,7 @@ def test_another_error_of_pytorch_is_left_as_it_is(
         memory.allocate(MB)
 
 
-def test_when_it_is_closed_the_cap_is_gone_and_so_is_the_cache(torch: Any) -> None:
+def test_closing_removes_the_memory_limit_and_the_cache(torch: Any) -> None:
     memory = CudaMemory(0, BUDGET)
     memory.free(memory.allocate(100 * MB))
     memory.close()
@@ -75,24 +73,24 @@ def test_when_it_is_closed_the_cap_is_gone_and_so_is_the_cache(torch: Any) -> No
     torch.empty(500 * MB, dtype=torch.uint8, device=torch.device("cuda", 0))
 
 
-def test_a_second_one_counts_its_own_peak(torch: Any) -> None:
+def test_a_second_instance_counts_its_own_peak(torch: Any) -> None:
     for size in (100 * MB, 10 * MB):
         with contextlib.closing(CudaMemory(0, BUDGET)) as memory:
             memory.free(memory.allocate(size))
             assert memory.peak() == size
 
 
-@pytest.mark.parametrize(("nbytes", "says", "hint"), [
+@pytest.mark.parametrize(("nbytes", "message", "hint"), [
     (2048 * MB, r"2 GB is more than cuda:0 has", "it has 1 GB"),
     (16 * MB, "16 MB is too small a budget for cuda:0", "steps of 20 MB"),
 ])  # fmt: skip
-def test_a_budget_that_cannot_be_kept_is_refused(torch: Any, nbytes: int, says: str, hint: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+def test_an_impossible_budget_is_refused(torch: Any, nbytes: int, message: str, hint: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         CudaMemory(0, nbytes)
     assert hint in str(caught.value.hint)
 
 
-def test_copies_come_from_pinned_memory_and_go_to_it(memory: CudaMemory, torch: Any) -> None:
+def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: Any) -> None:
     pages = [memory.page(1 << 16) for _ in range(3)]
     views = [pages[0][5:], pages[1], pages[2][:77]]
     buffer = memory.allocate(sum(view.nbytes for view in views))
@@ -100,18 +98,18 @@ def test_copies_come_from_pinned_memory_and_go_to_it(memory: CudaMemory, torch: 
     memory.download(buffer, views)
     assert torch.cuda.unpinned_copies == 0
     memory.upload([memoryview(bytearray(10))], buffer)
-    assert torch.cuda.unpinned_copies == 1, "the stand-in sees the difference"
+    assert torch.cuda.unpinned_copies == 1, "the stand-in detects unpinned memory"
 
 
-def test_where_no_more_ram_can_be_pinned_any_other_does(
+def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
     memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = torch.empty
 
-    def refuse(*words: Any, pin_memory: bool = False, **named: Any) -> Any:
+    def refuse(*arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
         if pin_memory:
             raise RuntimeError("CUDA error: out of memory")
-        return empty(*words, **named)
+        return empty(*arguments, **options)
 
     monkeypatch.setattr(torch, "empty", refuse)
     page = memory.page(4096)
@@ -122,7 +120,7 @@ def test_where_no_more_ram_can_be_pinned_any_other_does(
     assert torch.cuda.unpinned_copies == 1
 
 
-def test_an_array_that_a_renderer_kept_stays_whole_when_its_buffer_is_freed(memory: CudaMemory) -> None:
+def test_an_array_kept_by_a_renderer_stays_valid_after_its_buffer_is_freed(memory: CudaMemory) -> None:
     buffer = memory.allocate(4)
     page = memory.page(4096)
     page[:4] = b"kept"
@@ -130,15 +128,15 @@ def test_an_array_that_a_renderer_kept_stays_whole_when_its_buffer_is_freed(memo
     kept = as_bytes(memory, buffer, 4)
     memory.free(buffer)
     assert bytes(kept.tolist()) == b"kept"
-    assert memory.used() == 512, "and takes its room"
+    assert memory.used() == 512, "and still counts as used"
     del kept
     assert memory.used() == 0
 
 
-def test_an_upload_comes_after_what_pytorch_writes_into_new_memory(
+def test_an_upload_runs_after_pytorch_has_filled_new_memory(
     memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`torch.use_deterministic_algorithms` has `empty` fill what it makes, on the stream of the moment."""
+    """With `torch.use_deterministic_algorithms`, `empty` fills new memory on the current stream."""
     empty = torch.empty
 
     def filled(nbytes: int, **options: Any) -> Any:
@@ -164,7 +162,7 @@ def test_an_array_must_start_at_a_multiple_of_its_item_size(memory: CudaMemory) 
 
 
 @pytest.mark.parametrize("dtype", ["u2", "S8", "m8"])
-def test_a_type_that_this_pytorch_does_not_have_is_named(
+def test_a_type_unknown_to_this_pytorch_is_named(
     memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     monkeypatch.delattr(torch, "uint16")

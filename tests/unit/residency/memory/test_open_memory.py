@@ -1,4 +1,4 @@
-"""Which memory is opened, what is leased for it, and what is said where it cannot be had."""
+"""Which memory is opened, what is leased for it, and the errors if it is not available."""
 
 import os
 import sys
@@ -28,10 +28,10 @@ IN_RAM = "VRAM is simulated in RAM, and renderers get numpy arrays"
 
 @pytest.fixture(autouse=True)
 def no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has; tests that need one put a stand-in there."""
+    """Hide this machine's PyTorch; tests that need it install a stand-in."""
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # so that what a test leaves there goes with it
+        monkeypatch.setenv(name, "")  # so that a value set by the test is removed after it
         monkeypatch.delenv(name)
 
 
@@ -46,15 +46,15 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The machine has these devices."""
+def set_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that sets the devices of the machine."""
 
     def put(*found: Device) -> None:
-        def look(*_: object) -> Snapshot:
+        def read(*_: object) -> Snapshot:
             return Snapshot(taken_at=0.0, host=Host(), devices=found)
 
         for home in (gpu_scheduler, open_memory, local_machine):
-            monkeypatch.setattr(home, "snapshot", look)
+            monkeypatch.setattr(home, "snapshot", read)
 
     return put
 
@@ -70,16 +70,18 @@ def leases() -> tuple[Lease, ...]:
     return Ledger(folder).leases() if folder.exists() else ()
 
 
-def test_without_pytorch_the_memory_is_the_hosts_and_nothing_is_leased(seen: Callable[..., None]) -> None:
-    seen(card())
+def test_without_pytorch_the_memory_is_the_hosts_and_nothing_is_leased(set_devices: Callable[..., None]) -> None:
+    set_devices(card())
     with open_device(BUDGET) as memory:
         assert memory.name == "host"
         assert leases() == ()
         memory.free(memory.allocate(BUDGET))
 
 
-def test_with_a_card_the_budget_is_leased_on_it_while_it_is_open(torch: Any, seen: Callable[..., None]) -> None:
-    seen(card(Vendor.INTEL, "0000:00:02.0"), card())
+def test_with_a_card_the_budget_is_leased_while_the_memory_is_open(
+    torch: Any, set_devices: Callable[..., None]
+) -> None:
+    set_devices(card(Vendor.INTEL, "0000:00:02.0"), card())
     with open_device(BUDGET, label="night shift") as memory:
         assert memory.name == "cuda:0"
         (lease,) = leases()
@@ -89,8 +91,8 @@ def test_with_a_card_the_budget_is_leased_on_it_while_it_is_open(torch: Any, see
     assert leases() == ()
 
 
-def test_the_card_is_given_back_when_the_work_on_it_fails(torch: Any, seen: Callable[..., None]) -> None:
-    seen(card())
+def test_the_lease_is_released_when_the_work_fails(torch: Any, set_devices: Callable[..., None]) -> None:
+    set_devices(card())
 
     def work() -> None:
         with open_device(BUDGET):
@@ -102,18 +104,18 @@ def test_the_card_is_given_back_when_the_work_on_it_fails(torch: Any, seen: Call
     assert torch.cuda.allocator.cap == torch.cuda.TOTAL
 
 
-def test_a_card_that_no_probe_knows_of_is_used_without_a_lease(torch: Any, seen: Callable[..., None]) -> None:
-    seen()
+def test_a_card_that_no_probe_lists_is_used_without_a_lease(torch: Any, set_devices: Callable[..., None]) -> None:
+    set_devices()
     with open_device(BUDGET, "cuda") as memory:
         assert memory.name == "cuda:0"
         assert leases() == ()
 
 
-def test_pytorch_for_amd_is_given_a_card_of_amd(
-    torch: Any, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_pytorch_for_amd_gets_an_amd_card(
+    torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    seen(card(), card(Vendor.AMD, "amd-0"))
+    set_devices(card(), card(Vendor.AMD, "amd-0"))
     with open_device(BUDGET, "cuda"):
         assert [share.device_id for lease in leases() for share in lease.shares] == ["amd-0"]
 
@@ -128,13 +130,13 @@ def test_on_simulated_gpus_the_budget_is_leased_and_the_memory_is_the_hosts(torc
 
 
 @pytest.mark.usefixtures("simulated")
-def test_a_budget_that_no_gpu_has_is_refused_at_once() -> None:
+def test_a_budget_above_every_gpu_is_refused_at_once() -> None:
     with pytest.raises(UserError, match=r"no GPU has 44 GB"), open_device(44 * 1024 * MB):
         pass
 
 
 @pytest.mark.usefixtures("simulated")
-def test_gpus_that_are_hidden_from_this_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_hidden_from_this_process_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with open_device(BUDGET):
         assert [share.device_id for lease in leases() for share in lease.shares] == ["SIM-1"]
@@ -144,7 +146,7 @@ def test_gpus_that_are_hidden_from_this_process_are_not_taken(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("simulated")
-def test_inside_a_lease_that_covers_it_no_other_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_lease_that_covers_the_budget_no_other_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_device(BUDGET):
         (around,) = leases()
         monkeypatch.setenv("GPUYARD_LEASE", around.id)
@@ -158,7 +160,7 @@ def test_simulated_gpus_have_no_cuda() -> None:
         pass
 
 
-def test_cuda_without_pytorch_says_what_to_install() -> None:
+def test_the_error_for_cuda_without_pytorch_names_the_package() -> None:
     with pytest.raises(EnvironmentFault, match="PyTorch is not installed") as caught, open_device(BUDGET, "cuda"):
         pass
     line = f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
@@ -176,7 +178,7 @@ def test_a_fallback_to_host_memory_is_explained(torch: Any, monkeypatch: Any) ->
     assert missing_gpu_advice("auto") is None
 
 
-def test_cuda_without_a_card_says_that_none_is_seen(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_card_is_an_error(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentFault, match=r"PyTorch 2\.9\.0\S* finds no GPU") as caught:
         open_device(BUDGET, "cuda").__enter__()
@@ -185,7 +187,7 @@ def test_cuda_without_a_card_says_that_none_is_seen(torch: Any, monkeypatch: pyt
         assert memory.name == "host"
 
 
-def test_a_pytorch_that_cannot_be_loaded_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pytorch_that_cannot_be_loaded_counts_as_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -195,19 +197,19 @@ def test_a_pytorch_that_cannot_be_loaded_is_as_good_as_none(monkeypatch: pytest.
         pass
 
 
-def test_without_numpy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_numpy_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(EnvironmentFault, match="numpy is not installed") as caught, open_device(BUDGET):
         pass
     assert caught.value.hint == f"install it with: {find_installation().with_extra('render')}"
 
 
-@pytest.mark.parametrize(("nbytes", "kind", "says"), [
+@pytest.mark.parametrize(("nbytes", "kind", "message"), [
     (BUDGET, "tpu", "there is no device of kind 'tpu'"),
     (0, "auto", "a VRAM budget of 0 MB is too small"),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_refused(nbytes: int, kind: str, says: str) -> None:
-    with pytest.raises(UserError, match=says), open_device(nbytes, kind):
+def test_invalid_arguments_are_refused(nbytes: int, kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message), open_device(nbytes, kind):
         pass
 
 
@@ -216,11 +218,11 @@ def test_what_makes_no_sense_is_refused(nbytes: int, kind: str, says: str) -> No
     ("2.8.1", "PYTORCH_CUDA_ALLOC_CONF"),
     ("unknown", "PYTORCH_ALLOC_CONF"),
 ])  # fmt: skip
-def test_segments_may_grow_by_the_name_that_this_pytorch_knows(
-    torch: Any, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch, installed: str, name: str
+def test_expandable_segments_are_set_under_the_name_that_this_pytorch_reads(
+    torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch, installed: str, name: str
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: installed)
-    seen()
+    set_devices()
     with open_device(BUDGET):
         assert os.environ[name].startswith("expandable_segments:True,")
     monkeypatch.delenv(name)
@@ -229,10 +231,10 @@ def test_segments_may_grow_by_the_name_that_this_pytorch_knows(
 
 
 def test_the_users_allocator_settings_are_kept(
-    torch: Any, seen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    torch: Any, set_devices: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    seen()
+    set_devices()
     with open_device(BUDGET):
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
         assert "PYTORCH_ALLOC_CONF" not in os.environ

@@ -1,4 +1,4 @@
-"""Pages of RAM: what lies on them comes back, and they are used again."""
+"""Pages of RAM: their content is read back unchanged, and released pages are reused."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def pool_of(made: list[int]) -> PagePool:
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())
-def test_any_run_of_bytes_is_seen_whole_and_in_order(content: bytes, data: st.DataObject) -> None:
+def test_any_range_of_bytes_is_read_completely_and_in_order(content: bytes, data: st.DataObject) -> None:
     pages = pool_of([]).take(len(content))
     written = 0
     for view in pages.views(0, len(content)):
@@ -31,7 +31,7 @@ def test_any_run_of_bytes_is_seen_whole_and_in_order(content: bytes, data: st.Da
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 41), (41, 0), (30, 11), (4, -1)])
-def test_bytes_that_are_not_its_own_cannot_be_seen(offset: int, nbytes: int) -> None:
+def test_bytes_outside_of_a_blob_cannot_be_read(offset: int, nbytes: int) -> None:
     with pytest.raises(ValueError, match="of 40"):
         pool_of([]).take(40).views(offset, nbytes)
 
@@ -45,7 +45,7 @@ def test_two_blobs_never_share_a_page() -> None:
     assert {*b"".join(first.views(0, 20))} == {1}
 
 
-def test_pages_that_were_given_back_are_used_before_new_ones_are_made() -> None:
+def test_released_pages_are_reused_before_new_pages_are_allocated() -> None:
     made: list[int] = []
     pool = pool_of(made)
     blob = pool.take(3 * SIZE)
@@ -66,7 +66,7 @@ def test_a_blob_takes_whole_pages() -> None:
 
 
 @pytest.mark.parametrize("ram", [1, 1 << 20, 1 << 30, 90 << 30, 1 << 40])
-def test_a_page_is_small_beside_the_budget_and_never_tiny_or_huge(ram: int) -> None:
+def test_the_page_size_is_a_small_part_of_the_budget_within_bounds(ram: int) -> None:
     size = page_size(ram)
     assert SMALLEST <= size <= LARGEST
     assert size == SMALLEST or size <= ram // 4096

@@ -1,4 +1,4 @@
-"""The plan: its rules one by one, and in random worlds."""
+"""The transfer plan: each rule, and all rules in random worlds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ WORLDS = seeds(60, full=150)
 THERE, COMING, LEAVING = Stage.THERE, Stage.COMING, Stage.LEAVING
 
 
-# Any world
+# Random worlds
 
 
 @st.composite
@@ -66,7 +66,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def _actor_sizes(most: int) -> st.SearchStrategy[tuple[int, int]]:
-    """Its bytes, and those of its largest frame."""
+    """Return the actor's bytes and those of its largest frame."""
     return st.integers(1, most).flatmap(lambda nbytes: st.tuples(st.just(nbytes), st.integers(1, nbytes)))
 
 
@@ -79,7 +79,7 @@ def any_of_both(pair: tuple[int | None, int | None]) -> bool:
 
 
 def _budget(assets: Sequence[Asset]) -> st.SearchStrategy[int]:
-    """Too small for some, hardly enough, or enough for all."""
+    """Return a budget: too small for some assets, barely enough, or enough for all."""
     largest = max((asset.nbytes for asset in assets), default=1)
     total = sum(asset.nbytes for asset in assets)
     return st.integers(1, 2 * largest) | st.integers(largest, 3 * largest) | st.integers(1, 1 + 3 * total)
@@ -87,7 +87,7 @@ def _budget(assets: Sequence[Asset]) -> st.SearchStrategy[int]:
 
 @settings(max_examples=WORLDS)
 @given(cases(), st.integers(0, 2**32))
-def test_no_world_exceeds_its_budgets_or_touches_what_is_in_use_or_comes_to_a_stop(case: Case, seed: int) -> None:
+def test_no_plan_exceeds_budgets_moves_assets_in_use_or_gets_stuck(case: Case, seed: int) -> None:
     World(case).run(at_random(seed))
 
 
@@ -95,26 +95,26 @@ def test_no_world_exceeds_its_budgets_or_touches_what_is_in_use_or_comes_to_a_st
 @pytest.mark.parametrize("pick", [moving_first, working_first])
 @settings(max_examples=WORLDS // 2)
 @given(cases())
-def test_so_it_is_where_all_is_moved_at_once_and_where_nothing_is_moved_in_time(pick: Pick, case: Case) -> None:
+def test_the_same_holds_if_transfers_end_at_once_or_as_late_as_possible(pick: Pick, case: Case) -> None:
     World(case).run(pick)
 
 
 @pytest.mark.parametrize("pick", [moving_first, working_first, at_random(1)])
-def test_a_scene_and_an_actor_that_do_not_fit_into_ram_together_are_had_by_the_same_work(pick: Pick) -> None:
+def test_a_unit_gets_a_scene_and_an_actor_that_do_not_fit_into_ram_together(pick: Pick) -> None:
     assets = [scene(0, 22), scene(1, 16), actor(0, 32, 12)]
     units = [unit(1, 0), unit(1), unit(0, 0)]
     World(case_of(assets, units, Budgets(vram=60, ram=46), workers=2, readers=1)).run(pick)
 
 
-def test_room_that_is_made_for_what_is_asked_for_is_not_taken_by_others() -> None:
-    """Two scenes leave for the large one, and neither may come back before both are gone and it is there."""
+def test_memory_freed_for_a_request_is_not_taken_by_other_assets() -> None:
+    """Two scenes are evicted for a large one, and neither may return before the large one is loaded."""
     assets = [scene(number, size) for number, size in enumerate((6, 6, 9, 5, 7))]
     units = [unit(number) for number in (3, 4, 2, 0, 1, 3)]
     case = case_of(assets, units, Budgets(vram=13, ram=32), readers=2, page=4)
     assert World(case).run(working_first).downloaded <= 5 + 7 + 9
 
 
-def test_what_becomes_free_for_an_actor_is_not_filled_with_others_before_it_fits() -> None:
+def test_memory_freed_for_an_actor_is_kept_until_the_actor_fits() -> None:
     assets = [actor(0, 1), actor(1, 5), actor(2, 3, 1), actor(3, 1), actor(4, 1)]
     units = [unit(None, number) for number in (2, 1, 3, 2, 4, 0, 3)]
     World(case_of(assets, units, Budgets(vram=8, ram=5), readers=3)).run(moving_first)
@@ -146,12 +146,12 @@ A0, A1 = "actor:a0", "actor:a1"
 SCENES = [scene(number, 10) for number in range(3)]
 
 
-def test_what_is_needed_first_is_read_first_and_no_more_at_a_time_than_there_are_readers() -> None:
+def test_assets_are_read_in_order_of_need_and_at_most_one_per_reader() -> None:
     needed = {S0: 2, S1: 1, S2: 0}
     assert steps_of(SCENES, Budgets(vram=100, ram=100), needed, readers=2) == (Read(S2), Read(S1))
 
 
-def test_what_is_asked_for_is_read_before_what_is_needed_next() -> None:
+def test_a_requested_asset_is_read_before_the_next_needed_asset() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {S0: 5, S1: 1}, requested={S2: 0}, readers=1)
     assert made == (Read(S2),)
 
@@ -162,7 +162,7 @@ def test_assets_that_are_not_needed_again_are_dropped_from_both_tiers() -> None:
 
 
 @pytest.mark.parametrize("stage", [COMING, LEAVING])
-def test_what_is_on_its_way_is_left_alone(stage: Stage) -> None:
+def test_an_asset_in_transfer_is_not_touched(stage: Stage) -> None:
     assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: stage}, vram={S1: stage}) == ()
 
 
@@ -171,7 +171,7 @@ def test_an_asset_in_use_stays_even_if_it_is_not_needed_again() -> None:
     assert steps_of(SCENES, Budgets(vram=100, ram=100), {}, **held) == ()
 
 
-def test_the_scene_that_is_needed_last_makes_room_and_is_kept_in_ram() -> None:
+def test_the_scene_needed_last_is_evicted_from_vram_and_kept_in_ram() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
@@ -184,7 +184,7 @@ def test_the_scene_that_is_needed_last_makes_room_and_is_kept_in_ram() -> None:
     assert made == (Demote(S0),)
 
 
-def test_a_copy_that_is_in_ram_as_well_is_just_dropped_and_its_slot_taken_at_once() -> None:
+def test_a_vram_copy_that_is_also_in_ram_is_dropped_and_its_slot_reused_at_once() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=20, ram=100, scene_slots=2),
@@ -221,7 +221,7 @@ def test_a_request_waits_for_ram_to_read_into() -> None:
     assert (made.steps, made.waits) == ((), {S2: StallCause.RAM})
 
 
-def test_a_large_victim_goes_before_a_small_one_that_is_needed_a_little_later() -> None:
+def test_a_large_asset_is_evicted_before_a_small_asset_needed_slightly_later() -> None:
     assets = [scene(0, 40), scene(1, 4), scene(2, 4)]
     made = steps_of(
         assets,
@@ -235,7 +235,7 @@ def test_a_large_victim_goes_before_a_small_one_that_is_needed_a_little_later() 
     assert made == (DropVram(S0), Promote(S2))
 
 
-def test_an_actor_over_its_part_of_the_vram_is_streamed_once_it_is_in_ram() -> None:
+def test_an_actor_above_its_share_of_vram_is_streamed_from_ram() -> None:
     assets = [scene(0, 10), actor(0, 50, 2)]
     needs = {"requested": {A0: 0}}
     assert steps_of(assets, Budgets(vram=40, ram=100), {}, **needs) == (Read(A0),)
@@ -243,12 +243,12 @@ def test_an_actor_over_its_part_of_the_vram_is_streamed_once_it_is_in_ram() -> N
     assert (made.steps, set(made.streams)) == ((), {A0})
 
 
-def test_an_actor_that_is_larger_than_the_ram_is_streamed_from_disk() -> None:
+def test_an_actor_larger_than_ram_is_streamed_from_disk() -> None:
     made = plan(state_of([actor(0, 50, 2)], Budgets(vram=100, ram=40), {}, requested={A0: 0}))
     assert (made.steps, set(made.streams)) == ((), {A0})
 
 
-def test_an_actor_that_fits_but_not_beside_those_in_use_is_streamed() -> None:
+def test_an_actor_that_does_not_fit_beside_actors_in_use_is_streamed() -> None:
     made = plan(
         state_of(
             [actor(0, 30, 2), actor(1, 30, 2)],
@@ -263,7 +263,7 @@ def test_an_actor_that_fits_but_not_beside_those_in_use_is_streamed() -> None:
     assert (made.steps, set(made.streams)) == ((), {A1})
 
 
-def test_a_second_stream_waits_where_there_is_no_room_for_it_beside_the_first() -> None:
+def test_a_second_stream_waits_if_it_does_not_fit_beside_the_first() -> None:
     state = state_of([actor(0, 50, 10)], Budgets(vram=20, ram=100), {}, requested={A0: 0}, ram={A0: THERE})
     assert plan(state).streams == {A0}
     state.stream_nbytes, state.held_ram = 20, frozenset({A0})
@@ -278,12 +278,12 @@ def test_nothing_is_promoted_ahead_of_time_while_memory_is_short() -> None:
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready, refused={S0}) == ()
 
 
-def test_a_scene_is_promoted_ahead_of_time_however_little_is_left_for_actors() -> None:
+def test_a_scene_is_promoted_ahead_of_time_even_if_little_is_left_for_actors() -> None:
     made = steps_of(SCENES, Budgets(vram=20, ram=100, scene_slots=2), {S0: 0}, ram={S0: THERE})
     assert made == (Promote(S0),)
 
 
-def test_what_is_in_vram_as_well_is_the_first_to_leave_the_ram() -> None:
+def test_a_ram_copy_that_is_also_in_vram_is_dropped_first() -> None:
     made = steps_of(
         SCENES,
         Budgets(vram=100, ram=20),
@@ -296,28 +296,28 @@ def test_what_is_in_vram_as_well_is_the_first_to_leave_the_ram() -> None:
     assert made[:2] == (DropRam(S0), Read(S2))
 
 
-def test_an_actor_that_is_not_needed_soon_leaves_the_ram_before_a_scene() -> None:
+def test_an_actor_not_needed_soon_is_dropped_from_ram_before_a_scene() -> None:
     assets = [scene(0, 10), scene(1, 10), actor(0, 10, 1)]
-    room = {"requested": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
-    assert steps_of(assets, Budgets(vram=100, ram=20), {S0: 40, A0: 20}, **room) == (DropRam(A0), Read(S1))
+    state = {"requested": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
+    assert steps_of(assets, Budgets(vram=100, ram=20), {S0: 40, A0: 20}, **state) == (DropRam(A0), Read(S1))
 
 
-# Room
+# Limits
 
 
-def test_the_actors_part_is_what_the_largest_scenes_and_one_stream_leave() -> None:
+def test_the_share_of_actors_is_vram_minus_the_largest_scenes_and_one_stream() -> None:
     assets = [scene(0, 10), scene(1, 30), scene(2, 20), actor(0, 40, 3)]
     limits = limits_of(assets, Budgets(vram=100, ram=500, scene_slots=2, working=10))
     assert (limits.stream, limits.vram, limits.actors) == (6, 84, 34)
 
 
-def test_a_stream_needs_room_for_two_of_its_largest_frames() -> None:
+def test_a_stream_needs_memory_for_two_of_its_largest_frames() -> None:
     assert actor(0, 100, 90).stream_nbytes == 180
     assert actor(0, 90, 90).stream_nbytes == 90
 
 
 @pytest.mark.parametrize(
-    ("asset", "says"),
+    ("asset", "reason"),
     [
         (scene(0, 95), "s0 is larger than the VRAM budget for assets"),
         (scene(0, 85), None),
@@ -326,9 +326,9 @@ def test_a_stream_needs_room_for_two_of_its_largest_frames() -> None:
         (actor(0, 1000, 45), None),
     ],
 )
-def test_what_can_never_be_had_is_said_with_the_reason(asset: Asset, says: str | None) -> None:
+def test_an_asset_that_can_never_fit_is_reported_with_the_reason(asset: Asset, reason: str | None) -> None:
     limits = limits_of([asset], Budgets(vram=100, ram=90, working=10))
-    assert cannot_fit(asset, limits, int) == says
+    assert cannot_fit(asset, limits, int) == reason
 
 
 def test_a_scene_must_fit_into_ram_in_whole_pages() -> None:

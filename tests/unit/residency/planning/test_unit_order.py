@@ -1,4 +1,4 @@
-"""The order of the work: nothing is lost, nothing gets worse, and tiles move what tiles should."""
+"""The order of units: none is lost, the order is never worse than the given one, and tiles save transfers."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def kind_of(key: str) -> Kind:
 
 
 def product(scenes: int, actors: int) -> list[Pair]:
-    """All pairs, in no good order."""
+    """Return all pairs in an inefficient order."""
     pairs: list[Pair] = [(f"s{s}", f"a{a}") for s in range(scenes) for a in range(actors)]
     Random(1).shuffle(pairs)
     return pairs
@@ -50,7 +50,7 @@ def product(scenes: int, actors: int) -> list[Pair]:
 ONES = assets_of(dict.fromkeys([*SCENES, *ACTORS], 1))
 any_pair = st.tuples(st.sampled_from([None, *SCENES]), st.sampled_from([None, *ACTORS]))
 any_units = st.lists(any_pair, max_size=16).map(lambda pairs: units_of(pairs, labels=2))
-# Not all of them: a file that could not be read has no size.
+# Some assets have no size: a file that could not be read.
 any_assets = st.dictionaries(st.sampled_from([*SCENES, *ACTORS]), st.integers(0, 6)).map(assets_of)
 any_budgets = st.builds(
     Budgets, vram=st.integers(0, 24), ram=st.integers(0, 20), scene_slots=st.integers(1, 3), working=st.integers(0, 3)
@@ -59,7 +59,7 @@ any_workers = st.integers(1, 3)
 
 
 @given(any_units, any_assets, any_budgets, any_workers)
-def test_every_unit_is_there_once_and_pairs_stay_together_unless_the_given_order_was_the_best(
+def test_every_unit_occurs_once_and_pairs_stay_together_if_the_order_changes(
     units: list[Unit], assets: dict[str, Asset], budgets: Budgets, workers: int
 ) -> None:
     order = choose_order(units, assets, budgets, workers=workers)
@@ -69,7 +69,7 @@ def test_every_unit_is_there_once_and_pairs_stay_together_unless_the_given_order
 
 
 @given(any_units, any_assets, any_budgets, any_workers)
-def test_the_chosen_order_never_moves_more_than_the_given_one(
+def test_the_chosen_order_never_moves_more_than_the_given_order(
     units: list[Unit], assets: dict[str, Asset], budgets: Budgets, workers: int
 ) -> None:
     order = choose_order(units, assets, budgets, workers=workers)
@@ -78,7 +78,7 @@ def test_the_chosen_order_never_moves_more_than_the_given_one(
 
 
 @given(any_units, any_assets)
-def test_where_all_fits_the_manifests_order_stays_and_each_asset_moves_once(
+def test_if_everything_fits_the_order_of_the_manifest_stays_and_each_asset_moves_once(
     units: list[Unit], assets: dict[str, Asset]
 ) -> None:
     budgets = Budgets(vram=100, ram=100, scene_slots=len(SCENES))
@@ -97,7 +97,7 @@ def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
         "sizes = {key: Random(key).randint(1, 9) for pair in pairs for key in pair}\n"
         "print(pairs_of(choose_order(units_of(pairs), assets_of(sizes), Budgets(vram=30, ram=20, scene_slots=3))))"
     )
-    said = {
+    orders = {
         subprocess.run(
             [sys.executable, "-c", program],
             cwd=Path(__file__).parents[4],
@@ -107,35 +107,35 @@ def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
         ).stdout
         for seed in ("1", "2", "3")
     }
-    assert len(said) == 1
+    assert len(orders) == 1
 
 
-# 20 scenes of 3 and 20 actors of 2; beside 5 scenes the VRAM has room for 10 actors.
+# 20 scenes of 3 and 20 actors of 2; beside 5 scenes 10 actors fit into VRAM.
 TWENTY = assets_of({**{f"s{n}": 3 for n in range(20)}, **{f"a{n}": 2 for n in range(20)}})
 
 
-def test_tiles_upload_a_third_of_what_the_sorted_order_does() -> None:
+def test_tiles_upload_a_third_of_the_bytes_of_the_sorted_order() -> None:
     budgets = Budgets(vram=5 * 3 + 10 * 2, ram=1000, scene_slots=5)
     units = units_of(product(20, 20))
     by_scene = sorted(units, key=lambda unit: (unit.scene, unit.actor))
-    # Round and round through 20 actors with room for 10: of each 19 uses after the first round, 10 find nothing.
+    # Cycling through 20 actors with space for 10: 10 of each 19 uses after the first round are misses.
     assert moved(by_scene, TWENTY, budgets) == MovedBytes(
         read_bytes=100, uploaded_bytes=20 * 3 + (20 + 380 * 10 // 19) * 2
     )
-    # Two tiles of 10 actors: these come once, and of the 20 scenes the second tile finds 5 there.
+    # Two tiles of 10 actors: each actor is uploaded once, and the second tile finds 5 of the 20 scenes loaded.
     chosen = choose_order(units, TWENTY, budgets)
     assert moved(chosen, TWENTY, budgets) == MovedBytes(read_bytes=100, uploaded_bytes=20 * 2 + (20 + 15) * 3)
 
 
-def test_tiles_of_scenes_are_taken_where_scenes_are_the_larger_part() -> None:
+def test_tiles_of_scenes_are_used_if_scenes_are_the_larger_part() -> None:
     assets = assets_of({**{f"s{n}": 10 for n in range(20)}, **{f"a{n}": 1 for n in range(20)}})
     budgets = Budgets(vram=10 * 10 + 5, ram=1000, scene_slots=10)
     chosen = choose_order(units_of(product(20, 20)), assets, budgets)
-    # Two tiles of 10 scenes: these come once, and of the 20 actors the second tile finds 5 there.
+    # Two tiles of 10 scenes: each scene is uploaded once, and the second tile finds 5 of the 20 actors loaded.
     assert moved(chosen, assets, budgets).uploaded_bytes == 20 * 10 + (20 + 15) * 1
 
 
-def test_tiles_fill_the_ram_too_where_it_holds_half_of_each_kind() -> None:
+def test_tiles_use_ram_too_if_it_holds_half_of_each_kind() -> None:
     assets = assets_of({f"{kind}{n}": 1 for kind in "sa" for n in range(30)})
     budgets = Budgets(vram=2 + 2, ram=16, scene_slots=2)
     chosen = choose_order(units_of(product(30, 30)), assets, budgets)
@@ -143,11 +143,11 @@ def test_tiles_fill_the_ram_too_where_it_holds_half_of_each_kind() -> None:
     # Two tiles of 15: these are read once, the 30 that pass by at most twice. Tiles in VRAM alone would be 15.
     assert figures.read_bytes <= 30 + 2 * 30
     # They pass by in 15 groups of 2; for each of these the whole tile comes to VRAM but the 2 at the turn, and at the
-    # turn of the second tile 2 of those that pass by are there.
+    # turn of the second tile 2 of those that pass by are loaded.
     assert figures.uploaded_bytes == 2 * (15 + 14 * 13) + 30 + 28
 
 
-def test_a_chain_of_scenes_that_share_one_actor_with_the_next_is_followed() -> None:
+def test_scenes_that_share_an_actor_with_the_next_are_rendered_as_a_chain() -> None:
     chain: list[Pair] = [(f"s{n}", f"a{n + step}") for n in range(12) for step in (0, 1)]
     units = units_of([chain[0], *Random(1).sample(chain[1:], k=len(chain) - 1)])
     assets = assets_of({**{f"s{n}": 1 for n in range(12)}, **{f"a{n}": 1 for n in range(13)}})
@@ -157,16 +157,16 @@ def test_a_chain_of_scenes_that_share_one_actor_with_the_next_is_followed() -> N
     assert moved(chosen, assets, budgets) == MovedBytes(read_bytes=25, uploaded_bytes=25)
 
 
-def test_an_actor_of_very_many_scenes_stays_while_they_pass() -> None:
+def test_an_actor_of_very_many_scenes_stays_loaded_for_all_of_them() -> None:
     scenes = [f"s{n}" for n in range(1500)]
     assets = assets_of({**dict.fromkeys(scenes, 1), "a0": 2, "a1": 2})
     budgets = Budgets(vram=1 + 2, ram=0, scene_slots=1)
     chosen = choose_order(units_of((scene, actor) for scene in scenes for actor in ("a0", "a1")), assets, budgets)
-    # Scene by scene there and back, or actor by actor: one of the two kinds comes twice, and a scene is the smaller.
+    # Scene by scene back and forth, or actor by actor: one kind is loaded twice, and scenes are smaller.
     assert moved(chosen, assets, budgets).uploaded_bytes == 1500 + 1499 + 2 + 2
 
 
-def test_an_actor_over_its_budget_is_uploaded_for_each_label_and_read_once_where_the_ram_holds_it() -> None:
+def test_an_actor_above_its_budget_is_uploaded_per_label_and_read_once_if_ram_holds_it() -> None:
     assets = assets_of({"s0": 3, "a0": 5})
     units = units_of([("s0", "a0"), ("s0", "a0")], labels=4)
     budgets = Budgets(vram=3 + 4, ram=5, scene_slots=1)
@@ -175,7 +175,7 @@ def test_an_actor_over_its_budget_is_uploaded_for_each_label_and_read_once_where
     assert moved(units, assets, budgets) == MovedBytes(read_bytes=3 + 8 * 5, uploaded_bytes=3 + 8 * 5)
 
 
-def test_what_the_renderer_needs_for_itself_is_no_room_for_actors() -> None:
+def test_memory_of_the_renderer_is_not_available_to_actors() -> None:
     assets = assets_of({"s0": 3, "a0": 4})
     units = units_of([("s0", "a0")], labels=4)
     fits = Budgets(vram=9, ram=10, scene_slots=1, working=2)
@@ -184,7 +184,7 @@ def test_what_the_renderer_needs_for_itself_is_no_room_for_actors() -> None:
     assert moved(units, assets, streams).uploaded_bytes == 3 + 4 * 4
 
 
-def test_an_actor_that_does_not_fit_beside_those_of_other_workers_is_streamed() -> None:
+def test_an_actor_that_does_not_fit_beside_other_workers_actors_is_streamed() -> None:
     assets = assets_of({"s0": 1, "a0": 2, "a1": 2})
     units = units_of([("s0", "a0"), ("s0", "a1")], labels=3)
     budgets = Budgets(vram=1 + 3, ram=10, scene_slots=1)
@@ -206,14 +206,14 @@ def test_a_scene_that_waits_for_its_slot_waits_in_ram() -> None:
     assert moved(units, ONES, narrow, workers=2) == MovedBytes(read_bytes=3, uploaded_bytes=3)
 
 
-def test_a_scene_that_came_back_is_not_the_one_to_go() -> None:
+def test_a_scene_that_was_just_reloaded_is_not_evicted() -> None:
     uses = ["s0", None, "s0", None, "s1", "s0", "s0"]
     units = units_of((scene, None) for scene in uses)
     budgets = Budgets(vram=1, ram=4, scene_slots=1)
     assert moved(units, ONES, budgets, workers=2) == MovedBytes(read_bytes=2, uploaded_bytes=3)
 
 
-def test_room_for_a_stream_is_no_room_for_actors() -> None:
+def test_memory_for_a_stream_is_not_available_to_actors() -> None:
     scene, actor = (Asset(key=key, kind=kind_of(key), nbytes=4, frame_nbytes=1) for key in ("s0", "a0"))
     units = units_of([("s0", "a0")], labels=3)
     fits, streams = (Budgets(vram=4 + 4 + left, ram=10, scene_slots=1) for left in (2, 1))
@@ -221,40 +221,40 @@ def test_room_for_a_stream_is_no_room_for_actors() -> None:
     assert moved(units, {"s0": scene, "a0": actor}, streams).uploaded_bytes == 4 + 3 * 4
 
 
-def test_the_given_order_stays_where_it_has_a_pair_apart_for_good_reason() -> None:
-    # What comes between gives the first worker the time to be done with one actor before the next one is needed.
+def test_the_given_order_is_kept_if_separating_a_pair_saves_transfers() -> None:
+    # The units in between give the first worker time to finish with an actor before the next is needed.
     units = units_of([("s0", None), ("s0", "a0"), ("s0", None), ("s0", "a1"), ("s0", "a1")], labels=3)
     budgets = Budgets(vram=1 + 1, ram=10, scene_slots=1)
     assert choose_order(units, ONES, budgets, workers=2) == units
     assert pairs_of(choose_order(units, ONES, budgets, workers=1))[:2] == [("s0", None), ("s0", None)]
 
 
-def test_no_units_are_no_order() -> None:
+def test_without_units_the_order_is_empty() -> None:
     assert choose_order([], {}, Budgets(vram=1, ram=1)) == []
     assert moved([], {}, Budgets(vram=1, ram=1)) == MovedBytes(read_bytes=0, uploaded_bytes=0)
 
 
 def fewest(units: Sequence[Unit], slots: int, actors: int, ram: int, cost: tuple[int, int]) -> int:
-    """The least that one can do by giving up the right ones, found by trying all. Every asset takes one place."""
+    """Return the lowest cost of any choice of evictions, by trying all. Every asset takes one place."""
     uses = [key for unit in units for key in (unit.scene, unit.actor) if key is not None]
 
     @cache
-    def least(place: int, scenes_there: frozenset[str], actors_there: frozenset[str], in_ram: frozenset[str]) -> int:
+    def least(place: int, loaded_scenes: frozenset[str], loaded_actors: frozenset[str], in_ram: frozenset[str]) -> int:
         if place == len(uses):
             return 0
         key = uses[place]
         is_scene = kind_of(key) is Kind.SCENE
-        there, most = (scenes_there, slots) if is_scene else (actors_there, actors)
-        if key in there:
-            return least(place + 1, scenes_there, actors_there, in_ram)
+        loaded, most = (loaded_scenes, slots) if is_scene else (loaded_actors, actors)
+        if key in loaded:
+            return least(place + 1, loaded_scenes, loaded_actors, in_ram)
         paid = cost[1] if key in in_ram else sum(cost)
         tried = []
-        for leaves in combinations(sorted(there), 1 if len(there) == most else 0):
-            now = there.difference(leaves) | {key}
+        for leaves in combinations(sorted(loaded), 1 if len(loaded) == most else 0):
+            now = loaded.difference(leaves) | {key}
             may_stay = sorted(in_ram.union(leaves) - {key})
-            # On its way up it takes a place in RAM.
+            # During its upload it takes a place in RAM.
             for stay in combinations(may_stay, min(len(may_stay), max(0, ram - 1))):
-                tiers = (now, actors_there) if is_scene else (scenes_there, now)
+                tiers = (now, loaded_actors) if is_scene else (loaded_scenes, now)
                 tried.append(least(place + 1, *tiers, frozenset(stay)))
         return paid + min(tried)
 
@@ -267,7 +267,7 @@ READ_AND_UPLOAD, UPLOAD = (10, 1), (0, 1)
 
 @pytest.mark.parametrize("kind", Kind)
 @given(data=st.data(), places=places)
-def test_of_one_kind_no_other_choice_of_whom_to_give_up_moves_less(
+def test_with_one_kind_no_other_choice_of_evictions_moves_less(
     kind: Kind, data: st.DataObject, places: tuple[int, int, int]
 ) -> None:
     keys = data.draw(st.lists(st.sampled_from(SCENES if kind is Kind.SCENE else ACTORS), max_size=14))

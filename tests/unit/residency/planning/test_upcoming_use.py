@@ -1,4 +1,4 @@
-"""The known future: what is handed out, and when each asset is needed next."""
+"""Upcoming use: which units are handed out, and when each asset is needed next."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ numbers = st.none() | st.integers(0, 4)
 
 
 def soonest(units: list[Unit], handed: int) -> dict[str, int]:
-    """By looking at all that is left."""
+    """Return the next use of each asset, by scanning all remaining units."""
     found: dict[str, int] = {}
     for number, each in enumerate(units):
         for key, place in uses_of(number, each).items():
@@ -22,7 +22,7 @@ def soonest(units: list[Unit], handed: int) -> dict[str, int]:
 
 
 @given(st.lists(st.builds(unit, numbers, numbers), max_size=30))
-def test_units_are_handed_out_once_in_order_and_what_is_left_is_known(units: list[Unit]) -> None:
+def test_units_are_handed_out_once_in_order_and_the_rest_is_known(units: list[Unit]) -> None:
     future = Future(units)
     for number, each in enumerate(units):
         assert future.needed == soonest(units, number)
@@ -37,7 +37,7 @@ def test_a_units_scene_is_needed_before_its_actor_and_both_before_the_next_unit(
     assert first[S0] < first[A0] < min(second.values())
 
 
-def test_what_is_of_no_use_is_forgotten_for_good() -> None:
+def test_an_unusable_asset_is_forgotten_permanently() -> None:
     future = Future([unit(0, 0), unit(1, 0), unit(0, 0)])
     future.forget(A0)
     future.forget(A0)

@@ -44,10 +44,10 @@ def visible_in(root: Path) -> set[str]:
     return {path.name for path in root.iterdir() if not path.name.startswith(".")}
 
 
-# Whole, or not at all
+# Complete or absent
 
 
-def test_an_output_has_its_name_once_it_is_committed_and_not_before(root: Path) -> None:
+def test_an_output_gets_its_name_only_when_it_is_committed(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         folder = outputs.open(A)
         assert list(folder.iterdir()) == []
@@ -60,13 +60,13 @@ def test_an_output_has_its_name_once_it_is_committed_and_not_before(root: Path) 
     assert visible_in(root) == {"a", "skipped.jsonl"}
 
 
-def test_every_folder_is_of_its_own_also_for_the_same_label(root: Path) -> None:
+def test_every_folder_is_unique_even_for_the_same_label(root: Path) -> None:
     with Outputs(root, resume=False) as outputs, ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: outputs.open(A), range(64)))
         assert len(set(folders)) == 64
 
 
-def test_what_is_discarded_is_gone(root: Path) -> None:
+def test_a_discarded_output_is_deleted(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         folder = outputs.open(A)
         (folder / "image").touch()
@@ -75,7 +75,7 @@ def test_what_is_discarded_is_gone(root: Path) -> None:
     assert visible_in(root) == {"skipped.jsonl"}
 
 
-def test_links_and_pipes_in_an_output_hold_nothing_up(root: Path) -> None:
+def test_links_and_pipes_in_an_output_do_not_block(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         folder = outputs.open(A)
         (folder / "nowhere").symlink_to("/no/such/file")
@@ -84,10 +84,10 @@ def test_links_and_pipes_in_an_output_hold_nothing_up(root: Path) -> None:
     assert (root / "a/pipe").is_fifo()
 
 
-# A run after another
+# Successive runs
 
 
-def test_complete_outputs_are_kept_when_a_run_goes_on(root: Path) -> None:
+def test_complete_outputs_are_kept_when_a_run_resumes(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         put(outputs, A, "first")
     with Outputs(root, resume=True) as outputs:
@@ -97,7 +97,7 @@ def test_complete_outputs_are_kept_when_a_run_goes_on(root: Path) -> None:
     assert visible_in(root) == {"a", "b", "skipped.jsonl"}
 
 
-def test_without_resume_an_output_that_is_there_is_refused_and_left_alone(root: Path) -> None:
+def test_without_resume_an_existing_output_is_refused_and_not_touched(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         put(outputs, A, "first")
         outputs.skip(skip("b"))
@@ -118,12 +118,12 @@ def test_a_file_in_the_place_of_an_output_is_refused(root: Path, resume: bool) -
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".lock", "a/b", "/etc", "skipped.jsonl"])
-def test_a_name_that_leads_elsewhere_is_refused(root: Path, name: str) -> None:
+def test_a_name_that_leads_out_of_the_root_is_refused(root: Path, name: str) -> None:
     with pytest.raises(UserError, match="cannot be the name"):
         check_outputs(root, [Unit(scene="s", labels=(Label(name=name, value={}),))], resume=True)
 
 
-def test_what_a_dead_run_left_behind_is_removed(root: Path) -> None:
+def test_temporary_files_of_a_killed_run_are_removed(root: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from gpuyard.residency.running.output_folders import Outputs\n"
@@ -142,7 +142,7 @@ def test_what_a_dead_run_left_behind_is_removed(root: Path) -> None:
         assert list((root / ".partial").iterdir()) == []
 
 
-def test_nothing_of_a_run_that_ended_is_left_but_its_outputs(root: Path) -> None:
+def test_only_the_outputs_of_an_ended_run_are_left(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         put(outputs, A)
         outputs.open(B)
@@ -159,10 +159,10 @@ def test_two_runs_in_one_root_are_refused_until_the_first_is_over(root: Path) ->
         assert second.is_complete(A)
 
 
-# Where it cannot be
+# Unusable roots
 
 
-def test_a_root_that_is_a_file_is_the_users_mistake(root: Path) -> None:
+def test_a_root_that_is_a_file_is_a_user_error(root: Path) -> None:
     root.parent.mkdir()
     root.touch()
     for path in (root, root / "below"):
@@ -184,7 +184,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, number: int) -> 
 
 
 @pytest.mark.parametrize(("home", "name"), [(os, "fsync"), (Path, "rename")])
-def test_a_full_disk_costs_the_label_and_nothing_of_it_is_left(
+def test_a_full_disk_fails_the_label_and_leaves_no_files_of_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, home: Any, name: str
 ) -> None:
     with Outputs(root, resume=False) as outputs:
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_created_is_reported(root: Path) -> None:
             outputs.open(A)
 
 
-def test_what_came_there_meanwhile_is_not_replaced(root: Path) -> None:
+def test_an_output_created_meanwhile_is_not_replaced(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         folder = outputs.open(A)
         (root / "a").mkdir()
@@ -216,7 +216,7 @@ def test_what_came_there_meanwhile_is_not_replaced(root: Path) -> None:
     assert (root / "a/image").read_text() == "another's"
 
 
-# What was skipped
+# Skipped labels
 
 
 def test_a_skip_is_written_at_once_and_each_run_starts_with_no_skips(root: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_run_with_nothing_left_to_render_also_empties_the_skips(root: Path) ->
     assert skipped_in(root) == []
 
 
-def test_a_run_that_is_refused_leaves_the_lines_of_the_last_one(root: Path) -> None:
+def test_a_refused_run_keeps_the_lines_of_the_last_run(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         put(outputs, A)
         outputs.skip(skip("b"))
@@ -260,7 +260,9 @@ def test_the_error_about_missing_lines_has_all_skips(root: Path, monkeypatch: py
     assert [line["label"] for line in skipped_in(root)] == ["a"]
 
 
-def test_what_ended_a_run_is_told_and_not_that_lines_are_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_that_ended_a_run_is_raised_rather_than_missing_lines(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail(monkeypatch, os, "write", errno.ENOSPC)
 
     def run() -> None:
@@ -272,13 +274,13 @@ def test_what_ended_a_run_is_told_and_not_that_lines_are_missing(root: Path, mon
         run()
 
 
-def test_lines_of_many_threads_are_whole(root: Path) -> None:
+def test_lines_of_many_threads_are_not_mixed(root: Path) -> None:
     with Outputs(root, resume=False) as outputs, ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: outputs.skip(skip(str(number), "x" * 5000)), range(80)))
     assert {line["label"] for line in skipped_in(root)} == {str(number) for number in range(80)}
 
 
-def test_a_reason_with_a_file_name_that_is_no_text_is_written(root: Path) -> None:
+def test_a_reason_with_a_file_name_that_is_not_text_is_written(root: Path) -> None:
     with Outputs(root, resume=False) as outputs:
         outputs.skip(skip(reason=os.fsdecode(b"\xff.ply")))
     assert skipped_in(root)[0]["reason"] == "\udcff.ply"
@@ -302,7 +304,7 @@ FULL = (
 
 @pytest.mark.parametrize(("disk", "written"), [("stays", ["0"]), ("is freed", ["0", "1", "2", "3"])])
 @pytest.mark.usefixtures("unmeasured")
-def test_lines_that_the_disk_has_no_room_for_are_written_later_and_never_in_part(
+def test_lines_that_do_not_fit_on_the_disk_are_written_later_and_never_partially(
     root: Path, disk: str, written: list[str]
 ) -> None:
     result = subprocess.run(

@@ -15,9 +15,9 @@ from gpuyard.residency.loading.asset_loader import Loader, Source
 from gpuyard.residency.planning.render_units import Unit
 from tests.residency_runs import (
     PAGE,
-    Shelf,
+    AssetFiles,
     WatchedMemory,
-    check_all_told,
+    check_every_label,
     check_within_budgets,
     in_time,
     labels,
@@ -32,58 +32,63 @@ SCENES, ACTORS = (40, 60, 80), ((200, 100), (270,) * 4)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
 @pytest.fixture
-def own_shelf(tmp_path: Path) -> Shelf:
-    """To be damaged."""
-    return Shelf(tmp_path / "assets", SCENES, ACTORS)
+def own_asset_files(tmp_path: Path) -> AssetFiles:
+    """Assets that a test may damage."""
+    return AssetFiles(tmp_path / "assets", SCENES, ACTORS)
 
 
-# What is rendered
+# Rendered labels
 
 
-def test_every_label_is_rendered_once_with_its_own_value(shelf: Shelf, tmp_path: Path) -> None:
-    units = shelf.products(labels=2)
-    seen: Counter[str] = Counter()
+def test_every_label_is_rendered_once_with_its_own_value(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = asset_files.products(labels=2)
+    rendered: Counter[str] = Counter()
 
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
-        seen[label["name"]] += 1
+        rendered[label["name"]] += 1
         assert list(out_dir.iterdir()) == []
         write_checksum(scene, frames, label, out_dir)
 
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     check_within_budgets(played, ROOM, ROOM)
-    assert seen == Counter({label.name: 1 for unit in units for label in unit.labels})
+    assert rendered == Counter({label.name: 1 for unit in units for label in unit.labels})
     assert (played.skipped, played.status.state) == ({}, "finished")
 
 
-def test_work_may_need_a_scene_alone_an_actor_alone_or_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(0, None), shelf.unit(None, 0), shelf.unit(None, None), shelf.unit(1, 1, labels=0)]
+def test_work_may_need_a_scene_alone_an_actor_alone_or_nothing(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [
+        asset_files.unit(0, None),
+        asset_files.unit(None, 0),
+        asset_files.unit(None, None),
+        asset_files.unit(1, 1, labels=0),
+    ]
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert not played.skipped
 
 
-def test_no_work_is_a_run_too(tmp_path: Path) -> None:
+def test_a_run_without_units_succeeds(tmp_path: Path) -> None:
     played = play([], tmp_path / "out", vram=ROOM, ram=ROOM)
     assert (played.status.labels, played.status.state) == (0, "finished")
 
 
-def test_one_file_may_be_a_scene_and_an_actor(shelf: Shelf, tmp_path: Path) -> None:
-    path = shelf.scenes[0]
+def test_one_file_may_be_a_scene_and_an_actor(asset_files: AssetFiles, tmp_path: Path) -> None:
+    path = asset_files.scenes[0]
     units = [Unit(scene=path, actor=path, labels=labels("both")), Unit(scene=path, labels=labels("scene"))]
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert not played.skipped
-    assert played.status.moved.read_from_disk == 2 * shelf.nbytes(path)
+    assert played.status.moved.read_from_disk == 2 * asset_files.nbytes(path)
 
 
-def test_streamed_and_resident_actors_give_the_same_output(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(None, 1, labels=2)]
+def test_streamed_and_resident_actors_give_the_same_output(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [asset_files.unit(None, 1, labels=2)]
     resident = play(units, tmp_path / "resident", vram=ROOM, ram=ROOM)
     from_ram = play(units, tmp_path / "ram", vram=10_000, ram=ROOM)
     from_disk = play(units, tmp_path / "disk", vram=10_000, ram=3 * PAGE)
@@ -93,8 +98,8 @@ def test_streamed_and_resident_actors_give_the_same_output(shelf: Shelf, tmp_pat
     assert from_ram.status.moved.read_from_disk < from_disk.status.moved.read_from_disk
 
 
-def test_the_given_order_is_kept_where_that_is_asked_for(shelf: Shelf, tmp_path: Path) -> None:
-    units = shelf.products(seed=5)
+def test_the_given_order_is_kept_if_requested(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = asset_files.products(seed=5)
     rendered: list[str] = []
 
     def render(*args: Any) -> None:
@@ -104,25 +109,25 @@ def test_the_given_order_is_kept_where_that_is_asked_for(shelf: Shelf, tmp_path:
     assert rendered == [label.name for unit in units for label in unit.labels]
 
 
-def test_what_a_renderer_does_to_a_label_does_not_reach_the_next_try(shelf: Shelf, tmp_path: Path) -> None:
-    seen = []
+def test_changes_of_a_renderer_to_a_label_do_not_affect_the_next_try(asset_files: AssetFiles, tmp_path: Path) -> None:
+    labels_seen = []
 
     def render(*args: Any) -> None:
-        seen.append(dict(args[2]))
+        labels_seen.append(dict(args[2]))
         args[2]["name"] = "changed"
-        if len(seen) == 1:
+        if len(labels_seen) == 1:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    play([shelf.unit(0, None)], tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    assert len(seen) == 2
-    assert seen[0] == seen[1]
+    play([asset_files.unit(0, None)], tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
+    assert len(labels_seen) == 2
+    assert labels_seen[0] == labels_seen[1]
 
 
-# What is not
+# Skipped labels
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (lambda path: path.unlink(), "no such file"),
         (lambda path: path.write_bytes(b""), "scene1.ply"),
@@ -132,21 +137,21 @@ def test_what_a_renderer_does_to_a_label_does_not_reach_the_next_try(shelf: Shel
     ids=["missing", "empty", "truncated", "no ply"],
 )
 def test_labels_of_a_broken_asset_are_reported_and_the_rest_is_rendered(
-    own_shelf: Shelf, tmp_path: Path, damage: Callable[[Path], object], says: str
+    own_asset_files: AssetFiles, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
-    units = own_shelf.products()
-    damage(Path(own_shelf.scenes[1]))
+    units = own_asset_files.products()
+    damage(Path(own_asset_files.scenes[1]))
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
-    check_all_told(units, played, own_shelf)
-    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == own_shelf.scenes[1])
+    check_every_label(units, played, own_asset_files)
+    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == own_asset_files.scenes[1])
     for skip in played.skipped.values():
         assert skip.kind == "asset"
-        assert says in skip.reason
-        assert skip.scene == own_shelf.scenes[1]
+        assert message in skip.reason
+        assert skip.scene == own_asset_files.scenes[1]
 
 
 class Breaking(Loader):
-    """A frame is gone as soon as its sequence was looked at."""
+    """Delete a frame as soon as its sequence was measured."""
 
     def actor(self, path: str) -> Source:
         source = super().actor(path)
@@ -155,12 +160,12 @@ class Breaking(Loader):
 
 
 @pytest.mark.parametrize("ram", [ROOM, 3 * PAGE], ids=["resident", "from disk"])
-def test_an_asset_that_breaks_after_it_was_looked_at_is_reported_and_the_rest_is_rendered(
-    own_shelf: Shelf, tmp_path: Path, ram: int
+def test_an_asset_that_breaks_after_measuring_is_reported_and_the_rest_is_rendered(
+    own_asset_files: AssetFiles, tmp_path: Path, ram: int
 ) -> None:
-    units = [own_shelf.unit(0, None), own_shelf.unit(None, 1, labels=2), own_shelf.unit(0, None)]
+    units = [own_asset_files.unit(0, None), own_asset_files.unit(None, 1, labels=2), own_asset_files.unit(0, None)]
     played = play(units, tmp_path / "out", vram=ROOM, ram=ram, loader=Breaking())
-    check_all_told(units, played, own_shelf)
+    check_every_label(units, played, own_asset_files)
     assert played.skipped.keys() == names_of([units[1]])
     assert {skip.kind for skip in played.skipped.values()} == {"asset"}
     assert all("frame2.ply" in skip.reason for skip in played.skipped.values())
@@ -174,18 +179,18 @@ def leave(*_: Any) -> None:
     sys.exit(3)
 
 
-def make_no_sense(*_: Any) -> None:
+def return_nonsense(*_: Any) -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize(
-    ("mistake", "says"),
-    [(fail, "ValueError: a mistake of mine"), (leave, "SystemExit: 3"), (make_no_sense, "RuntimeError: CUDA error")],
+    ("mistake", "message"),
+    [(fail, "ValueError: a mistake of mine"), (leave, "SystemExit: 3"), (return_nonsense, "RuntimeError: CUDA error")],
 )
-def test_a_label_that_its_renderer_fails_at_is_reported_with_the_traceback(
-    shelf: Shelf, tmp_path: Path, mistake: Callable[..., None], says: str
+def test_a_label_whose_renderer_fails_is_reported_with_the_traceback(
+    asset_files: AssetFiles, tmp_path: Path, mistake: Callable[..., None], message: str
 ) -> None:
-    units = shelf.products(labels=2)
+    units = asset_files.products(labels=2)
     bad = {units[1].labels[0].name, units[4].labels[1].name}
 
     def render(*args: Any) -> None:
@@ -194,17 +199,17 @@ def test_a_label_that_its_renderer_fails_at_is_reported_with_the_traceback(
             mistake()
 
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.skipped.keys() == bad
     for skip in played.skipped.values():
         assert skip.kind == "renderer"
-        assert skip.reason.startswith(says)
+        assert skip.reason.startswith(message)
         assert mistake.__name__ in (skip.traceback or "")
         assert (skip.scene, skip.actor) in {(unit.scene, unit.actor) for unit in units}
 
 
-def test_an_output_that_cannot_be_kept_is_reported(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(0, None, labels=3)]
+def test_an_output_that_cannot_be_committed_is_reported(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [asset_files.unit(0, None, labels=3)]
     lost = units[0].labels[1].name
 
     def render(*args: Any) -> None:
@@ -214,35 +219,42 @@ def test_an_output_that_cannot_be_kept_is_reported(shelf: Shelf, tmp_path: Path)
             write_checksum(*args)
 
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert {name: skip.kind for name, skip in played.skipped.items()} == {lost: "output"}
 
 
-def test_what_can_never_fit_is_reported_with_its_sizes(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(2, None, labels=2), shelf.unit(0, 0)]
+def test_an_asset_that_can_never_fit_is_reported_with_its_sizes(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [asset_files.unit(2, None, labels=2), asset_files.unit(0, 0)]
     played = play(units, tmp_path / "out", vram=17_000, ram=ROOM)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.skipped.keys() == names_of([units[0]])
     for skip in played.skipped.values():
         assert skip.kind == "too-large"
-        assert skip.sizes == {"scene": shelf.nbytes(shelf.scenes[2])}
+        assert skip.sizes == {"scene": asset_files.nbytes(asset_files.scenes[2])}
 
 
-def test_what_does_not_fit_beside_others_is_rendered_alone_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_unit_that_does_not_fit_beside_others_is_rendered_alone_at_the_end(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
     """Two frames of the large actor and the largest scene are more than the device has; each by itself is not."""
-    units = [shelf.unit(2, None), shelf.unit(None, 1), shelf.unit(0, 0)]
-    vram = shelf.nbytes(shelf.scenes[2]) + 64
+    units = [asset_files.unit(2, None), asset_files.unit(None, 1), asset_files.unit(0, 0)]
+    vram = asset_files.nbytes(asset_files.scenes[2]) + 64
     played = play(units, tmp_path / "out", vram=vram, ram=ROOM)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     check_within_budgets(played, vram, ROOM)
     assert not played.skipped
 
 
-# What is refused
+# Refused runs
 
 
-def test_two_labels_of_one_name_are_refused_before_anything_is_done(shelf: Shelf, tmp_path: Path) -> None:
-    units = [Unit(scene=shelf.scenes[0], labels=labels("a", "b")), Unit(scene=shelf.scenes[1], labels=labels("b"))]
+def test_two_labels_with_one_name_are_refused_before_anything_is_rendered(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
+    units = [
+        Unit(scene=asset_files.scenes[0], labels=labels("a", "b")),
+        Unit(scene=asset_files.scenes[1], labels=labels("b")),
+    ]
     with pytest.raises(UserError, match="two labels are named 'b'"):
         play(units, tmp_path / "out", vram=ROOM, ram=ROOM)
     assert not (tmp_path / "out").exists()
@@ -253,10 +265,10 @@ def test_a_coordinator_that_is_not_open_runs_nothing(tmp_path: Path) -> None:
         Coordinator(vram=1, ram=1).run([], write_checksum, tmp_path)
 
 
-def test_a_coordinator_can_run_several_times(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_coordinator_can_run_several_times(asset_files: AssetFiles, tmp_path: Path) -> None:
     with opened(WatchedMemory(ROOM), [], vram=1, ram=1) as coordinator:
         for number in range(2):
-            units = [shelf.unit(number, 0)]
+            units = [asset_files.unit(number, 0)]
             report = in_time(
                 lambda units=units, number=number: coordinator.run(units, write_checksum, tmp_path / str(number)),  # type: ignore[misc]
                 coordinator.stop,
@@ -265,7 +277,7 @@ def test_a_coordinator_can_run_several_times(shelf: Shelf, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"vram": 0}, "vram is 0"),
         ({"vram": -1}, "vram is -1"),
@@ -277,7 +289,7 @@ def test_a_coordinator_can_run_several_times(shelf: Shelf, tmp_path: Path) -> No
         ({"vram": "44 gigs"}, "44 gigs"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_with_their_name(settings: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused_with_their_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         Coordinator(**{"vram": "1G", "ram": "1G", **settings})
-    assert says in caught.value.message
+    assert message in caught.value.message

@@ -1,4 +1,4 @@
-"""The course of a run: a stop in the middle and going on, sizes that were wrong, what is learned, what status says."""
+"""The course of a run: stop and resume, wrong size estimates, what the run learns, and its status."""
 
 import signal
 import threading
@@ -16,10 +16,10 @@ from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.running.status_file import RenderStatus
 from tests.residency_runs import (
     MB,
-    Shelf,
+    AssetFiles,
     WatchedMemory,
     WatchedPool,
-    check_all_told,
+    check_every_label,
     check_within_budgets,
     checksum,
     in_time,
@@ -37,19 +37,21 @@ SCENES, ACTORS = (40, 60, 80), ((200, 100), (270,) * 4)
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
 def fail(*_: Any) -> None:
     raise ValueError("a mistake of mine")
 
 
-# Stopping and going on
+# Stop and resume
 
 
-def test_a_stopped_run_leaves_whole_outputs_and_reports_nothing_as_skipped(shelf: Shelf, tmp_path: Path) -> None:
-    units, out = shelf.products(labels=4), tmp_path / "out"
+def test_a_stopped_run_leaves_complete_outputs_and_reports_nothing_as_skipped(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
+    units, out = asset_files.products(labels=4), tmp_path / "out"
     rendered = 0
     pools: list[WatchedPool] = []
 
@@ -70,13 +72,13 @@ def test_a_stopped_run_leaves_whole_outputs_and_reports_nothing_as_skipped(shelf
     assert {path.name for path in out.iterdir()} - {".lock", "skipped.jsonl"} <= names
 
     again = play(units, out, vram=ROOM, ram=ROOM, resume=True)
-    check_all_told(units, again, shelf)
+    check_every_label(units, again, asset_files)
     assert (again.status.state, again.status.already) == ("finished", report.status.rendered)
     assert again.status.rendered == len(names) - report.status.rendered
 
 
-def test_an_interrupt_stops_the_run_after_the_labels_in_hand(shelf: Shelf, tmp_path: Path) -> None:
-    units, out = shelf.products(labels=10), tmp_path / "out"
+def test_an_interrupt_stops_the_run_after_the_current_labels(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units, out = asset_files.products(labels=10), tmp_path / "out"
     calls = Counter[str]()
     main = threading.main_thread().ident
     assert main is not None
@@ -97,8 +99,8 @@ def test_an_interrupt_stops_the_run_after_the_labels_in_hand(shelf: Shelf, tmp_p
     assert status.rendered == len(outputs_in(out)) < 30
 
 
-def test_a_second_run_needs_resume_to_keep_complete_outputs(shelf: Shelf, tmp_path: Path) -> None:
-    units, out = [shelf.unit(0, 0, labels=2)], tmp_path / "out"
+def test_a_second_run_needs_resume_to_keep_complete_outputs(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units, out = [asset_files.unit(0, 0, labels=2)], tmp_path / "out"
     play(units, out, vram=ROOM, ram=ROOM)
     with pytest.raises(UserError, match="already exists"):
         play(units, out, vram=ROOM, ram=ROOM)
@@ -107,24 +109,24 @@ def test_a_second_run_needs_resume_to_keep_complete_outputs(shelf: Shelf, tmp_pa
         pytest.fail("it was rendered again")
 
     played = play(units, out, vram=ROOM, ram=ROOM, resume=True, render=refuse)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert (played.status.already, played.status.rendered, played.status.moved.read_from_disk) == (2, 0, 0)
 
 
-def test_what_was_skipped_is_tried_again_by_the_next_run(shelf: Shelf, tmp_path: Path) -> None:
-    units, out = [shelf.unit(0, 0, labels=2)], tmp_path / "out"
+def test_skipped_labels_are_tried_again_by_the_next_run(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units, out = [asset_files.unit(0, 0, labels=2)], tmp_path / "out"
     first = play(units, out, vram=ROOM, ram=ROOM, render=fail)
     assert len(first.skipped) == 2
     second = play(units, out, vram=ROOM, ram=ROOM, resume=True)
-    check_all_told(units, second, shelf)
+    check_every_label(units, second, asset_files)
     assert not second.skipped
 
 
-# Estimates, and what is learned
+# Estimates and learning
 
 
 def loaded(path: str) -> dict[str, Any]:
-    """A file called `<name>.<bytes in memory>`, whatever it holds."""
+    """Load a file named `<name>.<bytes in memory>`; its content is ignored."""
     return {"x": np.arange(int(path.rpartition(".")[2]), dtype="u1")}
 
 
@@ -134,7 +136,7 @@ def asset(path: Path, on_disk: int) -> str:
     return str(path)
 
 
-def test_sizes_that_were_estimated_wrongly_are_mended_while_it_runs(tmp_path: Path) -> None:
+def test_wrong_size_estimates_are_corrected_during_the_run(tmp_path: Path) -> None:
     larger, smaller = asset(tmp_path / "a.50000", 1_000), asset(tmp_path / "b.1000", 50_000)
     nothing = asset(tmp_path / "c.3000", 0)
     actor = str(tmp_path / "actor")
@@ -154,7 +156,7 @@ def test_sizes_that_were_estimated_wrongly_are_mended_while_it_runs(tmp_path: Pa
     }
 
 
-def test_what_turns_out_too_large_is_reported_and_the_rest_is_rendered(tmp_path: Path) -> None:
+def test_an_asset_that_turns_out_too_large_is_reported_and_the_rest_is_rendered(tmp_path: Path) -> None:
     units = [
         Unit(scene=asset(tmp_path / "a.50000", 1_000), labels=labels("a1", "a2")),
         Unit(scene=asset(tmp_path / "b.1000", 1_000), labels=labels("b1", "b2")),
@@ -165,22 +167,24 @@ def test_what_turns_out_too_large_is_reported_and_the_rest_is_rendered(tmp_path:
     assert played.skipped["a1"].sizes == {"scene": 50_000}
 
 
-def test_any_exception_of_a_loader_is_reported_and_the_rest_is_rendered(shelf: Shelf, tmp_path: Path) -> None:
+def test_any_exception_of_a_loader_is_reported_and_the_rest_is_rendered(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
     def load(path: str) -> dict[str, Any]:
-        if path == shelf.scenes[0]:
+        if path == asset_files.scenes[0]:
             raise MemoryError("no more")
         return {"x": np.zeros(100)}
 
-    units = [shelf.unit(number % 3, None, labels=2) for number in range(6)]
+    units = [asset_files.unit(number % 3, None, labels=2) for number in range(6)]
     played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, loader=Loader(load))
-    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == shelf.scenes[0])
+    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == asset_files.scenes[0])
     assert all("no more" in skip.reason for skip in played.skipped.values())
     assert len(played.outputs) == 8
 
 
-def test_a_renderer_that_needs_memory_for_itself_is_left_it_once_that_is_seen(shelf: Shelf, tmp_path: Path) -> None:
-    """Until then the ladder helps; had nothing been learned, it would have to for nearly every unit."""
-    units = shelf.products(labels=1, seed=2) * 1
+def test_the_memory_use_of_the_renderer_is_learned_and_kept_free(asset_files: AssetFiles, tmp_path: Path) -> None:
+    """Until then assets are evicted on failure; without learning this would happen for nearly every unit."""
+    units = asset_files.products(labels=1, seed=2) * 1
     units += [Unit(scene=unit.scene, actor=unit.actor, labels=labels(f"again{n}")) for n, unit in enumerate(units)]
     vram = 75_000
     memory = WatchedMemory(vram)
@@ -195,7 +199,7 @@ def test_a_renderer_that_needs_memory_for_itself_is_left_it_once_that_is_seen(sh
     played = play(
         units, tmp_path / "out", vram=vram, ram=ROOM, memory=memory, render=render, working=0, workers=1, scene_slots=2
     )
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert not played.skipped
     assert memory.peak() <= vram
     assert played.status.counts.out_of_memory <= 4
@@ -204,9 +208,9 @@ def test_a_renderer_that_needs_memory_for_itself_is_left_it_once_that_is_seen(sh
 # Status
 
 
-def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> None:
-    units = shelf.products(labels=2)
-    seen: dict[str, RenderStatus] = {}
+def test_status_is_consistent_at_every_moment(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = asset_files.products(labels=2)
+    statuses: dict[str, RenderStatus] = {}
     vram = 60_000
 
     with opened(WatchedMemory(vram), [], vram=vram / MB, ram=1, working=0, workers=3, scene_slots=2) as coordinator:
@@ -216,19 +220,19 @@ def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> N
             write_checksum(*args)
             status = coordinator.status()
             assert status is not None
-            seen[args[2]["name"]] = status
+            statuses[args[2]["name"]] = status
 
         report = in_time(lambda: coordinator.run(units, render, tmp_path / "out"), coordinator.stop)
         assert coordinator.status() is not None
-    assert len(seen) == 12
-    for name, status in seen.items():
+    assert len(statuses) == 12
+    for name, status in statuses.items():
         assert status.state == "running"
         assert status.rendered + status.skipped + status.already < status.labels == 12
         assert 0 < status.vram.assets <= report.status.vram.peak_assets <= status.vram.budget == vram
         assert status.ram.assets <= report.status.ram.peak_assets <= status.ram.budget == MB
         assert 1 <= len(status.scenes) <= status.scene_slots == 2
-        assert set(status.scenes) <= set(shelf.scenes)
-        assert set(status.actors) <= set(shelf.actors)
+        assert set(status.scenes) <= set(asset_files.scenes)
+        assert set(status.actors) <= set(asset_files.actors)
         (worker,) = (worker for worker in status.workers if worker.label == name)
         assert (worker.doing, worker.waits_for) == ("rendering", None)
         assert worker.scene in status.scenes
@@ -239,6 +243,6 @@ def test_status_is_consistent_at_every_moment(shelf: Shelf, tmp_path: Path) -> N
     assert (last.vram.assets, last.ram.assets, last.scenes, last.actors) == (0, 0, (), ())
     counts = last.counts
     assert counts.vram_hits + counts.ram_hits + counts.misses >= 12
-    assert last.moved.read_from_disk >= sum(map(shelf.nbytes, [*shelf.scenes, *shelf.actors]))
+    assert last.moved.read_from_disk >= sum(map(asset_files.nbytes, [*asset_files.scenes, *asset_files.actors]))
     assert last.moved.uploaded + last.moved.streamed >= last.moved.read_from_disk
     assert msgspec.json.decode(msgspec.json.encode(last), type=RenderStatus) == last

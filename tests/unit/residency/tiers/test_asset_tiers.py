@@ -17,20 +17,20 @@ from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.asset_users import Loan, TiersStopped, TooLarge
 from gpuyard.residency.tiers.oom_fallback import retry_with_less
-from tests.residency_runs import Shelf, WatchedMemory, checksum, in_time, tiers_over
+from tests.residency_runs import AssetFiles, WatchedMemory, checksum, in_time, tiers_over
 
 ROOM = 1 << 20
 LATE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), (40, 50, 60, 70), ((300, 200), (250,) * 4))
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), (40, 50, 60, 70), ((300, 200), (250,) * 4))
 
 
 @pytest.fixture
-def aside() -> Iterator[Callable[..., "Future[Loan]"]]:
-    """Does something in another thread."""
+def in_thread() -> Iterator[Callable[..., "Future[Loan]"]]:
+    """Return a function that runs a call in another thread."""
     with ThreadPoolExecutor(4) as pool:
         yield pool.submit
 
@@ -53,28 +53,28 @@ def content(tiers: Tiers, loan: Loan) -> str:
     return checksum(Arrays(tiers.memory, copies.buffer, layout, "") for layout in copies.layouts)
 
 
-def test_a_taken_asset_is_in_vram(shelf: Shelf) -> None:
-    units = [shelf.unit(0, 0)]
+def test_a_taken_asset_is_in_vram(asset_files: AssetFiles) -> None:
+    units = [asset_files.unit(0, 0)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         number, unit = begin(tiers)
         assert unit.scene is not None
         assert unit.actor is not None
         loans = [tiers.take(unit.scene, number), tiers.take(unit.actor, number)]
         assert not any(loan.is_streamed for loan in loans)
-        assert content(tiers, loans[0]) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
-        assert content(tiers, loans[1]) == shelf.right(Unit(actor=shelf.actors[0], labels=()))
+        assert content(tiers, loans[0]) == asset_files.right(Unit(scene=asset_files.scenes[0], labels=()))
+        assert content(tiers, loans[1]) == asset_files.right(Unit(actor=asset_files.actors[0], labels=()))
         assert tiers.vram_nbytes() == sum(loan.copies.asset.nbytes for loan in loans)
         for loan in loans:
             tiers.give_back(loan)
         assert tiers.next_unit() is None
 
 
-def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> None:
-    with tiers_over([shelf.unit(0, None), shelf.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
+def test_a_scene_is_lent_to_several_workers_and_uploaded_once(asset_files: AssetFiles) -> None:
+    with tiers_over([asset_files.unit(0, None), asset_files.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
         first, second = take_scene(tiers), take_scene(tiers)
         assert first.copies.buffer is second.copies.buffer
         tiers.give_back(first)
-        assert content(tiers, second) == shelf.right(Unit(scene=shelf.scenes[0], labels=()))
+        assert content(tiers, second) == asset_files.right(Unit(scene=asset_files.scenes[0], labels=()))
         assert tiers.counts.uploaded == first.copies.asset.nbytes
         figures = tiers.counts
         assert figures.misses + figures.ram_hits + figures.vram_hits == 2
@@ -82,40 +82,40 @@ def test_a_scene_is_lent_to_several_at_once_and_uploaded_once(shelf: Shelf) -> N
         tiers.give_back(second)
 
 
-def test_a_worker_that_finds_all_slots_in_use_gets_the_next_free_one(
-    shelf: Shelf, aside: Callable[..., "Future[Loan]"]
+def test_a_worker_that_finds_all_slots_in_use_gets_the_next_free_slot(
+    asset_files: AssetFiles, in_thread: Callable[..., "Future[Loan]"]
 ) -> None:
-    with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
+    with tiers_over([asset_files.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
         loans = [take_scene(tiers), take_scene(tiers)]
-        waiting = aside(take_scene, tiers)
+        waiting = in_thread(take_scene, tiers)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.2)
-        assert set(tiers.paths_in(Kind.SCENE)) == set(shelf.scenes[:2])
+        assert set(tiers.paths_in(Kind.SCENE)) == set(asset_files.scenes[:2])
         tiers.give_back(loans[0])
         served = waiting.result(LATE_S)
-        assert content(tiers, served) == shelf.right(Unit(scene=shelf.scenes[2], labels=()))
-        assert content(tiers, loans[1]) == shelf.right(Unit(scene=shelf.scenes[1], labels=()))
+        assert content(tiers, served) == asset_files.right(Unit(scene=asset_files.scenes[2], labels=()))
+        assert content(tiers, loans[1]) == asset_files.right(Unit(scene=asset_files.scenes[1], labels=()))
         assert tiers.counts.stalls_s["slot"] > 0
         for loan in (loans[1], served):
             tiers.give_back(loan)
 
 
-def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(shelf: Shelf) -> None:
-    units = [shelf.unit(number, None) for number in (0, 1, 2, 3, 0)]
+def test_a_scene_that_is_needed_again_comes_back_from_ram_and_not_from_disk(asset_files: AssetFiles) -> None:
+    units = [asset_files.unit(number, None) for number in (0, 1, 2, 3, 0)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         for number in (0, 1, 2, 3, 0):
             loan = take_scene(tiers)
-            assert content(tiers, loan) == shelf.right(Unit(scene=shelf.scenes[number], labels=()))
+            assert content(tiers, loan) == asset_files.right(Unit(scene=asset_files.scenes[number], labels=()))
             tiers.give_back(loan)
-        assert tiers.counts.read_from_disk == sum(map(shelf.nbytes, shelf.scenes))
+        assert tiers.counts.read_from_disk == sum(map(asset_files.nbytes, asset_files.scenes))
 
 
-def test_a_worker_that_waits_when_the_run_is_stopped_gets_nothing(
-    shelf: Shelf, aside: Callable[..., "Future[Loan]"]
+def test_a_waiting_worker_gets_nothing_when_the_run_is_stopped(
+    asset_files: AssetFiles, in_thread: Callable[..., "Future[Loan]"]
 ) -> None:
-    with tiers_over([shelf.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
+    with tiers_over([asset_files.unit(number, None) for number in range(3)], vram=ROOM, ram=ROOM) as (tiers, _):
         loans = [take_scene(tiers), take_scene(tiers)]
-        waiting = aside(take_scene, tiers)
+        waiting = in_thread(take_scene, tiers)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.1)
         tiers.stop()
@@ -127,31 +127,31 @@ def test_a_worker_that_waits_when_the_run_is_stopped_gets_nothing(
 
 
 def test_a_broken_asset_is_an_error_for_its_requests_only(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "assets", (10, 20), ())
-    units = [shelf.unit(0, None), shelf.unit(0, None), shelf.unit(1, None)]
+    asset_files = AssetFiles(tmp_path / "assets", (10, 20), ())
+    units = [asset_files.unit(0, None), asset_files.unit(0, None), asset_files.unit(1, None)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
-        os.truncate(shelf.scenes[0], 600)
+        os.truncate(asset_files.scenes[0], 600)
         for _ in range(2):
             with pytest.raises(AssetError, match=r"scene0\.ply"):
                 take_scene(tiers)
         tiers.give_back(take_scene(tiers))
 
 
-def test_any_exception_of_a_loader_is_an_error_about_the_asset(shelf: Shelf) -> None:
+def test_any_exception_of_a_loader_is_an_error_about_the_asset(asset_files: AssetFiles) -> None:
     def load(path: str) -> dict[str, Any]:
         raise MemoryError("no more")
 
     with (
-        tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM, loader=Loader(load)) as (tiers, _),
+        tiers_over([asset_files.unit(0, None)], vram=ROOM, ram=ROOM, loader=Loader(load)) as (tiers, _),
         pytest.raises(AssetError, match="no more"),
     ):
         take_scene(tiers)
 
 
-def test_an_upload_that_finds_no_room_is_told_and_tried_again_when_it_is_asked_for(shelf: Shelf) -> None:
-    # The first may fail before anybody waits for it, and is tried again then.
+def test_an_upload_without_memory_is_reported_and_tried_again_on_request(asset_files: AssetFiles) -> None:
+    # The first upload may fail before a worker waits for it, and is tried again then.
     memory = WatchedMemory(ROOM, lambda number, _: DeviceFull("full") if number <= 2 else None)
-    with tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM, memory=memory) as (tiers, _):
+    with tiers_over([asset_files.unit(0, None)], vram=ROOM, ram=ROOM, memory=memory) as (tiers, _):
         number, unit = begin(tiers)
         assert unit.scene is not None
         with pytest.raises(DeviceFull):
@@ -162,8 +162,8 @@ def test_an_upload_that_finds_no_room_is_told_and_tried_again_when_it_is_asked_f
         tiers.give_back(tiers.take(unit.scene, number))
 
 
-def test_the_ladder_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(shelf: Shelf) -> None:
-    units = [shelf.unit(0, 0), shelf.unit(1, 0), shelf.unit(1, None), shelf.unit(0, 0)]
+def test_out_of_memory_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(asset_files: AssetFiles) -> None:
+    units = [asset_files.unit(0, 0), asset_files.unit(1, 0), asset_files.unit(1, None), asset_files.unit(0, 0)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         number, unit = begin(tiers)
         assert unit.scene is not None
@@ -171,21 +171,21 @@ def test_the_ladder_drops_idle_actors_then_one_idle_scene_and_nothing_in_use(she
         for key in (unit.scene, unit.actor):
             tiers.give_back(tiers.take(key, number))
         kept = take_scene(tiers)
-        seen: list[tuple[int, int]] = []
+        counts: list[tuple[int, int]] = []
 
         def act() -> None:
-            seen.append((len(tiers.paths_in(Kind.SCENE)), len(tiers.paths_in(Kind.ACTOR))))
+            counts.append((len(tiers.paths_in(Kind.SCENE)), len(tiers.paths_in(Kind.ACTOR))))
             raise DeviceFull("still full")
 
         with pytest.raises(DeviceFull, match="still full"):
             retry_with_less(tiers, act)
-        assert seen == [(2, 1), (2, 0), (1, 0)]
-        assert tiers.paths_in(Kind.SCENE) == (shelf.scenes[1],)
+        assert counts == [(2, 1), (2, 0), (1, 0)]
+        assert tiers.paths_in(Kind.SCENE) == (asset_files.scenes[1],)
         tiers.give_back(kept)
 
 
-def test_what_is_no_want_of_memory_is_not_tried_again(shelf: Shelf) -> None:
-    with tiers_over([shelf.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
+def test_other_errors_than_out_of_memory_are_not_retried(asset_files: AssetFiles) -> None:
+    with tiers_over([asset_files.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
         calls = []
 
         def act() -> None:
@@ -201,7 +201,7 @@ def test_what_is_no_want_of_memory_is_not_tried_again(shelf: Shelf) -> None:
 
 
 def loader_of(nbytes: dict[str, int]) -> Loader:
-    """Of files that say nothing about what they are in memory."""
+    """Return a loader of files whose size in memory cannot be known from the file."""
     return Loader(lambda path: {"x": np.arange(nbytes[Path(path).name], dtype="u1")})
 
 
@@ -212,7 +212,7 @@ def files(root: Path, sizes: dict[str, int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("on_disk", "in_memory"), [(1_000, 50_000), (50_000, 1_000), (5_000, 5_000)])
-def test_an_estimate_may_be_wrong_as_long_as_there_is_room(tmp_path: Path, on_disk: int, in_memory: int) -> None:
+def test_an_estimate_may_be_wrong_if_memory_suffices(tmp_path: Path, on_disk: int, in_memory: int) -> None:
     (path,) = files(tmp_path, {"a": on_disk})
     units = [Unit(scene=path, labels=())] * 2
     with tiers_over(units, vram=ROOM, ram=ROOM, loader=loader_of({"a": in_memory})) as (tiers, _):
@@ -231,10 +231,10 @@ def test_an_asset_that_turns_out_too_large_is_reported_and_not_waited_for(tmp_pa
         tiers.give_back(take_scene(tiers))
 
 
-def test_a_scene_that_an_actor_leaves_no_room_for_after_all_is_told(
-    tmp_path: Path, aside: Callable[..., "Future[Loan]"]
+def test_a_scene_that_no_longer_fits_beside_an_actor_is_reported(
+    tmp_path: Path, in_thread: Callable[..., "Future[Loan]"]
 ) -> None:
-    """The actor's frames turn out larger: what is kept for a stream grows, and the scene no longer fits beside it."""
+    """The actor's frames turn out larger: the memory kept for its stream grows, and the scene no longer fits."""
     (tmp_path / "actor").mkdir()
     frames = [f"f{number}" for number in range(4)]
     files(tmp_path / "actor", dict.fromkeys(frames, 2_000))
@@ -244,22 +244,22 @@ def test_a_scene_that_an_actor_leaves_no_room_for_after_all_is_told(
     with tiers_over(units, vram=60_000, ram=ROOM, loader=loader_of(sizes)) as (tiers, _):
         number, unit = begin(tiers)
         assert unit.actor is not None
-        loan = aside(tiers.take, unit.actor, number).result(LATE_S)
+        loan = in_thread(tiers.take, unit.actor, number).result(LATE_S)
         assert loan.is_streamed
         with pytest.raises(TooLarge):
-            aside(take_scene, tiers).result(LATE_S)
+            in_thread(take_scene, tiers).result(LATE_S)
         tiers.give_back(loan)
 
 
-def test_what_the_renderer_takes_for_itself_is_left_to_it_from_then_on(shelf: Shelf) -> None:
-    units = [shelf.unit(0, None), shelf.unit(1, None)]
+def test_memory_that_the_renderer_used_is_kept_free_for_it(asset_files: AssetFiles) -> None:
+    units = [asset_files.unit(0, None), asset_files.unit(1, None)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         loan = take_scene(tiers)
         own = tiers.memory.allocate(100_000)
         tiers.learn_working()
         tiers.memory.free(own)
         assert 0 < tiers.budgets.working <= 100_000
-        largest = max(map(shelf.nbytes, shelf.scenes[:2]))
+        largest = max(map(asset_files.nbytes, asset_files.scenes[:2]))
         too_much = tiers.memory.allocate(ROOM - tiers.memory.used())
         tiers.learn_working()
         tiers.memory.free(too_much)

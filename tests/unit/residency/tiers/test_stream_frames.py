@@ -18,17 +18,26 @@ from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.hold_assets import ActorCache, Frames
 from tests.residency_files import points
-from tests.residency_runs import DEADLINE_S, PAGE, Shelf, WatchedMemory, WatchedPool, checksum, columns_of, tiers_over
+from tests.residency_runs import (
+    DEADLINE_S,
+    PAGE,
+    AssetFiles,
+    WatchedMemory,
+    WatchedPool,
+    checksum,
+    columns_of,
+    tiers_over,
+)
 
 FRAMES = (40, 270, 10, 200, 90, 260, 150)
-VRAM = 12_000  # two frames, and not all
+VRAM = 12_000  # for two frames, but not all
 RAM = 1 << 20
-LITTLE_RAM = 3 * PAGE  # two frames, and not all
+LITTLE_RAM = 3 * PAGE  # for two frames, but not all
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), (), (FRAMES, (500,)))
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), (), (FRAMES, (500,)))
 
 
 def right(frame: int) -> dict[str, Any]:
@@ -37,9 +46,9 @@ def right(frame: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def streaming(
-    shelf: Shelf, ram: int = RAM, memory: WatchedMemory | None = None, actor: int = 0
+    asset_files: AssetFiles, ram: int = RAM, memory: WatchedMemory | None = None, actor: int = 0
 ) -> Iterator[tuple[Frames, Tiers, WatchedPool]]:
-    with tiers_over([shelf.unit(None, actor)], vram=VRAM, ram=ram, memory=memory) as (tiers, pool):
+    with tiers_over([asset_files.unit(None, actor)], vram=VRAM, ram=ram, memory=memory) as (tiers, pool):
         handed = tiers.next_unit()
         assert handed is not None
         number, unit = handed
@@ -48,17 +57,17 @@ def streaming(
 
 
 @pytest.fixture(params=[RAM, LITTLE_RAM], ids=["from RAM", "from disk"])
-def frames(request: pytest.FixtureRequest, shelf: Shelf) -> Iterator[Frames]:
-    with streaming(shelf, request.param) as (frames, *_):
+def frames(request: pytest.FixtureRequest, asset_files: AssetFiles) -> Iterator[Frames]:
+    with streaming(asset_files, request.param) as (frames, *_):
         yield frames
 
 
-def test_all_frames_are_there_in_order_and_right(frames: Frames) -> None:
+def test_all_frames_come_in_order_with_the_right_content(frames: Frames) -> None:
     assert len(frames) == len(FRAMES)
     assert [checksum([frame]) for frame in frames] == [checksum([right(number)]) for number in range(len(FRAMES))]
 
 
-def test_frames_are_counted_from_the_end_and_sliced_as_a_tuple_is(frames: Frames) -> None:
+def test_frames_support_negative_indexes_and_slices(frames: Frames) -> None:
     numbers = tuple(range(len(FRAMES)))
     assert checksum([frames[-1]]) == checksum([right(6)])
     for cut in (slice(1, 3), slice(None, None, -2), slice(-2, None), slice(3, 1), slice(0, 99)):
@@ -79,7 +88,7 @@ def test_a_frame_is_a_mapping_with_columns(frames: Frames) -> None:
     assert frame.path.endswith("actor0")
 
 
-def test_what_was_got_of_earlier_frames_stays_as_it_was(frames: Frames) -> None:
+def test_copies_of_earlier_frames_stay_unchanged(frames: Frames) -> None:
     kept = [(number, frames[number]["x"], frames[number].columns("y", "z")) for number in (0, 1, 2, 3, 4, 0)]
     for number, x, yz in kept:
         table = right(number)
@@ -88,29 +97,29 @@ def test_what_was_got_of_earlier_frames_stays_as_it_was(frames: Frames) -> None:
 
 
 class LateCopies(WatchedMemory):
-    """Copies what is picked of a frame only when the frame after it has arrived, too."""
+    """Delay copies from a frame until the next frame has arrived."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
         self._uploads = threading.Semaphore(0)
 
-    def upload(self, *given: Any, **said: Any) -> None:
-        super().upload(*given, **said)
+    def upload(self, *arguments: Any, **options: Any) -> None:
+        super().upload(*arguments, **options)
         self._uploads.release()
 
     def clone(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         for _ in range(2):
-            assert self._uploads.acquire(timeout=DEADLINE_S), "the next frame is not brought ahead of time"
+            assert self._uploads.acquire(timeout=DEADLINE_S), "the next frame is not loaded ahead of time"
         return super().clone(array)
 
 
 @pytest.mark.parametrize("ram", [RAM, LITTLE_RAM], ids=["from RAM", "from disk"])
-def test_the_next_frame_is_not_brought_over_the_one_in_use(shelf: Shelf, ram: int) -> None:
-    with streaming(shelf, ram, LateCopies(VRAM)) as (frames, *_):
+def test_the_next_frame_does_not_overwrite_the_frame_in_use(asset_files: AssetFiles, ram: int) -> None:
+    with streaming(asset_files, ram, LateCopies(VRAM)) as (frames, *_):
         assert np.array_equal(frames[1]["x"], right(1)["x"])
 
 
-def test_frames_may_be_looked_into_by_turns(frames: Frames) -> None:
+def test_frames_may_be_read_alternately(frames: Frames) -> None:
     first, last = frames[0], frames[4]
     for name in ("x", "red", "z", "blue"):
         assert np.array_equal(first[name], right(0)[name])
@@ -119,41 +128,41 @@ def test_frames_may_be_looked_into_by_turns(frames: Frames) -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(-7, 6), max_size=12), st.sampled_from([RAM, LITTLE_RAM]))
-def test_any_order_gives_the_right_frames(shelf: Shelf, order: Sequence[int], ram: int) -> None:
-    with streaming(shelf, ram) as (frames, *_):
+def test_any_order_gives_the_right_frames(asset_files: AssetFiles, order: Sequence[int], ram: int) -> None:
+    with streaming(asset_files, ram) as (frames, *_):
         assert checksum(frames[number] for number in order) == checksum(right(number % 7) for number in order)
 
 
-def test_a_stream_stays_within_what_is_kept_for_it(shelf: Shelf) -> None:
+def test_a_stream_stays_within_its_reserved_memory(asset_files: AssetFiles) -> None:
     memory = WatchedMemory(VRAM)
-    with streaming(shelf, LITTLE_RAM, memory) as (frames, tiers, pool):
+    with streaming(asset_files, LITTLE_RAM, memory) as (frames, tiers, pool):
         checksum(frames)
         assert memory.used() == tiers.vram_nbytes() <= VRAM
         assert pool.in_use == tiers.ram_nbytes() <= LITTLE_RAM
     assert memory.peak() <= VRAM
 
 
-def test_what_is_streamed_is_counted(shelf: Shelf) -> None:
-    """All of it, and the frame that was on its way when nobody asked for more."""
+def test_streamed_bytes_are_counted(asset_files: AssetFiles) -> None:
+    """All frames, and the frame that was being prefetched when the reader stopped."""
     for ram, is_from_disk in ((RAM, False), (LITTLE_RAM, True)):
-        with streaming(shelf, ram) as (frames, tiers, _):
+        with streaming(asset_files, ram) as (frames, tiers, _):
             checksum(frames)
         assert tiers.counts.streams == 1
-        assert tiers.counts.streamed >= shelf.nbytes(shelf.actors[0])
+        assert tiers.counts.streamed >= asset_files.nbytes(asset_files.actors[0])
         assert (tiers.counts.read_from_disk >= tiers.counts.streamed) is is_from_disk
 
 
-def test_a_sequence_of_one_frame_is_streamed_through_one_buffer(shelf: Shelf) -> None:
-    with streaming(shelf, actor=1) as (frames, *_):
+def test_a_sequence_of_one_frame_is_streamed_through_one_buffer(asset_files: AssetFiles) -> None:
+    with streaming(asset_files, actor=1) as (frames, *_):
         assert len(frames) == 1
         for _ in range(2):
             assert checksum([frames[0]]) == checksum([columns_of(points(500, 100))])
 
 
-def test_a_frame_that_cannot_be_read_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "assets", (), (FRAMES,))
-    with streaming(shelf, LITTLE_RAM) as (frames, *_):
-        os.truncate(Path(shelf.actors[0]) / "frame2.ply", 220)
+def test_an_unreadable_frame_is_reported_and_other_frames_can_be_read(tmp_path: Path) -> None:
+    asset_files = AssetFiles(tmp_path / "assets", (), (FRAMES,))
+    with streaming(asset_files, LITTLE_RAM) as (frames, *_):
+        os.truncate(Path(asset_files.actors[0]) / "frame2.ply", 220)
         for number in (0, 1, 3, 4):
             assert checksum([frames[number]]) == checksum([right(number)])
         for _ in range(2):
@@ -163,10 +172,10 @@ def test_a_frame_that_cannot_be_read_is_told_and_the_others_go_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_buffer_that_cannot_be_had_leaves_none_behind(shelf: Shelf, failing: int) -> None:
-    """And is tried for again, as the ladder has it, until that is at its end."""
+def test_a_failed_buffer_allocation_leaves_no_buffer_behind(asset_files: AssetFiles, failing: int) -> None:
+    """It is retried with more assets evicted until nothing is left to evict."""
     memory = WatchedMemory(VRAM, lambda number, _: DeviceFull("full") if number >= failing else None)
-    with pytest.raises(DeviceFull, match="full"), streaming(shelf, memory=memory):
+    with pytest.raises(DeviceFull, match="full"), streaming(asset_files, memory=memory):
         pytest.fail("it was streamed")
     assert memory.live == 0
 

@@ -1,4 +1,4 @@
-"""How a run might stand, for tests of what is made of that."""
+"""An example status of a render run."""
 
 from typing import Any
 
