@@ -1,4 +1,4 @@
-"""Faults of the controller: what is recorded, what engines and the ledger are asked for, and in which order."""
+"""Faults of the controller: what it records, what it requests from engines and the ledger, and in which order."""
 
 from tests.faults.fault import Fault
 
@@ -20,7 +20,7 @@ FAULTS = (
             "                self.engines.start_prepared()\n"
             "        except"
         ),
-        breaks="A daemon that dies at the wrong moment has started a job that its database says is still queued.",
+        breaks="After a crash of the daemon at the wrong moment, a job runs that is still queued in the database.",
         near=("tests/simulation/test_crashes.py",),
     ),
     Fault(
@@ -28,7 +28,7 @@ FAULTS = (
         file=f"{_CONTROL}/controller.py",
         old="        for held in granted:\n            held.leave()\n",
         new="",
-        breaks="The GPU of a job that has ended stays taken until the daemon ends.",
+        breaks="The GPU of a job that has ended stays leased until the daemon ends.",
         near=(_STORIES,),
     ),
     Fault(
@@ -36,7 +36,7 @@ FAULTS = (
         file=f"{_CONTROL}/controller.py",
         old="            for held in granted:\n                held.release()\n            raise\n",
         new="            raise\n",
-        breaks="A GPU that was granted in a step which could not be written down stays taken until the daemon ends.",
+        breaks="A GPU that was granted in a step that could not be recorded stays leased until the daemon ends.",
         near=("tests/simulation/test_crashes.py",),
     ),
     Fault(
@@ -44,7 +44,7 @@ FAULTS = (
         file=f"{_CONTROL}/controller.py",
         old="                self.engines.signal(attempt, signal.SIGKILL)\n",
         new="                self.engines.signal(attempt, signal.SIGTERM)\n",
-        breaks="A program that ignores SIGTERM runs on after it was cancelled or its time is up.",
+        breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
         near=(f"{_STORIES}::test_a_cancelled_job_that_ignores_the_request_is_killed_after_its_grace",),
     ),
     Fault(
@@ -52,7 +52,7 @@ FAULTS = (
         file=f"{_CONTROL}/controller.py",
         old="            is_running = live.job.state is JobState.RUNNING  #",
         new="            is_running = live.job.state is not JobState.STOPPING  #",
-        breaks="A suspended job is ended for a time limit in which it did not run.",
+        breaks="A suspended job is stopped by a time limit that includes its suspended time.",
         near=(f"{_MEMORY}::test_the_time_of_a_suspended_job_does_not_run",),
     ),
     Fault(
@@ -68,7 +68,7 @@ FAULTS = (
         file=f"{_CONTROL}/attempt_ends.py",
         old="if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:",
         new="if attempt.stopping is not None:",
-        breaks="A program whose keeper died runs on beside the next attempt of its job.",
+        breaks="A program whose keeper died keeps running beside the next attempt of its job.",
         near=(
             "tests/simulation/test_crashes.py",
             f"{_FAULTS}::test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again",
@@ -79,7 +79,7 @@ FAULTS = (
         file=f"{_CONTROL}/attempt_ends.py",
         old="        if not self._unrecorded:  #",
         new="        if True:  #",
-        breaks="An end that could not be written down because the disk was full is never written down.",
+        breaks="An end that could not be recorded because the disk was full is never recorded.",
         near=(
             _STORIES,
             f"{_FAULTS}::test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room",
@@ -90,7 +90,7 @@ FAULTS = (
         file=f"{_CONTROL}/transitions.py",
         old="            del self.events[known:]\n",
         new="",
-        breaks="People are notified of an end that was rolled back, and then of the same end again.",
+        breaks="Users are notified of an end that was rolled back, and then of the same end again.",
         near=("tests/unit/control/test_news.py",),
     ),
     Fault(
@@ -98,7 +98,7 @@ FAULTS = (
         file="src/gpuyard/control/launch_command.py",
         old='visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")',
         new='visible[task.variable] = visible["CUDA_VISIBLE_DEVICES"]',
-        breaks="A task has CUDA_VISIBLE_DEVICES besides the variable that cuda_visible_devices_var names instead.",
+        breaks="A task gets CUDA_VISIBLE_DEVICES in addition to the variable that cuda_visible_devices_var names.",
         near=("tests/integration/test_workspace_settings.py::test_every_task_has_what_the_workspace_sets",),
     ),
     Fault(
@@ -114,7 +114,7 @@ FAULTS = (
         file=f"{_CONTROL}/transitions.py",
         old="            self.store.set_growth(job.id, verdict.growth)\n",
         new="",
-        breaks="A job that ran out of memory is run again with the same memory, for ever.",
+        breaks="A job that ran out of memory is retried with the same memory, forever.",
         near=(_MEMORY,),
     ),
     Fault(
@@ -122,7 +122,7 @@ FAULTS = (
         file=f"{_CONTROL}/transitions.py",
         old="return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
         new="return False",
-        breaks="A job that succeeded just as it was to make room for another is run a second time.",
+        breaks="A job that succeeded just as it was being preempted runs a second time.",
         near=("tests/unit/control/test_ends.py",),
     ),
     Fault(
@@ -130,15 +130,15 @@ FAULTS = (
         file=f"{_CONTROL}/suspend_jobs.py",
         old="if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
         new="if key in self._requested:",
-        breaks="After a crash a suspended job is brought back to a GPU whose memory others have by now.",
+        breaks="After a crash, a suspended job is resumed on a GPU whose memory other jobs use by then.",
         near=("tests/unit/control/test_ends.py",),
     ),
     Fault(
-        id="control-room-given-away-before-it-is-left",
+        id="control-memory-given-away-before-it-is-free",
         file=f"{_CONTROL}/suspend_jobs.py",
         old="if each.job.state is JobState.SUSPENDED and each.attempt.lease_id in live",
         new="if each.job.state in IN_SUSPENSION and each.attempt.lease_id in live",
-        breaks="The memory of a job that is being suspended is given to another while it is still taken.",
+        breaks="The memory of a job that is being suspended is given to another job while it is still in use.",
         near=(_MEMORY,),
     ),
     Fault(
@@ -146,7 +146,7 @@ FAULTS = (
         file=f"{_CONTROL}/cluster_dispatch.py",
         old="if now < until},",
         new="if now > until},",
-        breaks="A job that a cluster refuses is handed over again at every step.",
+        breaks="A job that a cluster refuses is handed over again in every step.",
         near=("tests/unit/control/test_cluster_dispatch.py",),
     ),
     Fault(
@@ -154,7 +154,7 @@ FAULTS = (
         file=f"{_CONTROL}/cluster_dispatch.py",
         old="            return after_loss(job)\n",
         new="            return None\n",
-        breaks="A job whose cluster node died counts as failed, and is not run again.",
+        breaks="A job whose cluster node died counts as failed, and is not retried.",
         near=("tests/unit/control/test_cluster_dispatch.py",),
     ),
     Fault(
@@ -162,7 +162,7 @@ FAULTS = (
         file=f"{_CONTROL}/learn_estimates.py",
         old="            self._store.estimates.set_profile(fingerprint, profile)\n",
         new="            pass\n",
-        breaks="All that was learned of memory and time is gone when the daemon is started again.",
+        breaks="All estimates of memory and time are lost when the daemon restarts.",
         near=("tests/unit/control/test_learn_estimates.py",),
     ),
     Fault(
@@ -170,7 +170,7 @@ FAULTS = (
         file=f"{_CONTROL}/user_requests.py",
         old="before = self._store.find_submission(submission.token) if submission.token else None",
         new="before = None",
-        breaks="A submission that a client sends again after a crash is refused, or runs twice.",
+        breaks="A submission that a client repeats after a crash is refused, or runs twice.",
         near=("tests/unit/daemon/test_loop.py",),
     ),
     Fault(
@@ -178,7 +178,7 @@ FAULTS = (
         file=f"{_CONTROL}/user_requests.py",
         old="                    self._transitions.settle_dependants(other.job_id, self._clock.now())\n",
         new="                    pass\n",
-        breaks="A large array waits for ever for a job that ended while the array was being submitted.",
+        breaks="A large array waits forever for a job that ended while the array was being submitted.",
         near=("tests/unit/control/test_waiting_for_many.py",),
     ),
     Fault(
@@ -186,7 +186,7 @@ FAULTS = (
         file=f"{_CONTROL}/ledger_ticket.py",
         old="        if head is None or has_started:\n",
         new="        if head is None:\n",
-        breaks="The queue is served again and again before scripts that have waited longer.",
+        breaks="The queue is repeatedly served before scripts that have waited longer.",
         near=("tests/unit/control/test_ledger_ticket.py",),
     ),
 )

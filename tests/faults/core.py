@@ -1,4 +1,4 @@
-"""Faults of the pure decisions: who starts where, what is learned, what becomes of an attempt that ended."""
+"""Faults of the pure decisions: which job starts where, what is learned, what follows from an attempt's outcome."""
 
 from tests.faults.fault import Fault
 
@@ -6,13 +6,13 @@ _CORE = "src/gpuyard/core"
 _TESTS = "tests/unit/core"
 
 FAULTS = (
-    # Who starts, and who waits
+    # Which jobs start, and which wait
     Fault(
         id="core-head-keeps-no-devices",
         file=f"{_CORE}/scheduling/backfill.py",
         old="            self.head, self._beside_head = job, beside_head\n",
         new="            self.head = job\n",
-        breaks="Small jobs overtake the first job in the queue on the devices that it waits for, again and again.",
+        breaks="Small jobs repeatedly overtake the first job in the queue on the devices that it waits for.",
         near=(f"{_TESTS}/scheduling/test_planner.py", f"{_TESTS}/scheduling/test_planner_backfill.py"),
     ),
     Fault(
@@ -20,7 +20,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/start_limits.py",
         old="watched = () if lane.need.devices else watched_device_refusals(lane.pace, state, lane.need, now)",
         new="watched = ()",
-        breaks="With --gpus 0, --max-gpu and --max-gpu-mem-mb hold nothing back.",
+        breaks="With --gpus 0, --max-gpu and --max-gpu-mem-mb have no effect.",
         near=(f"{_TESTS}/scheduling/test_planner_pacing.py",),
     ),
     Fault(
@@ -36,7 +36,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/backfill.py",
         old="return self._view.now + most_s <= self._head_starts_at",
         new="return self._view.now + most_s >= self._head_starts_at",
-        breaks="Jobs that end after the first one could start pass it, and those that end before do not.",
+        breaks="Jobs that end after the first job could start are backfilled, and jobs that end before are not.",
         near=(f"{_TESTS}/scheduling/test_planner_backfill.py",),
     ),
     Fault(
@@ -44,7 +44,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/start_limits.py",
         old="if most is not None and counts.by_tag.get(lane.tag, 0) >= most:",
         new="if most is not None and counts.by_tag.get(lane.tag, 0) > most:",
-        breaks="One job more of a tag runs than the configuration allows.",
+        breaks="One more job of a tag runs than the configuration allows.",
         near=(f"{_TESTS}/scheduling/test_planner.py",),
     ),
     Fault(
@@ -52,7 +52,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/start_limits.py",
         old="counts.by_group.get(lane.group, 0) >= lane.group_limit:",
         new="counts.by_group.get(lane.group, 0) > lane.group_limit:",
-        breaks="One job more of an array runs at once than was asked for.",
+        breaks="One more job of an array runs at once than its limit allows.",
         near=(f"{_TESTS}/scheduling/test_planner.py",),
     ),
     Fault(
@@ -60,7 +60,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/start_limits.py",
         old="counts.without_devices >= limits.cpu_jobs:",
         new="counts.without_devices > limits.cpu_jobs:",
-        breaks="One job more without a GPU runs than the machine has slots for.",
+        breaks="One more job without a GPU runs than the machine has slots for.",
         near=(f"{_TESTS}/scheduling/test_planner.py",),
     ),
     Fault(
@@ -76,7 +76,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/queue_order.py",
         old="return -priority, self._used.get(lane.party, 0.0), head.job_id",
         new="return -priority, 0.0, head.job_id",
-        breaks="A user with a long queue goes before one who has used nothing.",
+        breaks="A user with a long queue goes before a user who has used nothing.",
         near=(f"{_TESTS}/scheduling/test_queue_order.py",),
     ),
     Fault(
@@ -84,7 +84,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/queue_order.py",
         old="return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / HALF_LIFE_S))",
         new="return float(use.seconds)",
-        breaks="Whoever used the GPUs last month still waits for it behind others.",
+        breaks="A user who used the GPUs a month ago still goes after other users because of it.",
         near=(f"{_TESTS}/scheduling/test_queue_order.py",),
     ),
     Fault(
@@ -92,7 +92,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/preemption.py",
         old="and run.priority < priority",
         new="and run.priority <= priority",
-        breaks="An urgent job displaces another one of the same priority.",
+        breaks="An urgent job preempts another job of the same priority.",
         near=(f"{_TESTS}/scheduling/test_preemption.py",),
     ),
     Fault(
@@ -100,16 +100,16 @@ FAULTS = (
         file=f"{_CORE}/scheduling/placement.py",
         old="key=lambda ticket: (-ticket.priority, ticket.since, ticket.id)",
         new="key=lambda ticket: (ticket.priority, ticket.since, ticket.id)",
-        breaks="Scripts of a low priority are served before those of a high one.",
+        breaks="Scripts of low priority are served before scripts of high priority.",
         near=("tests/unit/core/scheduling/test_placement_queue.py",),
     ),
-    # How much room there is
+    # Free memory of devices
     Fault(
-        id="core-strangers-memory-counts-as-free",
+        id="core-foreign-memory-counts-as-free",
         file=f"{_CORE}/scheduling/device_memory.py",
         old="else size - self.foreign_mb - sum(",
         new="else size - sum(",
-        breaks="Jobs are put on memory that processes outside gpuyard hold, and run out of it.",
+        breaks="Jobs are placed on memory that foreign processes hold, and run out of memory.",
         near=(f"{_TESTS}/scheduling/test_device_memory.py",),
     ),
     Fault(
@@ -117,7 +117,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/device_memory.py",
         old="return max(reserved, promise.measured_mb or 0.0)",
         new="return reserved",
-        breaks="A job that uses more than it reserved has its memory given to others too.",
+        breaks="Memory that a job uses beyond its reservation is given to other jobs as well.",
         near=("tests/unit/core/scheduling/test_placement.py",),
     ),
     Fault(
@@ -125,7 +125,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/placement.py",
         old="empty = [state for state in states if not state.promises]",
         new="empty = [state for state in states if not state.is_exclusive]",
-        breaks="A job that asked for a whole GPU gets one on which others run.",
+        breaks="A job that asked for a whole GPU gets a GPU on which other jobs run.",
         near=("tests/unit/core/scheduling/test_placement.py",),
     ),
     Fault(
@@ -133,7 +133,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/shared_devices.py",
         old="is_fuller = least <= offer[1] <= free_mb",
         new="is_fuller = least < offer[1] <= free_mb",
-        breaks="A job that needs exactly what is free never starts.",
+        breaks="A job that needs exactly the free memory never starts.",
         near=(f"{_TESTS}/scheduling/test_shared_devices.py",),
     ),
     Fault(
@@ -145,28 +145,28 @@ FAULTS = (
         near=("tests/unit/core/test_units.py",),
     ),
     Fault(
-        id="core-crew-crowds-a-device",
+        id="core-tag-sharing-crowds-a-device",
         file=f"{_CORE}/scheduling/tag_sharing.py",
         old="free = [state for state in states if counts.get(state.device.id, 0) < sharing.most_per_device]",
         new="free = [state for state in states if counts.get(state.device.id, 0) <= sharing.most_per_device]",
-        breaks="One task more of a workspace runs on a GPU than max_jobs_per_gpu allows.",
+        breaks="One more task of a workspace runs on a GPU than max_jobs_per_gpu allows.",
         near=(f"{_TESTS}/scheduling/test_planner_tag_sharing.py",),
     ),
     Fault(
-        id="core-crew-share-of-the-whole-device",
+        id="core-tag-share-of-the-whole-device",
         file=f"{_CORE}/scheduling/tag_sharing.py",
         old="equal = full if state.free_mb is None else math.floor(state.free_mb / places)",
         new="equal = full",
-        breaks="Beside a desktop of 1.5 GB one task of a workspace runs where max_jobs_per_gpu says two.",
+        breaks="Beside a desktop of 1.5 GB, only one task of a workspace runs on a GPU though max_jobs_per_gpu is 2.",
         near=(f"{_TESTS}/scheduling/test_planner_tag_sharing.py",),
     ),
-    # What becomes of a job
+    # Transitions of a job
     Fault(
         id="core-delayed-job-cannot-be-cancelled",
         file=f"{_CORE}/job/lifecycle.py",
         old="    (S.DELAYED, E.CANCEL): S.CANCELLED,\n",
         new="",
-        breaks="A job that waits for its next try cannot be cancelled.",
+        breaks="A job that waits for its next attempt cannot be cancelled.",
         near=(f"{_TESTS}/job/test_lifecycle.py",),
     ),
     Fault(
@@ -174,7 +174,7 @@ FAULTS = (
         file=f"{_CORE}/job/retry.py",
         old="    if left <= 0:\n",
         new="    if left < 0:\n",
-        breaks="A job is tried once more than --retries says.",
+        breaks="A job is retried once more than --retries allows.",
         near=(f"{_TESTS}/job/test_retry.py",),
     ),
     Fault(
@@ -182,7 +182,7 @@ FAULTS = (
         file=f"{_CORE}/job/dependencies.py",
         old="DependencyKind.OK: state is JobState.SUCCEEDED,",
         new="DependencyKind.OK: state is not JobState.FAILED,",
-        breaks="A job starts after one that was cancelled, as if that had succeeded.",
+        breaks="A job starts after its dependency was cancelled, as if that had succeeded.",
         near=(f"{_TESTS}/job/test_dependencies.py",),
     ),
     Fault(
@@ -190,7 +190,7 @@ FAULTS = (
         file=f"{_CORE}/job/crash_recovery.py",
         old="return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)",
         new="return outcome.kind in (OutcomeKind.NEVER_STARTED,)",
-        breaks="A job that had succeeded before the machine was restarted runs a second time.",
+        breaks="A job that had succeeded before the machine rebooted runs a second time.",
         near=(f"{_TESTS}/job/test_crash_recovery.py",),
     ),
     Fault(
@@ -198,16 +198,16 @@ FAULTS = (
         file=f"{_CORE}/memory/sizing.py",
         old="    if growth.count >= MOST_RERUNS:\n",
         new="    if growth.count > MOST_RERUNS:\n",
-        breaks="A job that no GPU can hold is run once more than it may be, with no more memory than before.",
+        breaks="A job that fits on no GPU is retried once too often, with no more memory than before.",
         near=(f"{_TESTS}/memory/test_sizing.py",),
     ),
-    # What is learned
+    # Estimates
     Fault(
         id="core-what-was-not-enough-is-forgotten",
         file=f"{_CORE}/memory/estimates.py",
         old="return max(high + margin, (profile.floor_mb or 0.0) * (1.0 + lasting))",
         new="return high + margin",
-        breaks="A program that ran out of memory is given the same too little the next time it is submitted.",
+        breaks="A program that ran out of memory gets the same insufficient amount when it is submitted again.",
         near=(f"{_TESTS}/memory/test_estimates.py",),
     ),
     Fault(
@@ -215,7 +215,7 @@ FAULTS = (
         file=f"{_CORE}/memory/estimates.py",
         old="if run.peak_mb is not None and (run.is_whole or run.peak_mb > max(before.peaks_mb, default=math.inf)):",
         new="if run.peak_mb is not None:",
-        breaks="A run that was cancelled before it used its memory makes later ones be given too little.",
+        breaks="After a run was cancelled before it used its memory, later runs get too little memory.",
         near=(f"{_TESTS}/memory/test_estimates.py",),
     ),
     Fault(
@@ -223,24 +223,24 @@ FAULTS = (
         file=f"{_CORE}/memory/sizing.py",
         old="enough = min(enough, share.memory_mb)",
         new="enough = max(enough, share.memory_mb)",
-        breaks="A lease that settles takes memory back that those who joined it were promised.",
+        breaks="A lease that settles takes back memory that was promised to jobs that joined its device.",
         near=(f"{_TESTS}/memory/test_sizing.py",),
     ),
-    # Gates, other engines, secrets
+    # Gates, cluster engines, secrets
     Fault(
         id="core-gate-flutters",
         file=f"{_CORE}/scheduling/load_gates.py",
         old="return Gate(is_closed=figure > (limit - margin if gate.is_closed else limit))",
         new="return Gate(is_closed=figure > limit)",
-        breaks="A busy CPU just around its bound lets jobs through at every second look.",
+        breaks="A CPU load just around its limit lets jobs through at every second sample.",
         near=(f"{_TESTS}/scheduling/test_load_gates_hysteresis.py",),
     ),
     Fault(
-        id="core-two-batches-start-by-one-look",
+        id="core-two-batches-start-by-one-sample",
         file=f"{_CORE}/scheduling/batch_pacing.py",
         old="state.sampled_at <= max(own, latest):",
         new="state.sampled_at <= own:",
-        breaks="Two batches start a run each by the same look, and together go beyond a bound.",
+        breaks="Two batches start a run each by the same sample, and together exceed a limit.",
         near=(f"{_TESTS}/scheduling/test_batch_pacing.py", f"{_TESTS}/scheduling/test_planner_pacing.py"),
     ),
     Fault(
@@ -248,7 +248,7 @@ FAULTS = (
         file=f"{_CORE}/cluster/dispatch.py",
         old="            self._free[lane.engine] = subtract(free, wanted)\n",
         new="            self._free[lane.engine] = free\n",
-        breaks="More jobs are handed over to a cluster than it has room for, past those of higher priority.",
+        breaks="More jobs are handed to a cluster than it has resources for, before jobs of higher priority.",
         near=(f"{_TESTS}/cluster/test_dispatch.py",),
     ),
     Fault(
@@ -256,7 +256,7 @@ FAULTS = (
         file=f"{_CORE}/cluster/dispatch.py",
         old="return (self._full[lane.engine],) if lane.engine in self._full else ()",
         new="return ()",
-        breaks="Small jobs overtake the first one that waits for room on a cluster.",
+        breaks="Small jobs overtake the first job that waits for resources of a cluster.",
         near=(f"{_TESTS}/cluster/test_dispatch.py",),
     ),
     Fault(
@@ -264,16 +264,16 @@ FAULTS = (
         file=f"{_CORE}/notify/subscriptions.py",
         old='        return f"{url[1]}://…"\n',
         new="        return target\n",
-        breaks="The secret in a notification's URL is shown to everybody who sees the job.",
+        breaks="The secret in a notification's URL is shown to every user who can see the job.",
         near=(f"{_TESTS}/notify/test_subscriptions.py",),
     ),
-    # Devices that hide their processes, and the load of others
+    # Devices that hide their processes, and foreign load
     Fault(
         id="core-desktop-keeps-jobs-waiting-where-processes-are-hidden",
         file=f"{_CORE}/scheduling/device_fit.py",
         old="part = _UNLISTED_PART if device.hides_processes else _TINY_PART",
         new="part = _TINY_PART",
-        breaks="On a laptop with a desktop nothing that wants the GPU alone ever starts.",
+        breaks="On a laptop with a desktop, no job that needs the whole GPU ever starts.",
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),
     Fault(
@@ -281,7 +281,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/device_memory.py",
         old="        return max(unexplained, min(before, used))\n",
         new="        return unexplained\n",
-        breaks="Where processes are hidden, jobs are promised memory that a desktop has.",
+        breaks="If the driver hides processes, jobs are promised memory that a desktop holds.",
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),
     Fault(
@@ -289,7 +289,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/foreign_load.py",
         old="        measured = 0.0 if own else device.utilization_percent or 0.0\n",
         new="        measured = 0.0\n",
-        breaks="A job starts beside a program at 100%, in its first second.",
+        breaks="A job starts beside a foreign process at 100% load, in the first second of that process.",
         near=(f"{_TESTS}/scheduling/test_foreign_load.py",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of the daemon: its lock, its sockets and who gets in, its loop, its client, its notifications."""
+"""Faults of the daemon: its lock, its sockets and access to them, its loop, its client, its notifications."""
 
 from tests.faults.fault import Fault
 
@@ -10,7 +10,7 @@ _TESTS = "tests/integration"
 _FAULTS = "tests/integration/test_queue_faults.py"
 
 FAULTS = (
-    # One daemon, for one user
+    # One daemon per queue, for one user
     Fault(
         id="daemon-two-at-once",
         file="src/gpuyard/connect/daemon_lock.py",
@@ -32,16 +32,16 @@ FAULTS = (
         file=f"{_DAEMON}/server/unix_socket.py",
         old="    umask = os.umask(0o177)\n",
         new="    umask = os.umask(0o000)\n",
-        breaks="The daemon's socket can be opened by everybody, and only one check is left.",
+        breaks="Every user can open the daemon's socket, and only one check is left.",
         near=(f"{_TESTS}/test_daemon_http.py::test_only_the_owner_can_use_the_socket_under_any_umask",),
     ),
-    # The page's lock
+    # Access to the web page
     Fault(
         id="daemon-host-unchecked",
         file=f"{_DAEMON}/web/access_rules.py",
         old="    if not _is_own_host(host, rules):\n",
         new="    if not host:\n",
-        breaks="A website whose name is made to lead to 127.0.0.1 reads and changes the queue.",
+        breaks="A website whose DNS name is pointed at 127.0.0.1 reads and changes the queue.",
         near=(_GATE,),
     ),
     Fault(
@@ -53,11 +53,11 @@ FAULTS = (
         near=(_GATE,),
     ),
     Fault(
-        id="daemon-any-token-will-do",
+        id="daemon-any-token-is-accepted",
         file=f"{_DAEMON}/web/access_rules.py",
         old="return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN",
         new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
-        breaks="Whoever shows any token at all gets in.",
+        breaks="Any token is accepted.",
         near=(_GATE,),
     ),
     Fault(
@@ -65,7 +65,7 @@ FAULTS = (
         file=f"{_DAEMON}/web/access_rules.py",
         old="            _check_right(target_request(target), rules)\n",
         new="            target_request(target)\n",
-        breaks="A page that is for looking only shows the variables of jobs to whoever watches them.",
+        breaks="A read-only page shows the environment of jobs to viewers of the event stream.",
         near=(_GATE,),
     ),
     Fault(
@@ -73,7 +73,7 @@ FAULTS = (
         file=f"{_DAEMON}/web/access_rules.py",
         old='    if rules.is_read_only and request.method == "POST":\n',
         new='    if rules.is_read_only and request.method == "PUT":\n',
-        breaks="A page that is for looking only cancels jobs.",
+        breaks="A read-only page can cancel jobs.",
         near=(_GATE,),
     ),
     Fault(
@@ -89,7 +89,7 @@ FAULTS = (
         file=f"{_DAEMON}/web/peer_user.py",
         old="    return None if owner.uid in (me, 0) else",
         new="    return None if owner.uid >= 0 else",
-        breaks="Another user of the machine who gets hold of the cookie uses the page.",
+        breaks="Another user of the machine who obtains the cookie can use the page.",
         near=(f"{_WEB}/test_peer_user.py",),
     ),
     Fault(
@@ -97,10 +97,10 @@ FAULTS = (
         file=f"{_DAEMON}/web/token_file.py",
         old="mode=0o600, is_synced=False)",
         new="mode=0o644, is_synced=False)",
-        breaks="Every user of the machine reads the page's token.",
+        breaks="Every user of the machine can read the page's token.",
         near=(f"{_WEB}/test_token_file.py",),
     ),
-    # Clients that hold others up
+    # Clients that delay others
     Fault(
         id="daemon-body-limit-unread",
         file=f"{_DAEMON}/server/http_parser.py",
@@ -114,7 +114,7 @@ FAULTS = (
         file=f"{_DAEMON}/server/connection.py",
         old="            self._set_timer(limits.silent_s, self._transport.abort)\n",
         new="            self._cancel_timer()\n",
-        breaks="Clients that say nothing use up all connections, and nobody is answered any more.",
+        breaks="Clients that send nothing use up all connections, and no other client is served.",
         near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_after_a_timeout",),
     ),
     Fault(
@@ -122,7 +122,7 @@ FAULTS = (
         file=f"{_DAEMON}/server/connection.py",
         old="        if self._transport.get_write_buffer_size() > self._server.limits.unread_bytes:\n",
         new="        if self._transport.get_write_buffer_size() < 0:\n",
-        breaks="A browser that is put to sleep makes the daemon keep all it was to be told.",
+        breaks="For a browser that sleeps, the daemon keeps all unsent updates in memory.",
         near=(
             f"{_TESTS}/test_daemon_http_crowds.py",
             f"{_TESTS}/test_events.py::test_a_viewer_that_stops_reading_is_dropped_and_the_others_continue",
@@ -138,7 +138,7 @@ FAULTS = (
     ),
     # The loop
     Fault(
-        id="daemon-submission-wakes-nobody",
+        id="daemon-submission-does-not-wake-the-loop",
         file=f"{_DAEMON}/api/submit.py",
         old="        scheduler.wake()\n",
         new="",
@@ -166,7 +166,7 @@ FAULTS = (
         file=f"{_DAEMON}/loop.py",
         old="        if stamp != self._config_stamp:\n",
         new="        if stamp == self._config_stamp:\n",
-        breaks="A changed configuration counts only after the daemon was started again.",
+        breaks="A changed configuration takes effect only after a restart of the daemon.",
         near=(_LOOP,),
     ),
     Fault(
@@ -174,7 +174,7 @@ FAULTS = (
         file=f"{_DAEMON}/loop.py",
         old="        if error.is_damage:\n            self.fail(error)\n",
         new="        if error.is_damage:\n            self._retry_later(str(error))\n",
-        breaks="A daemon whose database is damaged tries again for ever in place of setting it aside.",
+        breaks="A daemon with a damaged database retries forever instead of setting the database aside.",
         near=(_LOOP,),
     ),
     Fault(
@@ -182,7 +182,7 @@ FAULTS = (
         file=f"{_DAEMON}/loop.py",
         old="        self._loop.add_reader(watch.fileno(), self._on_ledger_change)\n",
         new="",
-        breaks="A job that waits for a script's GPU starts a second after the script has ended, and not at once.",
+        breaks="A job that waits for a script's GPU starts a second after the script has ended instead of at once.",
         near=(_LOOP,),
     ),
     Fault(
@@ -190,7 +190,7 @@ FAULTS = (
         file=f"{_DAEMON}/api/submit.py",
         old="        task = self._arriving.get(token) if token else None\n",
         new="        task = None\n",
-        breaks="A large submission that a client sends again while it is still being taken in fails.",
+        breaks="A large submission fails if the client repeats it while it is still being stored.",
         near=(f"{_TESTS}/test_queue_clients.py::test_the_same_large_submission_from_two_clients_at_once_counts_once",),
     ),
     Fault(
@@ -198,7 +198,7 @@ FAULTS = (
         file=f"{_DAEMON}/server/event_stream.py",
         old="        if event != self._sent.get(target):\n",
         new="        if event:\n",
-        breaks="Every viewer is sent the whole queue twice a second though nothing has changed.",
+        breaks="Every viewer gets the whole queue twice a second although nothing has changed.",
         near=("tests/unit/daemon/server/test_event_stream.py",),
     ),
     Fault(
@@ -217,7 +217,7 @@ FAULTS = (
         file="src/gpuyard/connect/fast_http.py",
         old="            if not may_repeat:\n",
         new="            if not may_repeat and not message:\n",
-        breaks="A change whose answer got lost is made twice.",
+        breaks="A change whose response was lost is made twice.",
         near=(f"{_TESTS}/test_daemon_client.py",),
     ),
     Fault(
@@ -225,7 +225,7 @@ FAULTS = (
         file="src/gpuyard/connect/fast_http.py",
         old="            if not is_kept:  #",
         new="            if self._socket is None:  #",
-        breaks="A request after one that timed out is answered with the earlier one's answer.",
+        breaks="A request after a timeout gets the response to the earlier request.",
         near=(f"{_TESTS}/test_daemon_client.py",),
     ),
     Fault(
@@ -242,11 +242,11 @@ FAULTS = (
         file=f"{_DAEMON}/notify/send_message.py",
         old="        if status is None and time.monotonic() < self._deadline:\n",
         new="        if status is None:\n",
-        breaks="A notification command that hangs is never ended, and no later one is sent.",
+        breaks="A notification command that hangs is never killed, and no later notification is sent.",
         near=(f"{_TESTS}/test_notifying.py::test_a_command_that_hangs_is_killed_with_its_children",),
     ),
     Fault(
-        id="daemon-notification-tells-its-secret",
+        id="daemon-notification-reveals-its-secret",
         file=f"{_DAEMON}/notify/send_message.py",
         old="        shown = redact(last, self.target) if is_url(self.target) else last\n",
         new="        shown = last\n",

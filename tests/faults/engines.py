@@ -14,7 +14,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/keeper.py",
         old='if not self._try_to_write(_line(key, self._me, "began")):',
         new='if not self._try_to_write(b""):',
-        breaks="After a crash of the keeper a job that ran is taken for one that never began, and runs twice.",
+        breaks="After a crash of the keeper, a job that ran is considered as never started, and runs twice.",
         near=(f"{_TESTS}/test_keeper.py",),
     ),
     Fault(
@@ -22,7 +22,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/keeper.py",
         old="        while self._receive():\n            pass\n",
         new="",
-        breaks="A new daemon takes what the keeper is still to start for what never began, and starts it again.",
+        breaks="A new daemon considers jobs that the keeper is about to start as never started, and starts them again.",
         near=(f"{_TESTS}/test_keeper.py",),
     ),
     Fault(
@@ -38,7 +38,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/keeper.py",
         old="        if lease is not None:\n            os.close(lease)\n",
         new="",
-        breaks="The GPU of a job that has ended stays taken for as long as its keeper lives.",
+        breaks="The GPU of a job that has ended stays leased until its keeper exits.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
     ),
     Fault(
@@ -58,11 +58,11 @@ FAULTS = (
         near=(f"{_TESTS}/test_engine.py", f"{_TESTS}/test_engine_tree.py"),
     ),
     Fault(
-        id="engines-signal-told-as-a-status",
+        id="engines-signal-reported-as-a-status",
         file=f"{_ENGINES}/local/keeper.py",
         old="code if code >= 0 else _BY_SIGNAL - code",
         new="code if code >= 0 else -code",
-        breaks="A job that was killed by signal 9 is told as one that exited with status 9.",
+        breaks="A job that was killed by signal 9 is reported as exited with status 9.",
         near=(f"{_TESTS}/test_engine_outcomes.py",),
     ),
     # The local engine
@@ -71,15 +71,15 @@ FAULTS = (
         file=f"{_ENGINES}/local/engine.py",
         old="    def discard_prepared(self) -> None:\n        self._prepared.clear()\n",
         new="    def discard_prepared(self) -> None:\n        pass\n",
-        breaks="A job whose start could not be recorded is started all the same, and then once more.",
+        breaks="A job whose start could not be recorded is started anyway, and then once more.",
         near=("tests/contract/test_engine_contract.py",),
     ),
     Fault(
-        id="engines-adopter-hears-of-no-end",
+        id="engines-next-daemon-misses-ends",
         file=f"{_ENGINES}/local/engine.py",
         old="for name, entry in self._entries.items() if name in self._watched and _is_last(entry)]",
         new="for name, entry in self._entries.items() if name not in self._watched]",
-        breaks="A job that ended while there was no daemon is told as running for ever.",
+        breaks="A job that ended while no daemon ran is reported as running forever.",
         near=("tests/contract/test_engine_contract.py",),
     ),
     Fault(
@@ -87,7 +87,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/engine.py",
         old="            if self._reported:\n                self._poll.wake()\n",
         new="",
-        breaks="Of jobs that end together some are told only when something else happens.",
+        breaks="When several jobs end together, the ends of some are reported only when something else happens.",
         near=(f"{_TESTS}/test_engine.py::test_the_descriptor_is_readable_while_ends_are_left_to_report",),
     ),
     Fault(
@@ -95,7 +95,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/keeper_connection.py",
         old="    except (FileNotFoundError, ConnectionRefusedError):\n        link.close()\n        return None\n",
         new="    except OSError:\n        link.close()\n        return None\n",
-        breaks="A daemon that can open no more files takes running jobs for lost, and starts them a second time.",
+        breaks="A daemon that cannot open more files considers running jobs as lost, and starts them a second time.",
         near=("tests/unit/engines/local/test_keeper_connection.py",),
     ),
     Fault(
@@ -103,7 +103,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/process_tree.py",
         old="for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):",
         new="for _ in range(1):",
-        breaks="A program that forks while it is killed survives.",
+        breaks="A program that forks while it is being killed survives.",
         near=("tests/unit/engines/local/test_process_tree.py",),
     ),
     Fault(
@@ -111,7 +111,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/process_tree.py",
         old='        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
         new="",
-        breaks="What is left of an attempt is killed together with the next one.",
+        breaks="When leftovers of an attempt are killed, the next attempt is killed too.",
         near=(f"{_TESTS}/test_engine_tree.py::test_a_signal_spares_another_attempt_of_the_same_keeper",),
     ),
     Fault(
@@ -119,7 +119,7 @@ FAULTS = (
         file=f"{_ENGINES}/common/job_logs.py",
         old="        _set_cut_so_far(path, before + length)\n",
         new="        _set_cut_so_far(path, length)\n",
-        breaks="`gpuyard logs -f` shows lines twice, or loses some, once a log was cut.",
+        breaks="`gpuyard logs -f` shows lines twice, or loses some, after a log was cut.",
         near=(f"{_TESTS}/test_job_logs.py",),
     ),
     # gpuyard run
@@ -128,7 +128,7 @@ FAULTS = (
         file=f"{_ENGINES}/foreground.py",
         old="    is_last = not _has_children()\n",
         new="    is_last = True\n",
-        breaks="`gpuyard run` gives the GPU away while a process in the background still uses it.",
+        breaks="`gpuyard run` releases the GPU while a process in the background still uses it.",
         near=(f"{_TESTS}/test_run.py::test_what_the_program_leaves_behind_keeps_the_lease",),
     ),
     Fault(
@@ -136,7 +136,7 @@ FAULTS = (
         file=f"{_ENGINES}/foreground.py",
         old="if not _take_pending(signum) and _UNDONE_BY.get(signum)",
         new="if _UNDONE_BY.get(signum)",
-        breaks="A program under `gpuyard run` gets Ctrl-C twice, and gives up saving its work.",
+        breaks="A program under `gpuyard run` gets Ctrl-C twice, and stops saving its work.",
         near=(f"{_TESTS}/test_run.py::test_ctrl_c_reaches_the_program_once",),
     ),
     # Sessions
@@ -145,7 +145,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/runner.py",
         old="        if self._has_marker():\n            return self._skip()\n",
         new="",
-        breaks="A task whose marker is there is run again after a crash.",
+        breaks="A task that has a marker runs again after a crash.",
         near=(f"{_TESTS}/test_session.py::test_a_task_whose_marker_is_there_already_is_completed_and_not_run",),
     ),
     Fault(
@@ -153,7 +153,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/task_outcome.py",
         old="    if was_stopped:\n",
         new="    if was_stopped and status:\n",
-        breaks="A task that was cancelled and ends politely is marked as completed.",
+        breaks="A cancelled task that exits with status 0 is marked as completed.",
         near=("tests/unit/engines/session/test_task_outcome.py",),
     ),
     Fault(
@@ -161,7 +161,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/runner.py",
         old="    signal.SIGSEGV, signal.SIGBUS,",
         new="    signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS,",
-        breaks="A task that wants to save its work when it is cancelled is killed with its runner.",
+        breaks="A task that saves its work when it is cancelled is killed together with its runner.",
         near=(f"{_TESTS}/test_session.py",),
     ),
     Fault(
@@ -169,7 +169,7 @@ FAULTS = (
         file="src/gpuyard/system/private_files.py",
         old="    elif found.st_nlink != 1:\n",
         new="    elif found.st_nlink < 1:\n",
-        breaks="Another user has a task's output appended to a file of its owner by a hard link.",
+        breaks="Another user gets a task's output appended to a file of the task's owner by a hard link.",
         near=("tests/unit/system/test_private_files.py",),
     ),
     Fault(
@@ -177,7 +177,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/task_files.py",
         old='    return first in (b"", wanted)\n',
         new="    return True\n",
-        breaks="Two workspaces with one task name write to the same logs.",
+        breaks="Two workspaces with the same task name write to the same logs.",
         near=(f"{_TESTS}/test_session.py::test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over",),
     ),
     Fault(
@@ -185,7 +185,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/runner.py",
         old="        elif hook.problem is not None:\n",
         new="        elif hook.problem is not None and self._was_closed:\n",
-        breaks="A task starts though the hook before it failed.",
+        breaks="A task starts although the hook before it failed.",
         near=(f"{_TESTS}/test_session_hook.py",),
     ),
     Fault(
@@ -193,7 +193,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/task_hook.py",
         old="        loop.after(timeout_s, self._end_late)\n",
         new="",
-        breaks="A hook that hangs keeps its task from starting for ever.",
+        breaks="A hook that hangs keeps its task from starting, forever.",
         near=(f"{_TESTS}/test_session_hook.py",),
     ),
     Fault(
@@ -209,7 +209,7 @@ FAULTS = (
         file=f"{_ENGINES}/session/task_files.py",
         old='    write_atomically(path, content.encode("utf-8", "surrogateescape"))\n',
         new='    with open(path, "w") as file:\n        file.write(content)\n        os.fsync(file.fileno())\n',
-        breaks="A record that a full disk does not take is lost together with the one before it.",
+        breaks="A record that does not fit on a full disk is lost together with the previous record.",
         near=("tests/unit/engines/session/test_task_files.py", f"{_TESTS}/test_session.py"),
     ),
     # Suspension
@@ -218,7 +218,7 @@ FAULTS = (
         file=f"{_ENGINES}/suspend/helper_process.py",
         old="    with hold_lock_file(order.lock):\n",
         new="    with contextlib.nullcontext():\n",
-        breaks="A helper of a dead daemon and a new one suspend and resume the same job at once.",
+        breaks="A helper of a dead daemon and a new helper suspend and resume the same job at the same time.",
         near=(f"{_TESTS}/test_suspend_helpers.py",),
     ),
     Fault(
@@ -226,7 +226,7 @@ FAULTS = (
         file=f"{_ENGINES}/suspend/helper_process.py",
         old="        timer.start()\n",
         new="",
-        breaks="A driver that hangs while it suspends a job keeps that job suspending for ever.",
+        breaks="A driver that hangs while it suspends a job keeps that job suspending forever.",
         near=(f"{_TESTS}/test_suspend_helpers.py",),
     ),
     # Clusters
@@ -243,7 +243,7 @@ FAULTS = (
         file=f"{_CLUSTER}/node_supervisor.py",
         old="                if time.monotonic() >= until:\n",
         new="                if time.monotonic() < until:\n",
-        breaks="A job on a cluster whose disk is full for a moment is told as lost.",
+        breaks="A job on a cluster is reported as lost if the disk is full for a moment.",
         near=(f"{_TESTS}/test_supervisor.py::test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does",),
     ),
     Fault(
@@ -251,7 +251,7 @@ FAULTS = (
         file=f"{_CLUSTER}/node_supervisor.py",
         old="            _signal_session(self._program, signum)\n",
         new="            os.kill(self._program, signum)\n",
-        breaks="Children of a job on a cluster go on after it was told to end.",
+        breaks="Children of a job on a cluster keep running after the job was stopped.",
         near=(f"{_TESTS}/test_supervisor.py::test_a_signal_reaches_all_of_the_session_whatever_group_they_are_in",),
     ),
     Fault(
@@ -259,15 +259,15 @@ FAULTS = (
         file=f"{_CLUSTER}/submission_dir.py",
         old="                return _content(path) == _VOID\n",
         new="                return True\n",
-        breaks="A job that its cluster has just begun is taken back, handed over again, and runs twice.",
+        breaks="A job that the cluster has just started is withdrawn, handed over again, and runs twice.",
         near=("tests/unit/engines/cluster/test_submission_dir.py",),
     ),
     Fault(
-        id="engines-promised-room-is-offered-again",
+        id="engines-promised-resources-are-offered-again",
         file=f"{_CLUSTER}/engine.py",
         old="                offer = replace(offer, free=subtract(offer.free, amount_needed(terms, offer.card_mb)))\n",
         new="                offer = replace(offer, free=offer.free)\n",
-        breaks="Until the cluster is asked again, the same room is given to one job after the other.",
+        breaks="Until the cluster is queried again, the same free resources are given to one job after the other.",
         near=(f"{_TESTS}/test_cluster_engine.py",),
     ),
     Fault(
@@ -275,7 +275,7 @@ FAULTS = (
         file=f"{_CLUSTER}/engine.py",
         old="        except SiteUnreachable as error:\n            self._note_trouble(error)\n        except Env",
         new="        except Env",
-        breaks="A submission that a cluster took without an answer counts as never started, and runs twice.",
+        breaks="A submission that a cluster accepted without a response counts as never started, and runs twice.",
         near=(f"{_TESTS}/test_cluster_engine.py",),
     ),
     Fault(
@@ -283,7 +283,7 @@ FAULTS = (
         file=f"{_CLUSTER}/outcome.py",
         old="    if waited < LATE_REPORTS:\n        return _NOT_YET\n    return _over(",
         new="    return _over(",
-        breaks="A job on a cluster whose network file system is slow is told as lost though it succeeded.",
+        breaks="A job on a cluster with a slow network file system is reported as lost although it succeeded.",
         near=("tests/unit/engines/cluster/test_outcome.py",),
     ),
     Fault(
@@ -291,7 +291,7 @@ FAULTS = (
         file=f"{_CLUSTER}/slurm_commands.py",
         old='yield f"--time={max(1, math.ceil(limit_s / 60))}"',
         new='yield f"--time={max(1, math.ceil(limit_s))}"',
-        breaks="A time limit of an hour is given to Slurm as sixty hours.",
+        breaks="A time limit of an hour is passed to Slurm as sixty hours.",
         near=("tests/unit/engines/cluster/test_slurm_commands.py",),
     ),
     Fault(
@@ -299,7 +299,7 @@ FAULTS = (
         file=f"{_CLUSTER}/slurm_site.py",
         old="            os.killpg(process.pid, signal.SIGKILL)\n",
         new="            process.kill()\n",
-        breaks="A command of Slurm that hangs leaves processes behind at every look.",
+        breaks="A Slurm command that hangs leaves processes behind at every query.",
         near=(f"{_SLURM}::TestCommands::test_a_command_that_hangs_is_killed_with_its_children",),
     ),
     Fault(
@@ -307,7 +307,7 @@ FAULTS = (
         file=f"{_CLUSTER}/slurm_site.py",
         old='return self._run(command, {"SLURM_TIME_FORMAT": "%s"})',
         new="return self._run(command, {})",
-        breaks="Nobody knows when a job began on Slurm, so its time limit and its duration are wrong.",
+        breaks="The start of a job on Slurm is unknown, so its time limit and its duration are wrong.",
         near=(_SLURM,),
     ),
     Fault(
@@ -315,16 +315,16 @@ FAULTS = (
         file=f"{_CLUSTER}/ray_api.py",
         old='"entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),',
         new='"entrypoint_memory": math.ceil(amount.ram_mb or 0.0),',
-        breaks="Ray keeps a few kilobytes of RAM for a job that needs gigabytes.",
+        breaks="Ray reserves a few kilobytes of RAM for a job that needs gigabytes.",
         near=("tests/unit/engines/cluster/test_ray_api.py",),
     ),
-    # What programs and scripts see of the devices
+    # Visible devices of programs and scripts
     Fault(
         id="engines-integers-count-cards-that-cuda-cannot-open",
         file="src/gpuyard/visible_devices.py",
         old="or device.id not in order else str(order.index(device.id))",
         new="or device.id not in order else str(device.index)",
-        breaks="A program runs on another card than the one of its lease where some cards are closed to the user.",
+        breaks="If the user may not open some cards, a program runs on another card than that of its lease.",
         near=("tests/unit/test_visible_devices.py",),
     ),
     Fault(
@@ -332,7 +332,7 @@ FAULTS = (
         file="src/gpuyard/scripting/torch_device.py",
         old="            self.remove()\n            _select_current(module)\n",
         new="            self.remove()\n",
-        breaks="PyTorch that is imported inside a block uses GPU 0, whichever was leased.",
+        breaks="PyTorch that is imported inside a block uses GPU 0 instead of the leased GPU.",
         near=(f"{_TESTS}/test_late_torch.py",),
     ),
     Fault(
@@ -340,7 +340,7 @@ FAULTS = (
         file="src/gpuyard/scripting/torch_device.py",
         old="        if not _all:\n            _hook.remove()\n",
         new="",
-        breaks="Every import of the rest of the script goes through a hook for a lease that has ended.",
+        breaks="All later imports of the script go through a hook for a lease that has ended.",
         near=(f"{_TESTS}/test_late_torch.py",),
     ),
 )

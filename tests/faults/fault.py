@@ -1,4 +1,4 @@
-"""Fault: one change of one file that breaks something a user would notice."""
+"""Fault: one change of one file that causes a problem that a user would notice."""
 
 import hashlib
 from dataclasses import astuple, dataclass
@@ -6,9 +6,9 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`old` occurs exactly once in `file` and is replaced by `new`; `breaks` says in a sentence what goes wrong then.
+    """`old` occurs exactly once in `file` and is replaced by `new`; `breaks` is a sentence about the consequence.
 
-    `near` are tests that are tried first: files, or single tests as FILE::NAME. All paths are relative to the
+    `near` are the tests that run first: files, or single tests as FILE::NAME. All paths are relative to the
     repository's root.
     """
 
@@ -21,11 +21,11 @@ class Fault:
 
     @property
     def digest(self) -> str:
-        """Differs when anything about the fault has changed, so that old results are not taken for new ones."""
+        """A digest of all fields, so that results of an earlier version of the fault are not reused."""
         return hashlib.blake2b(repr(astuple(self)).encode(), digest_size=8).hexdigest()
 
     def applied_to(self, source: str) -> str:
-        """Return `source` with the fault in it. Raises ValueError unless `old` occurs exactly once."""
+        """Return `source` with the fault planted. Raises ValueError unless `old` occurs exactly once."""
         count = source.count(self.old)
         if count != 1:
             raise ValueError(f"{self.id}: its old text occurs {count} times in {self.file}, not once")

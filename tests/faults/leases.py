@@ -1,4 +1,4 @@
-"""Faults of the ledger: locks, files that say who holds what, and whom they are believed."""
+"""Faults of the ledger: its locks, the files of leases and tickets, and whether they are trusted."""
 
 from tests.faults.fault import Fault
 
@@ -11,7 +11,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger_mutex.py",
         old="if not lock_within(descriptor, timeout_s):\n",
         new="if not lock_within(descriptor, timeout_s, shared=True):\n",
-        breaks="Two processes decide at once and take the same GPU.",
+        breaks="Two processes decide at the same time and lease the same GPU.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger_mutex.py",
         old="        if has_name(descriptor):\n",
         new="        if descriptor >= 0:\n",
-        breaks="After somebody cleared the directory two processes each hold a mutex of their own.",
+        breaks="After a user cleared the directory, two processes hold different mutexes at the same time.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),
     ),
     Fault(
@@ -27,7 +27,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger_mutex.py",
         old='if hasattr(os, "register_at_fork"):\n    os.register_at_fork(after_in_child=_leave_in_child)\n',
         new="",
-        breaks="A child that was forked at the wrong moment locks the ledger for as long as it lives.",
+        breaks="A child that was forked at the wrong moment keeps the ledger locked until it exits.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger.py",
         old="        with hold_mutex(self.folder, _READ_TIMEOUT_S):\n",
         new="        with contextlib.nullcontext():\n",
-        breaks="Two who only look see each other's look as the lock of a dead lease, and tell it as held.",
+        breaks="Two processes that only read the ledger take each other's locks for a holder's, and show a dead lease.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger.py",
         old="                for held in granted:\n                    held.release()\n                raise\n",
         new="                raise\n",
-        breaks="Where the disk is full in the middle of a grant, GPUs stay taken by nobody.",
+        breaks="After the disk was full during a grant, GPUs stay leased without a holder.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger.py",
         old="msgspec.structs.replace(claimed, uid=found.uid, user=user_name(found.uid), ",
         new="msgspec.structs.replace(claimed, ",
-        breaks="A user takes GPUs in the name of another.",
+        breaks="A user leases GPUs in the name of another user.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
     Fault(
@@ -59,7 +59,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger.py",
         old="        if lease.holder.uid != os.getuid():\n",
         new="        if lease.holder.uid < 0:\n",
-        breaks="A user who may write to the directory ends the leases of another.",
+        breaks="A user who may write to the directory ends leases of another user.",
         near=(f"{_TESTS}/test_ledger.py", "tests/integration/test_leases_users.py"),
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = (
         file=f"{_LEASES}/lock_file.py",
         old="        if error.errno in _SKIPPED_ERRORS:\n            return None\n        raise  #",
         new="        return None  #",
-        breaks="A process that can open no more files does not see others' leases, and takes their GPUs.",
+        breaks="A process that cannot open more files does not see the leases of others, and takes their GPUs.",
         near=(f"{_TESTS}/test_lock_file.py",),
     ),
     Fault(
@@ -75,7 +75,7 @@ FAULTS = (
         file=f"{_LEASES}/lock_file.py",
         old="            if os.fstat(self.descriptor).st_uid != os.geteuid():\n",
         new="            if os.fstat(self.descriptor).st_uid < 0:\n",
-        breaks="Root's lease is shown as that of the user whose dead file was used again.",
+        breaks="A lease of root is shown as a lease of the user whose dead file was reused.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
     Fault(
@@ -83,7 +83,7 @@ FAULTS = (
         file=f"{_LEASES}/lock_file.py",
         old='if hasattr(os, "register_at_fork"):\n    os.register_at_fork(after_in_child=LockFile.leave_in_child)\n',
         new="",
-        breaks="A child of a dead waiter keeps its place in the line, and nobody behind it is served.",
+        breaks="A child of a dead process keeps its ticket, and no later ticket is served.",
         near=(f"{_TESTS}/test_lock_file.py",),
     ),
     Fault(
@@ -91,7 +91,7 @@ FAULTS = (
         file=f"{_LEASES}/lock_file.py",
         old="if self.descriptor >= 0 and self._pid == os.getpid():",
         new="if self.descriptor >= 0:",
-        breaks="A forked child that leaves the block ends the lease under its parent.",
+        breaks="A forked child that leaves the block ends the lease of its parent.",
         near=(f"{_TESTS}/test_lock_file.py",),
     ),
     Fault(
@@ -99,7 +99,7 @@ FAULTS = (
         file="src/gpuyard/system/process_identity.py",
         old="same_start = holder.pid_started is None or abs(started - holder.pid_started) < 1.0",
         new="same_start = True",
-        breaks="A stranger's process that got the pid of a dead holder has its memory counted as the lease's.",
+        breaks="The memory of a foreign process that got the pid of a dead holder is counted as the lease's.",
         near=("tests/unit/system/test_process_identity.py",),
     ),
     Fault(
@@ -115,7 +115,7 @@ FAULTS = (
         file=f"{_LEASES}/file_watch.py",
         old="_CLOSE_WRITE | _DELETE | _EXCLUDE_UNLINKED) < 0:",
         new="_DELETE | _EXCLUDE_UNLINKED) < 0:",
-        breaks="Whoever waits for a GPU whose holder was killed notices it only at the next poll.",
+        breaks="A process that waits for a GPU notices that its holder was killed only at the next poll.",
         near=(f"{_TESTS}/test_file_watch.py",),
     ),
     Fault(
@@ -123,7 +123,7 @@ FAULTS = (
         file=f"{_LEASES}/ledger_directory.py",
         old="if status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:",
         new="if status.st_mode & _WRITABLE_BY_OTHERS and status.st_mode & stat.S_ISVTX:",
-        breaks="A shared directory in which everybody can remove everybody's leases is taken without a word.",
+        breaks="A shared directory in which every user can remove every lease is accepted without a warning.",
         near=(f"{_TESTS}/test_ledger_directory.py",),
     ),
     Fault(
@@ -131,15 +131,15 @@ FAULTS = (
         file=f"{_LEASES}/queue_ledger.py",
         old="active = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))",
         new="active = tickets",
-        breaks="A script that was stopped with Ctrl-Z while it waits keeps the whole queue waiting.",
+        breaks="A waiting script that was stopped with Ctrl-Z blocks the whole queue.",
         near=(f"{_TESTS}/test_queue_ledger.py",),
     ),
     Fault(
-        id="leases-lock-of-a-stranger-keeps-a-dead-lease",
+        id="leases-lock-of-another-user-keeps-a-dead-lease",
         file=f"{_LEASES}/kernel_locks.py",
         old="any(pid == maker or _uid_of(pid) in (None, uid, 0) for pid in pids)",
         new="any(True for pid in pids)",
-        breaks="Any user keeps another user's GPU taken by locking the file that is left of its lease.",
+        breaks="Any user can keep the GPU of another user's dead lease taken by locking the lease file.",
         near=(f"{_TESTS}/test_kernel_locks.py",),
     ),
     Fault(
@@ -147,7 +147,7 @@ FAULTS = (
         file="src/gpuyard/wait_for_devices.py",
         old="notice.wait(min(left, poll_interval_s), self._blocking_pids())",
         new="notice.wait(min(left, 0.05), self._blocking_pids())",
-        breaks="Everybody who waits looks at the GPUs twenty times a second.",
+        breaks="Every waiting process samples the GPUs twenty times a second.",
         near=("tests/integration/test_api_waiting.py",),
     ),
     Fault(
@@ -163,7 +163,7 @@ FAULTS = (
         file=f"{_LEASES}/measured_usage.py",
         old="    return max(0.0, device.memory_used_mb - share.foreign_mb)\n",
         new="    return device.memory_used_mb\n",
-        breaks="Where processes are hidden, what a desktop holds is learned as a part of what a job needs.",
+        breaks="If the driver hides processes, the memory of a desktop is learned as a part of a job's memory.",
         near=("tests/unit/leases/test_measured_usage.py",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of what looks at the machine: tools, fallbacks, figures, the host's limits, simulated devices."""
+"""Faults of the probes: tools, fallback chains, figures, the host's limits, simulated devices."""
 
 from tests.faults.fault import Fault
 
@@ -11,7 +11,7 @@ FAULTS = (
         file=f"{_PROBES}/common/run_tool.py",
         old="        os.killpg(process.pid, signal.SIGKILL)\n",
         new="        process.kill()\n",
-        breaks="A vendor's tool that hangs leaves its children behind at every look.",
+        breaks="A vendor's tool that hangs leaves its children behind at every reading.",
         near=(f"{_TESTS}/common/test_run_tool.py",),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file=f"{_PROBES}/common/run_tool.py",
         old="        while selector.get_map() and (left := deadline - time.monotonic()) > 0:\n",
         new="        while selector.get_map() and (left := deadline - time.monotonic() + 30.0) > 0:\n",
-        breaks="A tool that hangs holds the look at all GPUs up for half a minute.",
+        breaks="A tool that hangs delays the snapshot of all GPUs by half a minute.",
         near=(f"{_TESTS}/common/test_run_tool.py",),
     ),
     Fault(
@@ -27,7 +27,7 @@ FAULTS = (
         file=f"{_PROBES}/fallback_chain.py",
         old="        gone = tuple(self._gone(step, reading.devices))\n",
         new="        gone = ()\n",
-        breaks="A GPU that fell off the bus is not shown as unhealthy but not at all.",
+        breaks="A GPU that fell off the bus is not listed at all instead of as unhealthy.",
         near=(f"{_TESTS}/test_fallback_chain.py",),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file=f"{_PROBES}/common/parse_numbers.py",
         old="return (value, unit) if math.isfinite(value) and value not in _SENTINELS else None",
         new="return (value, unit) if math.isfinite(value) else None",
-        breaks="A register that is not there is shown as 65535 degrees, and holds jobs back.",
+        breaks="A missing register is shown as 65535 degrees, and keeps jobs from starting.",
         near=(f"{_TESTS}/common/test_parse_numbers.py",),
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
         file=f"{_PROBES}/common/parse_numbers.py",
         old='    "gib": 1024.0,\n',
         new='    "gib": 1000.0,\n',
-        breaks="A card whose tool prints GiB is taken for smaller than it is.",
+        breaks="A card whose tool prints GiB is shown with less memory than it has.",
         near=(f"{_TESTS}/common/test_parse_numbers.py",),
     ),
     Fault(
@@ -51,15 +51,15 @@ FAULTS = (
         file=f"{_PROBES}/host.py",
         old="        if total is None or limit.size < total:\n",
         new="        if total is None or limit.size > total:\n",
-        breaks="In a container jobs are started by the memory of the whole machine, and killed.",
+        breaks="In a container, jobs are started by the memory of the whole machine, and killed.",
         near=(f"{_TESTS}/test_host.py",),
     ),
     Fault(
-        id="probes-failed-probe-never-rests",
+        id="probes-failed-probe-does-not-back-off",
         file=f"{_PROBES}/common/backoff.py",
         old="min(_LONGEST_S, 2.0**doublings)",
         new="0.0",
-        breaks="A tool that fails is started again at every look.",
+        breaks="A tool that fails is started again at every reading.",
         near=(f"{_TESTS}/common/test_backoff.py",),
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = (
         file="src/gpuyard/simulated_usage.py",
         old="            lock(descriptor)\n            yield\n",
         new="            yield\n",
-        breaks="Two processes are given the same memory of a simulated GPU.",
+        breaks="Two processes get the same memory of a simulated GPU.",
         near=("tests/unit/test_simulated_usage.py",),
     ),
     Fault(
@@ -75,7 +75,7 @@ FAULTS = (
         file="src/gpuyard/probes/nvidia/process_load.py",
         old="        if is_newer and sample.smUtil <= _WHOLE:\n",
         new="        if is_newer:\n",
-        breaks="A process is shown at 4,000,000%, and counts as such.",
+        breaks="A process is shown with a load of 4,000,000%, and that load is counted.",
         near=("tests/integration/test_nvml_loads.py",),
     ),
 )

@@ -15,7 +15,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/plan.py",
         old="    record = replace(record, parts=(*record.parts, part))\n    _write_record(record)\n",
         new="    record = replace(record, parts=(*record.parts, part))\n",
-        breaks="A batch whose command is killed as it submits is submitted a second time, and every seed is run twice.",
+        breaks="A batch whose command is killed during submission is submitted again, and every seed runs twice.",
         near=(f"{_CRASHES}::test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued",),
     ),
     Fault(
@@ -23,7 +23,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/plan.py",
         old="done = {index for index, run in read_results(record).items() if run.state == SUCCEEDED}",
         new="done = {index for index, run in read_results(record).items() if run.state in _ENDS}",
-        breaks="--resume leaves out runs that failed.",
+        breaks="--resume skips runs that failed.",
         near=(f"{_CLI}::test_resume_runs_only_what_has_not_succeeded",),
     ),
     Fault(
@@ -31,7 +31,7 @@ FAULTS = (
         file="src/gpuyard/system/file_locks.py",
         old="        lock(descriptor)\n        yield\n",
         new="        yield\n",
-        breaks="Two who start the same workspace or batch at once start everything twice.",
+        breaks="Two commands that start the same workspace or batch at once start every job twice.",
         near=("tests/unit/system/test_file_locks.py",),
     ),
     Fault(
@@ -39,7 +39,7 @@ FAULTS = (
         file="src/gpuyard/system/atomic_files.py",
         old='        with open(os.open(draft, _NEW, mode if exact_mode is None else 0o600), "wb") as file:\n',
         new='        with open(draft := path, "wb") as file:\n',
-        breaks="A full disk or a crash leaves half of a batch's record, and the batch cannot be gone on with.",
+        breaks="A full disk or a crash leaves half of a batch's record, and the batch cannot be continued.",
         near=("tests/unit/system/test_atomic_files.py",),
     ),
     Fault(
@@ -55,7 +55,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/run_results.py",
         old='return run.state != "cancelled" and run.attempts > 0',
         new="return True",
-        breaks="Runs that were cancelled are counted as pruned, and their folders are moved away.",
+        breaks="Cancelled runs are counted as pruned, and their folders are moved away.",
         near=(f"{_TESTS}/batch/test_run_results.py",),
     ),
     Fault(
@@ -63,7 +63,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/start_or_continue.py",
         old="        if changed is None and not is_finished:\n",
         new="        if changed is None:\n",
-        breaks="The same command after a finished batch runs nothing, and only tells of the old one.",
+        breaks="The same command after a finished batch runs nothing, and only reports the old batch.",
         near=(f"{_CLI}::{_AGAIN}",),
     ),
     Fault(
@@ -71,7 +71,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
         old="entry.stat(follow_symlinks=False).st_size > 0",
         new="entry.stat(follow_symlinks=False).st_size >= 0",
-        breaks="Runs that made nothing but empty files are kept as data.",
+        breaks="Runs that wrote only empty files are kept as data.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs.py",),
     ),
     Fault(
@@ -79,7 +79,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
         old="            self._note(self._moved(target), is_copy=is_copy)\n            try:\n",
         new="            try:\n",
-        breaks="A run that was moved just before a crash is nowhere to be found.",
+        breaks="A run that was moved just before a crash cannot be found.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_crashes.py",),
     ),
     Fault(
@@ -87,7 +87,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
         old="                os.mkdir(target, 0)\n",
         new="",
-        breaks="Two batches that prune to one root at once move their runs over each other.",
+        breaks="Two batches that prune to one root at the same time overwrite each other's runs.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
     ),
     Fault(
@@ -95,7 +95,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
         old="            if not _is_whole(pairs):\n",
         new="            if not pairs:\n",
-        breaks="What a program writes while its run is copied to another disk is removed unread.",
+        breaks="Files that a program writes while its run is copied to another disk are deleted without being copied.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
     ),
     Fault(
@@ -103,7 +103,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
         old="            text = text[os.write(descriptor, text) :]\n        os.fsync(descriptor)\n",
         new="            text = text[os.write(descriptor, text) :]\n",
-        breaks="A power cut leaves runs moved of which the record says nothing.",
+        breaks="After a power failure, runs are moved that are missing from the record.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
     ),
     # Workspaces
@@ -120,7 +120,7 @@ FAULTS = (
         file=f"{_RECIPES}/workspace/start_sweep.py",
         old='        if task is not None and not task["is_finished"]:\n',
         new='        if task is not None and task["is_live"]:\n',
-        breaks="A config that waits is queued again by every start.",
+        breaks="Every start queues a config again that is already waiting.",
         near=(f"{_TESTS}/workspace/test_start_sweep.py",),
     ),
     Fault(
@@ -161,7 +161,7 @@ FAULTS = (
         file=f"{_RECIPES}/render/output_names.py",
         old='letter not in "/%"',
         new='letter not in "%"',
-        breaks="A label called ../x is written outside of the outputs.",
+        breaks="A label called ../x is written outside of the output folder.",
         near=(f"{_TESTS}/render/test_output_names.py",),
     ),
     Fault(
@@ -177,7 +177,7 @@ FAULTS = (
         file=f"{_RECIPES}/render/follow_run.py",
         old="        if status.elapsed_s < self._after_s:\n",
         new="        if self._after_s:\n",
-        breaks="A long render that was started without --status leaves nothing to see how far it is.",
+        breaks="A long render that was started without --status shows no progress in any file.",
         near=(f"{_TESTS}/render/test_follow_run.py",),
     ),
     Fault(
@@ -185,7 +185,7 @@ FAULTS = (
         file=f"{_RECIPES}/render/follow_run.py",
         old="max(self._phase, self._next_request())",
         new="self._next_request()",
-        breaks="Ctrl-C while a render is still getting its lease is forgotten.",
+        breaks="Ctrl-C is ignored while a render waits for its lease.",
         near=(f"{_TESTS}/render/test_follow_run.py",),
     ),
 )

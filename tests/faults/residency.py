@@ -19,7 +19,7 @@ FAULTS = (
         file=f"{_RESIDENCY}/tiers/hold_assets.py",
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
-        breaks="A render stops for good when all scene slots were used once.",
+        breaks="A render stops forever once all scene slots have been used.",
         near=(f"{_TESTS}/test_hardships.py::test_more_scenes_than_slots_are_rendered_in_turn",),
     ),
     Fault(
@@ -27,7 +27,7 @@ FAULTS = (
         file=f"{_RESIDENCY}/planning/transfer_plan.py",
         old="        if self._missing(asset).is_positive:\n            return False\n",
         new="",
-        breaks="A render takes more VRAM than its budget, and others run out.",
+        breaks="A render takes more VRAM than its budget, and other jobs run out of memory.",
         near=(f"{_TESTS}/planning/test_transfer_plan.py",),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file=f"{_RESIDENCY}/tiers/stream_frames.py",
         old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
         new="        slot = self._slots[0]\n",
-        breaks="The next frame of a streamed actor is written over the one that is being rendered.",
+        breaks="The next frame of a streamed actor overwrites the frame that is being rendered.",
         near=(f"{_TESTS}/tiers/test_stream_frames.py",),
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
         file=f"{_RESIDENCY}/loading/asset_files.py",
         old="    if now != before:\n",
         new="    if now.nbytes != before.nbytes:\n",
-        breaks="Labels are rendered from a file that was changed in the middle of the run.",
+        breaks="Labels are rendered from a file that was changed during the run.",
         near=(f"{_TESTS}/loading/test_ply_file.py",),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file=f"{_RESIDENCY}/running/output_folders.py",
         old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
-        breaks="A second run empties the folder in which the first one is rendering.",
+        breaks="A second run empties the folder in which the first run is rendering.",
         near=(f"{_TESTS}/running/test_output_folders.py",),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""Results in a file, a JSON object on each line, so that a run can be continued; and the report of them in Markdown."""
+"""Stores results in a file, a JSON object per line, so that a run can be continued; and reports them in Markdown."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,15 +10,15 @@ from tests.faults.trials import STAGES, Result, Stage
 
 _HEAD = """# Planted faults
 
-`scripts/plant-faults` plants each of these faults in a copy of the working tree, one at a time, and runs the tests
-until one fails twice: first those *near* to it, then all of `make test`, then all of `make test-full`. It shows what
-`make test` would let through. The table of faults is in `tests/faults/`; this page is written by
-`scripts/plant-faults --write docs/planted-faults.md`.
+`scripts/plant-faults` plants each of these faults in a copy of the working tree, one at a time, and runs tests until
+one fails twice: first the tests *near* the fault, then all of `make test`, then all of `make test-full`. The result
+shows which faults `make test` would miss. The faults are defined in `tests/faults/`; `scripts/plant-faults --write
+docs/planted-faults.md` writes this page.
 """
 
 
 def read_results(path: Path, faults: Iterable[Fault]) -> dict[str, Result]:
-    """Return the last result of each fault that is still the same as it was then. A line cut off by a crash is none."""
+    """Return the last result of each fault that has not changed since. Skips a line that a crash cut off."""
     digests = {fault.id: fault.digest for fault in faults}
     found: dict[str, Result] = {}
     if not path.exists():
@@ -36,7 +36,7 @@ def append_result(path: Path, result: Result) -> None:
 
 
 def is_settled(result: Result | None, up_to: Stage) -> bool:
-    """Whether there is nothing left to try up to that stage."""
+    """Return whether no stage up to that one is left to try."""
     if result is None:
         return False
     return result.caught is not None or STAGES.index(result.tried) >= STAGES.index(up_to)
@@ -44,22 +44,22 @@ def is_settled(result: Result | None, up_to: Stage) -> bool:
 
 def _parse(line: str) -> Result | None:
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    caught = told["caught"]
+    caught = fields["caught"]
     return Result(
         **{
-            **told,
-            "tried": Stage(told["tried"]),
+            **fields,
+            "tried": Stage(fields["tried"]),
             "caught": None if caught is None else Stage(caught),
-            "by_chance": tuple(told["by_chance"]),
+            "by_chance": tuple(fields["by_chance"]),
         }
     )
 
 
 def stage_of(result: Result) -> str:
-    """In one word: the stage that caught the fault, or that none did."""
+    """Return the stage that caught the fault, `survived`, or `not in` the last stage that was tried."""
     if result.caught is not None:
         return result.caught
     return "survived" if result.tried is Stage.FULL else f"not in {result.tried}"

@@ -11,7 +11,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old='                yield\n                self.execute("COMMIT")\n',
         new="                yield\n",
-        breaks="Nothing that is acknowledged is in the database.",
+        breaks="Acknowledged changes are not in the database.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old="            finally:\n                self.rollback()\n                if is_synced:\n",
         new="            finally:\n                if is_synced:\n",
-        breaks="After one failed change every later one fails until the daemon is started again.",
+        breaks="After one failed change, every later change fails until the daemon restarts.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -27,7 +27,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old='                self.execute("PRAGMA synchronous = FULL")\n',
         new='                self.execute("PRAGMA synchronous = NORMAL")\n',
-        breaks="A power cut takes back submissions that were acknowledged.",
+        breaks="A power failure loses submissions that were acknowledged.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -35,7 +35,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old='    connection.execute("PRAGMA journal_mode = WAL")\n',
         new='    connection.execute("PRAGMA journal_mode = DELETE")\n',
-        breaks="While somebody searches the queue nothing can be written, and nothing starts.",
+        breaks="While a client searches the queue, nothing can be written and no job starts.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old='_FILE_SUFFIXES = ("", "-wal", "-shm")',
         new='_FILE_SUFFIXES = ("",)',
-        breaks="A damaged database is set aside without its log, which then spoils the new one.",
+        breaks="A damaged database is set aside without its log, which then damages the new database.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -51,7 +51,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old="            os.chmod(name, 0o600)\n",
         new="            os.chmod(name, 0o644)\n",
-        breaks="Other users read the environments, and so the secrets, of all jobs.",
+        breaks="Other users can read the environments of all jobs, and the secrets in them.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -59,7 +59,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old="    elif version > SCHEMA_VERSION:\n",
         new="    elif version > SCHEMA_VERSION + 1:\n",
-        breaks="An older gpuyard writes into the database of a newer one.",
+        breaks="An older gpuyard writes to the database of a newer one.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = (
         file=f"{_STORE}/job_store.py",
         old="            self.spec.cache_clear()\n            self._lane.cache_clear()\n            self._settings =",
         new="            self._settings =",
-        breaks="A job runs the command of a submission that was taken back.",
+        breaks="A job runs the command of a submission that was rolled back.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
     Fault(
@@ -75,7 +75,7 @@ FAULTS = (
         file=f"{_STORE}/job_store.py",
         old="for lane in lanes if lane.batch not in self._arriving",
         new="for lane in lanes",
-        breaks="Jobs of a large submission run that is then not acknowledged, and run again when it is sent again.",
+        breaks="Jobs of a large submission run before it is acknowledged, and run again when the client repeats it.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
     Fault(
@@ -83,7 +83,7 @@ FAULTS = (
         file=f"{_STORE}/job_store.py",
         old="WHERE state = 'queued' AND lane = ? AND id < ?\"",
         new="WHERE state = 'queued' AND lane = ? AND id <= ?\"",
-        breaks="`gpuyard why` says that one more job is ahead than there is.",
+        breaks="`gpuyard why` reports one job too many ahead.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
     Fault(
@@ -91,7 +91,7 @@ FAULTS = (
         file=f"{_STORE}/job_store.py",
         old='"UPDATE jobs SET failures = 0, growth = NULL WHERE id = ?"',
         new='"UPDATE jobs SET growth = NULL WHERE id = ?"',
-        breaks="A job that is retried by hand has no retries left.",
+        breaks="A job that a user retries has no retries left.",
         near=(f"{_TESTS}/test_job_store.py", "tests/simulation/test_memory_stories.py"),
     ),
     Fault(
@@ -99,7 +99,7 @@ FAULTS = (
         file=f"{_STORE}/job_store.py",
         old="            last, limit = found[-1][0], _NEXT_PAGE\n",
         new="            last, limit = found[-1][0] + 1, _NEXT_PAGE\n",
-        breaks="A job in a long lane is passed over, and starts after those that came later.",
+        breaks="A job in a long lane is skipped, and starts after jobs that were submitted later.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
     Fault(
@@ -107,7 +107,7 @@ FAULTS = (
         file=f"{_STORE}/queue_queries.py",
         old='"AND others.ended_at IS NULL) ORDER BY ended_at LIMIT ?"',
         new='"AND others.ended_at IS NOT NULL) ORDER BY ended_at LIMIT ?"',
-        breaks="`gpuyard clean` forgets jobs that others still wait for.",
+        breaks="`gpuyard clean` deletes jobs that other jobs depend on.",
         near=(f"{_TESTS}/test_queue_queries.py",),
     ),
     Fault(
@@ -115,7 +115,7 @@ FAULTS = (
         file=f"{_STORE}/job_search.py",
         old='.replace("%", "\\\\%").replace("_", "\\\\_")',
         new="",
-        breaks="Whoever looks for 50% or a_b, and cancels all that match, cancels others too.",
+        breaks="Cancelling all jobs that match the search 50% or a_b also cancels other jobs.",
         near=(f"{_TESTS}/test_job_search.py",),
     ),
     Fault(
@@ -131,7 +131,7 @@ FAULTS = (
         file=f"{_STORE}/schema.sql",
         old=" ('pending', 0),",
         new="",
-        breaks="No job can be handed over to a cluster.",
+        breaks="No job can be handed to a cluster.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(

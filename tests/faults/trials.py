@@ -1,7 +1,7 @@
-"""Trials: which test catches a fault, and how far one has to go for it.
+"""Trials: find out which test catches a fault, and in which stage.
 
-A fault is tried on its `near` tests first, then on all that `make test` runs, then on all that `make test-full` runs.
-A test catches a fault when it fails, and fails again alone: so a test that failed by chance does not count.
+A fault is tried with its `near` tests first, then with all tests of `make test`, then with all tests of `make
+test-full`. A test catches a fault if it fails, and fails again alone: a test that failed by chance does not count.
 """
 
 import os
@@ -22,7 +22,7 @@ THE_WHOLE_RUN = "the run as a whole"
 
 
 class Stage(StrEnum):
-    """How far a trial goes, in this order."""
+    """The stages of a trial, in this order."""
 
     NEAR = "near"
     TEST = "test"
@@ -35,9 +35,9 @@ STAGES = tuple(Stage)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """`caught` is the stage in which `test` noticed the fault, None where no test did up to the stage `tried`.
+    """`caught` is the stage in which `test` caught the fault, None if no test did up to the stage `tried`.
 
-    `by_chance` are tests that failed once and passed when they were run again alone.
+    `by_chance` are tests that failed once and passed when they ran again alone.
     """
 
     id: str
@@ -50,11 +50,11 @@ class Result:
 
 
 class BrokenRun(Exception):
-    """pytest itself could not work, which says nothing about a fault."""
+    """pytest itself failed, so the run gives no result about a fault."""
 
 
 class Trials:
-    """`workers` is how many processes share the tests of a large run; 0 runs them in one."""
+    """`workers` is the number of processes for large runs; with 0, tests run in one process."""
 
     def __init__(self, sandbox: Sandbox, workers: int) -> None:
         self._sandbox = sandbox
@@ -66,7 +66,7 @@ class Trials:
         return self._failures(Stage.NEAR, *self._spread, *sorted(near))
 
     def judge(self, fault: Fault, up_to: Stage, before: Result | None = None) -> Result:
-        """Try the stages up to that one; those that `before` tells of are not tried again."""
+        """Try all stages up to `up_to`, except those that `before` covers."""
         began = time.monotonic()
         by_chance = [] if before is None else list(before.by_chance)
         first = 0 if before is None else STAGES.index(before.tried) + 1
@@ -99,7 +99,7 @@ class Trials:
         return None
 
     def _runs(self, fault: Fault, stage: Stage) -> Iterator[Sequence[str]]:
-        """What pytest is called with, once for each. Tests on one cluster share a process, so they are not spread."""
+        """Yield the arguments of each call of pytest. Tests of one cluster run in one process."""
         if stage is Stage.NEAR:
             yield fault.near
             return
@@ -108,7 +108,7 @@ class Trials:
         yield (f"{CLUSTERS}/ray",)
 
     def _failures(self, stage: Stage, *chosen: str) -> list[str]:
-        """Return the ids of failing tests, the first first. A run that does not end in time fails as a whole."""
+        """Return the ids of failing tests in order of failure. A run that does not end in time fails as a whole."""
         is_full = stage is Stage.FULL
         which = () if is_full else ("-m", "not full")
         run = self._sandbox.pytest(

@@ -1,4 +1,4 @@
-"""Faults of what people type and look at."""
+"""Faults of the user interfaces."""
 
 from tests.faults.fault import Fault
 
@@ -10,7 +10,7 @@ FAULTS = (
         file=f"{_UI}/cli/jobs/wait.py",
         old="    return EXIT_JOB_CANCELLED if is_cancelled else EXIT_JOB_FAILED\n",
         new="    return 0\n",
-        breaks="A script that waits for jobs goes on as if those that failed had succeeded.",
+        breaks="A script that waits for jobs continues as if failed jobs had succeeded.",
         near=("tests/integration/test_queue_cli_waiting.py::test_wait_says_which_have_failed_and_when_the_time_is_up",),
     ),
     Fault(
@@ -18,7 +18,7 @@ FAULTS = (
         file=f"{_UI}/web/dom.js",
         old="      node.textContent = value;\n",
         new="      node.innerHTML = value;\n",
-        breaks="The name of a job runs as a script in the page of whoever looks at it.",
+        breaks="The name of a job runs as a script in the browser of a user who opens the page.",
         near=("tests/integration/web/test_page_queue.py::test_names_and_commands_are_text_whatever_they_look_like",),
     ),
 )
