@@ -1,5 +1,5 @@
-"""Every example in the README and the docs runs: `console` blocks line by line, where `> ` goes on with one, `python`
-blocks as they stand."""
+"""Run every example in the README and the docs: `console` blocks line by line (`> ` continues a line), `python` blocks
+unchanged."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tests.unit.probes.samples_nvidia import XML
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# On such a page every block goes on where the last one ended; a test of its own runs it as a whole:
+# On a page with this comment each block continues where the last one ended. Separate tests run these pages as a whole:
 # `test_workspace_tutorial.py` and `test_render_example.py`.
 IN_ORDER = "<!-- blocks run in order -->"
 EXAMPLES = [
