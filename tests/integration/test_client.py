@@ -239,7 +239,7 @@ def test_a_log_that_breaks_off_raises_instead_of_ending(either: Client, queue: Q
 def test_over_http_a_wrong_token_is_refused_and_a_closed_port_is_an_error(queue: QueueUnderTest) -> None:
     page = queue.post("/web", port=0)
     address = page["url"].partition("/?")[0]
-    with Client(address, token="wrong") as client, pytest.raises(UserError, match="locked"):
+    with Client(address, token="wrong") as client, pytest.raises(UserError, match="needs its token"):
         client.status()
     with Client(page["url"]) as client, pytest.raises(UserError):
         client.stop()

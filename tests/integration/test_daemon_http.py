@@ -123,9 +123,9 @@ def test_a_body_that_is_too_long_or_of_unknown_length_is_refused(daemon: Served,
 def test_an_incomplete_request_times_out(path: Path) -> None:
     with served(path, limits=ConnectionLimits(half_request_s=0.1)) as daemon:
         for half in (b"G", GET[:-2], b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfour", GET + b"GET /b"):
-            answers = daemon.say(half)
-            assert b"HTTP/1.1 408 " in answers
-            assert answers.endswith(b'{"error":"the rest of the request did not arrive in time","hint":null}')
+            last = daemon.say(half).rpartition(b"HTTP/1.1 ")[2]
+            assert last.startswith(b"408 ")
+            assert body_of(last)["error"] == "the rest of the request did not arrive in time"
 
 
 def test_a_request_that_arrives_byte_by_byte_is_complete_in_the_end(daemon: Served) -> None:

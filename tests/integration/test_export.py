@@ -163,17 +163,19 @@ def test_all_waiting_jobs_are_exported_or_those_that_are_named(queue: QueueUnder
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "status", "message"),
     [
-        (["export", "slurm", "-"], "no job is waiting"),
-        (["export", "slurm", "-", "99"], "there is no job 99"),
-        (["export", "slurm"], "which target, and which file?"),
-        (["export", "pbs", "-"], "which target, and which file?"),
+        (["export", "slurm", "-"], 2, "no job is waiting"),
+        (["export", "slurm", "-", "99"], 3, "there is no job 99"),
+        (["export", "slurm"], 2, "which target, and which file?"),
+        (["export", "pbs", "-"], 2, "which target, and which file?"),
     ],
 )
-def test_a_job_that_cannot_be_exported_is_an_error(queue: QueueUnderTest, words: Sequence[str], message: str) -> None:
-    done = run(*words)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_a_job_that_cannot_be_exported_is_an_error(
+    queue: QueueUnderTest, arguments: Sequence[str], status: int, message: str
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
 
 
@@ -191,5 +193,5 @@ def test_the_configuration_sets_the_size_of_a_share(queue: QueueUnderTest, tmp_p
     for site, words in (("slurm", "--gres=shard:6 --partition=gpu"), ("ray", "--entrypoint-num-gpus=0.25")):
         said = export(site, tmp_path / site)
         assert words in (tmp_path / site).read_text()
-        assert "how many jobs of a tag run at once" in said
+        assert "limits on jobs of a tag" in said
         assert "shares of a GPU" not in said

@@ -84,20 +84,20 @@ def encoded(body: object) -> bytes:
 
 
 def faults(session: requests.Session, path: str, bodies: list[bytes]) -> list[tuple[str, bytes, str]]:  # noqa: F811
-    """Those that are neither done nor refused as a mistake."""
+    """Return the requests that neither succeeded nor were refused as a mistake."""
     wrong = []
     for body in bodies:
         answer = session.post(DAEMON + path.replace("{id}", "1"), data=body, timeout=60)
-        if answer.status_code >= 500 or (answer.status_code != 200 and set(answer.json()) != {"error", "hint"}):
+        if answer.status_code >= 500 or (answer.status_code != 200 and set(answer.json()) != {"error", "hint", "code"}):
             wrong.append((path, body[:300], answer.text[:300]))
     return wrong
 
 
 def pages(session: requests.Session) -> list[requests.Response]:  # noqa: F811
-    """What was taken in can be told."""
+    """Return all pages of the list of jobs."""
     after: int | None = 0
-    told = []
+    answers = []
     while after is not None:
-        told.append(session.get(f"{DAEMON}/v1/jobs?limit=500&after={after}", timeout=60))
-        after = told[-1].json().get("next")
-    return told
+        answers.append(session.get(f"{DAEMON}/v1/jobs?limit=500&after={after}", timeout=60))
+        after = answers[-1].json().get("next")
+    return answers
