@@ -20,7 +20,7 @@ FAULTS = (
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
         breaks="A render stops forever once all scene slots have been used.",
-        near=(f"{_TESTS}/test_hardships.py::test_more_scenes_than_slots_are_rendered_in_turn",),
+        near=(f"{_TESTS}/test_edge_cases.py::test_more_scenes_than_slots_are_rendered_in_turn",),
     ),
     Fault(
         id="residency-budget-is-exceeded",

@@ -99,7 +99,7 @@ def test_stages_that_were_tried_before_are_skipped(tmp_path: Path) -> None:
     assert result.seconds >= 5.0
 
 
-def test_a_broken_run_of_pytest_is_no_result(tmp_path: Path) -> None:
+def test_a_broken_run_of_pytest_gives_no_result(tmp_path: Path) -> None:
     with pytest.raises(BrokenRun, match="its output"):
         Trials(Copy(tmp_path, run(MISUSED)), 3).judge(FAULT, Stage.NEAR)
 

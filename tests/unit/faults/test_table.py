@@ -30,7 +30,7 @@ def test_a_fault_changes_exactly_one_place_of_a_file_and_the_file_still_compiles
             ast.parse(broken, fault.id)
 
 
-def test_a_fault_says_in_a_sentence_what_breaks() -> None:
+def test_a_fault_describes_what_breaks_in_a_sentence() -> None:
     assert [fault.id for fault in ALL if not re.fullmatch(r"[A-Z`-].+\.", fault.breaks)] == []
 
 

@@ -276,7 +276,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @as_root
-def test_a_full_disk_gives_one_clear_error_and_leaves_no_half_file(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path) -> None:
     ledger = Ledger(small_disk)
     assert live(ledger) == ((), ())
     fill(small_disk / "big")

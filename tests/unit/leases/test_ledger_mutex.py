@@ -108,7 +108,9 @@ def test_a_mutex_file_removed_during_the_wait_is_created_again(tmp_path: Path, m
         pytest.fail("two hold it")
 
 
-def test_two_processes_that_create_it_at_once_share_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_that_create_the_mutex_at_once_share_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = os.open
 
     def made_by_another_meanwhile(path: Path, flags: int, *mode: int) -> int:

@@ -10,10 +10,10 @@ from gpuyard.residency.planning.assets import Budgets
 from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.planning.unit_order import choose_order
 from tests.scale import some
-from tests.unit.residency.world import (
+from tests.unit.residency.plan_simulation import (
     Case,
     Pick,
-    World,
+    PlanSimulation,
     actor,
     at_random,
     case_of,
@@ -59,15 +59,15 @@ def orders(length: int, of: int, seed: int) -> list[int]:
 
 
 class Sums:
-    """Sums over several worlds, in assets."""
+    """Sums over several simulations, in assets."""
 
     def __init__(self) -> None:
         self.uploaded = self.fewest_uploaded = self.read = self.fewest_read = 0
 
-    def add(self, world: World, uploads: int, reads: int) -> None:
-        assert world.streamed == 0
-        self.uploaded += world.uploaded // SIZE
-        self.read += world.read_nbytes // SIZE
+    def add(self, simulation: PlanSimulation, uploads: int, reads: int) -> None:
+        assert simulation.streamed == 0
+        self.uploaded += simulation.uploaded // SIZE
+        self.read += simulation.read_nbytes // SIZE
         self.fewest_uploaded += uploads
         self.fewest_read += reads
 
@@ -78,12 +78,12 @@ NARROW_SIZES = [(2, 5), (5, 5), (3, 4), (4, 4)]
 LENGTH = 200
 
 
-def play_one_kind(seed: int, slots: int, ram: int, pick: Pick, *, is_scene: bool) -> tuple[World, list[int]]:
+def play_one_kind(seed: int, slots: int, ram: int, pick: Pick, *, is_scene: bool) -> tuple[PlanSimulation, list[int]]:
     order = orders(LENGTH, Random(seed).choice([8, 15, 30, 45]), seed)
     assets = [scene(number, SIZE) if is_scene else actor(number, SIZE, 1) for number in set(order)]
     units = [unit(number) if is_scene else unit(None, number) for number in order]
     budgets = Budgets(vram=slots * SIZE + (0 if is_scene else 2), ram=ram * SIZE, scene_slots=slots)
-    return World(case_of(assets, units, budgets)).run(pick), order
+    return PlanSimulation(case_of(assets, units, budgets)).run(pick), order
 
 
 @pytest.mark.parametrize("is_scene", [True, False], ids=["scenes", "actors"])
@@ -105,8 +105,8 @@ def test_if_ram_is_barely_larger_than_vram_a_little_more_is_read(pick: Pick) -> 
 def sums_of_one_kind(sizes: list[tuple[int, int]], pick: Pick, *, is_scene: bool) -> Sums:
     sums = Sums()
     for seed, (slots, ram) in enumerate(sizes * 2):
-        world, order = play_one_kind(seed, slots, ram, pick, is_scene=is_scene)
-        sums.add(world, fewest(order, slots), fewest(order, slots + ram - 1))
+        simulation, order = play_one_kind(seed, slots, ram, pick, is_scene=is_scene)
+        sums.add(simulation, fewest(order, slots), fewest(order, slots + ram - 1))
     return sums
 
 
@@ -134,8 +134,8 @@ def test_with_both_kinds_little_more_than_the_minimum_is_moved(pick: Pick, more_
     sums = Sums()
     for seed, (slots, ram) in enumerate([(2, 4), (3, 6), (4, 8), (2, 12)]):
         units = product(10, 10, seed)
-        world = World(both_kinds(slots, slots, ram, units)).run(pick)
-        sums.add(world, *fewest_of_both(units, slots, slots, ram))
+        simulation = PlanSimulation(both_kinds(slots, slots, ram, units)).run(pick)
+        sums.add(simulation, *fewest_of_both(units, slots, slots, ram))
     assert sums.uploaded <= 1.05 * sums.fewest_uploaded
     assert sums.read <= more_read * sums.fewest_read
 
@@ -144,8 +144,8 @@ def test_with_both_kinds_little_more_than_the_minimum_is_moved(pick: Pick, more_
 def test_the_chosen_order_moves_far_less_than_a_shuffled_order(workers: int) -> None:
     shuffled = both_kinds(3, 3, 6, product(10, 10, 7), workers)
     chosen = choose_order(shuffled.units, shuffled.assets, shuffled.budgets, workers=workers)
-    before = World(shuffled).run(moving_first)
-    after = World(both_kinds(3, 3, 6, chosen, workers)).run(moving_first)
+    before = PlanSimulation(shuffled).run(moving_first)
+    after = PlanSimulation(both_kinds(3, 3, 6, chosen, workers)).run(moving_first)
     assert after.uploaded + after.streamed < 0.6 * (before.uploaded + before.streamed)
     assert after.read_nbytes < 0.6 * before.read_nbytes
 
@@ -160,6 +160,6 @@ def test_several_workers_move_little_more_than_one_in_the_chosen_order(workers: 
     chosen = choose_order(units, alone.assets, alone.budgets, workers=workers)
     uploads, reads = fewest_of_both(chosen, 5, 5, 8)
     for pick in PICKS:
-        world = World(both_kinds(5, 5, 8, chosen, workers)).run(pick(1))
-        assert world.uploaded + world.streamed <= 1.1 * SIZE * uploads
-        assert world.read_nbytes <= 1.1 * SIZE * reads
+        simulation = PlanSimulation(both_kinds(5, 5, 8, chosen, workers)).run(pick(1))
+        assert simulation.uploaded + simulation.streamed <= 1.1 * SIZE * uploads
+        assert simulation.read_nbytes <= 1.1 * SIZE * reads

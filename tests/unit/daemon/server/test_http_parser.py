@@ -155,7 +155,7 @@ STRICTER = {
 
 
 @pytest.mark.parametrize("message", STRICTER.values(), ids=STRICTER.keys())
-def test_what_h11_accepts_and_the_daemon_rejects(message: bytes) -> None:
+def test_requests_that_h11_accepts_and_the_daemon_rejects(message: bytes) -> None:
     assert parse_with_h11(message)
     parser = Parser()
     parser.feed(message)

@@ -11,7 +11,7 @@ from gpuyard.engines.local.keeper_connection import connect
 from gpuyard.errors import EnvironmentFault
 
 
-def test_a_keeper_without_a_socket_or_with_a_dead_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_without_a_live_socket_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect(str(tmp_path), 17) is None
     monkeypatch.chdir(tmp_path)  # a socket's address cannot hold a long path
     with socket.socket(socket.AF_UNIX) as dead:

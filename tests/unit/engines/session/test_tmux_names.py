@@ -15,5 +15,5 @@ def test_anything_else_becomes_an_underscore(letter: str) -> None:
     assert session_name(f"a{letter}b") == "a_b"
 
 
-def test_there_is_always_a_name() -> None:
+def test_a_session_name_is_never_empty() -> None:
     assert session_name("") == "_"

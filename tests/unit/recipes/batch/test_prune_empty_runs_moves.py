@@ -133,7 +133,7 @@ def make_again_with(run: Path, path: str, content: bytes | None) -> None:
         ("deep/er/new", None),
     ],
 )
-def test_a_new_run_of_the_same_name_is_moved_beside_the_old_one(roots: Roots, path: str, content: bytes | None) -> None:
+def test_a_new_run_of_the_same_name_is_moved_beside_the_old_run(roots: Roots, path: str, content: bytes | None) -> None:
     first, second = roots.pruned / RUN, roots.pruned / f"{RUN}.2"
     roots.prune()
     before = tree_of(first)

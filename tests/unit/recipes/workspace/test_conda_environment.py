@@ -185,7 +185,7 @@ def test_a_hook_that_hangs_is_ended(conda: Installation, environment: dict[str, 
         os.kill(pid, 0)
 
 
-def test_a_missing_environment_is_reported_with_the_known_ones(
+def test_a_missing_environment_is_reported_with_the_known_environments(
     conda: Installation, environment: dict[str, str]
 ) -> None:
     conda.add("torch")

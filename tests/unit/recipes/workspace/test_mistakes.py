@@ -31,7 +31,7 @@ def message_of(folder: Path, content: str | bytes) -> str:
         ("outputdir", "output_dir"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, wrong: str, suggested: str) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_key(tmp_path: Path, wrong: str, suggested: str) -> None:
     error = complaint(tmp_path, f"task_name: a\n{wrong}: 2\n")
     assert error.message.endswith(f"{CONFIG_FILE}:2: there is no key `{wrong}`")
     assert error.hint == f"did you mean `{suggested}`?"

@@ -84,7 +84,7 @@ def test_without_arguments_the_script_calls_help(tmp_path: Path, path: str) -> N
     assert call_of(["./scheduler.sh"], folder, path)[1] == ["help"]
 
 
-def test_without_gpuyard_on_path_the_python_that_made_it_is_used(tmp_path: Path) -> None:
+def test_without_gpuyard_on_path_the_python_that_created_the_script_is_used(tmp_path: Path) -> None:
     package = tmp_path / "gpuyard"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -183,7 +183,7 @@ def test_all_keys_are_shown_in_their_usual_spelling(tmp_path: Path) -> None:
     assert (rows["vram"], rows["gpu_count"], rows["timeout"], rows["env"]) == ("learned", "all", "none", "none")
 
 
-def test_every_key_has_a_field_of_its_own(tmp_path: Path) -> None:
+def test_every_key_has_its_own_field(tmp_path: Path) -> None:
     fields = set(msgspec.structs.asdict(loaded(tmp_path, "").settings))
     assert {field_name(key) for key in SETTING_TYPES} == fields
 

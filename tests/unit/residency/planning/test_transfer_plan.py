@@ -1,4 +1,4 @@
-"""The transfer plan: each rule, and all rules in random worlds."""
+"""The transfer plan: each rule by itself, and all rules in random simulations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,10 +23,10 @@ from gpuyard.residency.planning.budget_limits import cannot_fit, limits_of
 from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
 from gpuyard.residency.planning.transfer_plan import plan
 from tests.scale import seeds
-from tests.unit.residency.world import (
+from tests.unit.residency.plan_simulation import (
     Case,
     Pick,
-    World,
+    PlanSimulation,
     actor,
     at_random,
     case_of,
@@ -40,7 +40,7 @@ WORLDS = seeds(60, full=150)
 THERE, COMING, LEAVING = Stage.THERE, Stage.COMING, Stage.LEAVING
 
 
-# Random worlds
+# Random simulations
 
 
 @st.composite
@@ -88,7 +88,7 @@ def _budget(assets: Sequence[Asset]) -> st.SearchStrategy[int]:
 @settings(max_examples=WORLDS)
 @given(cases(), st.integers(0, 2**32))
 def test_no_plan_exceeds_budgets_moves_assets_in_use_or_gets_stuck(case: Case, seed: int) -> None:
-    World(case).run(at_random(seed))
+    PlanSimulation(case).run(at_random(seed))
 
 
 @pytest.mark.no_cover
@@ -96,14 +96,14 @@ def test_no_plan_exceeds_budgets_moves_assets_in_use_or_gets_stuck(case: Case, s
 @settings(max_examples=WORLDS // 2)
 @given(cases())
 def test_the_same_holds_if_transfers_end_at_once_or_as_late_as_possible(pick: Pick, case: Case) -> None:
-    World(case).run(pick)
+    PlanSimulation(case).run(pick)
 
 
 @pytest.mark.parametrize("pick", [moving_first, working_first, at_random(1)])
 def test_a_unit_gets_a_scene_and_an_actor_that_do_not_fit_into_ram_together(pick: Pick) -> None:
     assets = [scene(0, 22), scene(1, 16), actor(0, 32, 12)]
     units = [unit(1, 0), unit(1), unit(0, 0)]
-    World(case_of(assets, units, Budgets(vram=60, ram=46), workers=2, readers=1)).run(pick)
+    PlanSimulation(case_of(assets, units, Budgets(vram=60, ram=46), workers=2, readers=1)).run(pick)
 
 
 def test_memory_freed_for_a_request_is_not_taken_by_other_assets() -> None:
@@ -111,13 +111,13 @@ def test_memory_freed_for_a_request_is_not_taken_by_other_assets() -> None:
     assets = [scene(number, size) for number, size in enumerate((6, 6, 9, 5, 7))]
     units = [unit(number) for number in (3, 4, 2, 0, 1, 3)]
     case = case_of(assets, units, Budgets(vram=13, ram=32), readers=2, page=4)
-    assert World(case).run(working_first).downloaded <= 5 + 7 + 9
+    assert PlanSimulation(case).run(working_first).downloaded <= 5 + 7 + 9
 
 
 def test_memory_freed_for_an_actor_is_kept_until_the_actor_fits() -> None:
     assets = [actor(0, 1), actor(1, 5), actor(2, 3, 1), actor(3, 1), actor(4, 1)]
     units = [unit(None, number) for number in (2, 1, 3, 2, 4, 0, 3)]
-    World(case_of(assets, units, Budgets(vram=8, ram=5), readers=3)).run(moving_first)
+    PlanSimulation(case_of(assets, units, Budgets(vram=8, ram=5), readers=3)).run(moving_first)
 
 
 # Rules

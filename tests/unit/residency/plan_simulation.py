@@ -87,7 +87,7 @@ class Loan(msgspec.Struct, frozen=True):
     is_streamed: bool
 
 
-class Hand:
+class SimulatedWorker:
     """A worker: it takes its scene, then its actor, works, and returns them in reverse order."""
 
     def __init__(self) -> None:
@@ -95,16 +95,16 @@ class Hand:
         self.unit: Unit | None = None
         self.to_take: list[str] = []
         self.loans: list[Loan] = []
-        self.is_asleep = False
-        self.is_through = False
+        self.is_waiting = False
+        self.is_done = False
 
     @property
     def is_working(self) -> bool:
         return self.unit is not None and not self.to_take
 
 
-class World:
-    """Run until every unit is done; raise AssertionError if an invariant is violated."""
+class PlanSimulation:
+    """A simulated run of a case. It ends when every unit is done; AssertionError if an invariant is violated."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -117,8 +117,8 @@ class World:
         self.held: Counter[str] = Counter()
         self.held_ram: Counter[str] = Counter()
         self.asked: dict[tuple[str, int], int] = {}
-        self.flights: list[Step] = []
-        self.hands = [Hand() for _ in range(case.workers)]
+        self.transfers: list[Step] = []
+        self.workers = [SimulatedWorker() for _ in range(case.workers)]
         self.stream_nbytes = self.stream_ram = 0
         self.done: list[int] = []
         self.read_nbytes = self.uploaded = self.streamed = self.downloaded = 0
@@ -130,15 +130,15 @@ class World:
         return [*self.ends(), *self.acts()]
 
     def ends(self) -> list[Callable[[], None]]:
-        return [lambda flight=flight: self._end(flight) for flight in self.flights]  # type: ignore[misc]
+        return [lambda transfer=transfer: self._end(transfer) for transfer in self.transfers]  # type: ignore[misc]
 
     def acts(self) -> list[Callable[[], None]]:
-        able = [hand for hand in self.hands if not hand.is_asleep and not hand.is_through]
-        return [lambda hand=hand: self._act(hand) for hand in able]  # type: ignore[misc]
+        able = [worker for worker in self.workers if not worker.is_waiting and not worker.is_done]
+        return [lambda worker=worker: self._act(worker) for worker in able]  # type: ignore[misc]
 
-    def run(self, pick: Callable[["World"], Callable[[], None]]) -> "World":
-        self._moves_left = 200 * (len(self.units) + len(self.hands) + 1) * (len(self.hands) + 1)
-        while not all(hand.is_through for hand in self.hands):
+    def run(self, pick: Callable[["PlanSimulation"], Callable[[], None]]) -> "PlanSimulation":
+        self._moves_left = 200 * (len(self.units) + len(self.workers) + 1) * (len(self.workers) + 1)
+        while not all(worker.is_done for worker in self.workers):
             assert self.moves(), f"nothing can happen, but {self._what_waits()} is left"
             self._moves_left -= 1
             assert self._moves_left, f"it never ends: {self._what_waits()}"
@@ -148,58 +148,58 @@ class World:
         return self
 
     def _what_waits(self) -> str:
-        waits = [f"{hand.unit} at {hand.to_take}" for hand in self.hands if hand.to_take]
+        waits = [f"{worker.unit} at {worker.to_take}" for worker in self.workers if worker.to_take]
         return f"{waits} of {self.ram} {self.vram} held {dict(self.held)} streams {self.stream_nbytes}"
 
-    def _act(self, hand: Hand) -> None:
+    def _act(self, worker: SimulatedWorker) -> None:
         self._ends_in_a_row = 0
-        if hand.unit is None:
-            self._begin_work(hand)
-        elif hand.to_take:
-            self._try(hand)
-        elif hand.loans:
-            self._give_back(hand.loans.pop())
+        if worker.unit is None:
+            self._begin_work(worker)
+        elif worker.to_take:
+            self._try(worker)
+        elif worker.loans:
+            self._give_back(worker.loans.pop())
         else:
-            self.done.append(hand.place)
-            hand.unit = None
+            self.done.append(worker.place)
+            worker.unit = None
 
-    def _begin_work(self, hand: Hand) -> None:
+    def _begin_work(self, worker: SimulatedWorker) -> None:
         handed = self.future.hand_out()
         if handed is None:
-            hand.is_through = True
+            worker.is_done = True
             return
-        hand.place, hand.unit = handed
-        hand.to_take = list(keys_of(hand.unit))
-        self.asked.update({(key, hand.place): place for key, place in uses_of(hand.place, hand.unit).items()})
+        worker.place, worker.unit = handed
+        worker.to_take = list(keys_of(worker.unit))
+        self.asked.update({(key, worker.place): place for key, place in uses_of(worker.place, worker.unit).items()})
         self._step()
 
-    def _try(self, hand: Hand) -> None:
-        key = hand.to_take[0]
+    def _try(self, worker: SimulatedWorker) -> None:
+        key = worker.to_take[0]
         if self.vram.get(key) is Stage.THERE:
-            self._lend(hand, Loan(key, is_streamed=False))
+            self._lend(worker, Loan(key, is_streamed=False))
         elif key in self._step().streams:
-            self._lend(hand, Loan(key, is_streamed=True))
+            self._lend(worker, Loan(key, is_streamed=True))
         else:
-            hand.is_asleep = True
+            worker.is_waiting = True
 
-    def _lend(self, hand: Hand, loan: Loan) -> None:
-        hand.loans.append(loan)
-        hand.to_take.remove(loan.key)
-        del self.asked[loan.key, hand.place]
+    def _lend(self, worker: SimulatedWorker, loan: Loan) -> None:
+        worker.loans.append(loan)
+        worker.to_take.remove(loan.key)
+        del self.asked[loan.key, worker.place]
         if loan.is_streamed:
-            assert hand.unit is not None
+            assert worker.unit is not None
             self.stream_nbytes += self.assets[loan.key].stream_nbytes
             if loan.key in self.ram:
                 self.held_ram[loan.key] += 1
             else:
                 self.stream_ram += self.assets[loan.key].stream_ram(self.case.rounded)
-            self.streamed += self._size(loan.key) * len(hand.unit.labels)
+            self.streamed += self._size(loan.key) * len(worker.unit.labels)
             if loan.key not in self.ram:
-                self.read_nbytes += self._size(loan.key) * len(hand.unit.labels)
+                self.read_nbytes += self._size(loan.key) * len(worker.unit.labels)
         else:
             self.held[loan.key] += 1
         for ask, place in self.asked.items():
-            if ask[1] == hand.place:
+            if ask[1] == worker.place:
                 self.asked[ask] = place - _HOLDS_A_SCENE
 
     def _give_back(self, loan: Loan) -> None:
@@ -212,8 +212,8 @@ class World:
         self._notify()
 
     def _notify(self) -> None:
-        for hand in self.hands:
-            hand.is_asleep = False
+        for worker in self.workers:
+            worker.is_waiting = False
 
     # The plan
 
@@ -235,7 +235,7 @@ class World:
                 next_after=self.future.next_after,
                 stream_nbytes=self.stream_nbytes,
                 ram_taken=self._ram_taken(),
-                readers=self.case.readers - sum(isinstance(flight, Read) for flight in self.flights),
+                readers=self.case.readers - sum(isinstance(transfer, Read) for transfer in self.transfers),
                 now=self.future.now,
                 rounded=self.case.rounded,
             )
@@ -272,12 +272,12 @@ class World:
                 assert not self.held_ram[key], f"{key} is dropped, and is being copied"
                 del self.ram[key]
         if isinstance(step, Read | Promote | Demote):
-            self.flights.append(step)
+            self.transfers.append(step)
 
-    def _end(self, flight: Step) -> None:
-        key, size = flight.key, self._size(flight.key)
-        self.flights.remove(flight)
-        match flight:
+    def _end(self, transfer: Step) -> None:
+        key, size = transfer.key, self._size(transfer.key)
+        self.transfers.remove(transfer)
+        match transfer:
             case Read():
                 self.ram[key] = Stage.THERE
                 self.read_nbytes += size
@@ -310,7 +310,7 @@ class World:
         assert sum(self._kind(key) is Kind.SCENE for key in self.vram) <= limits.scene_slots
         assert all(self.vram.get(key) is Stage.THERE for key in self.held)
         assert all(self.ram.get(key) is Stage.THERE for key in self.held_ram)
-        assert sum(isinstance(flight, Read) for flight in self.flights) <= self.case.readers
+        assert sum(isinstance(transfer, Read) for transfer in self.transfers) <= self.case.readers
 
     def _ram_taken(self) -> int:
         return sum(self.case.rounded(self._size(key)) for key in self.ram) + self.stream_ram
@@ -325,22 +325,22 @@ class World:
         return self.assets[key].kind
 
 
-Pick = Callable[[World], Callable[[], None]]
+Pick = Callable[[PlanSimulation], Callable[[], None]]
 
 
 def at_random(seed: int) -> Pick:
     random = Random(seed)
-    return lambda world: random.choice(world.moves())
+    return lambda simulation: random.choice(simulation.moves())
 
 
-def moving_first(world: World) -> Callable[[], None]:
+def moving_first(simulation: PlanSimulation) -> Callable[[], None]:
     """Transfers end before any worker continues: prefetching is as early as possible."""
-    return (world.ends() or world.acts())[0]
+    return (simulation.ends() or simulation.acts())[0]
 
 
-def working_first(world: World) -> Callable[[], None]:
+def working_first(simulation: PlanSimulation) -> Callable[[], None]:
     """Transfers end only when no worker can continue: prefetching is as late as possible."""
-    return (world.acts() or world.ends())[0]
+    return (simulation.acts() or simulation.ends())[0]
 
 
 def _less(counter: Counter[str], key: str) -> None:

@@ -18,7 +18,7 @@ from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.planning.transfer_plan import plan
 from gpuyard.residency.running.coordinator import Coordinator
 from tests.residency_runs import MB, OUTPUT, PAGE, AssetFiles, WatchedMemory, check_every_label, checksum, play
-from tests.unit.residency.world import scene
+from tests.unit.residency.plan_simulation import scene
 
 KB = 1024
 
