@@ -44,7 +44,7 @@ def test_the_status_of_a_batch_counts_runs_and_names_the_gate_they_wait_for(queu
     assert standing["counts"] == {"queued": 3, "running": 2}
     assert [run["index"] for run in standing["running"]] == ["0", "1"]
     assert not standing["done"]
-    assert standing["held_by"] == "limit reached: 2 of the runs of its batch may run at a time"
+    assert standing["held_by"] == "limit reached: at most 2 runs of its batch at a time"
     until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 

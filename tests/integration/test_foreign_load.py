@@ -126,7 +126,7 @@ def test_the_configured_number_of_tasks_runs_beside_a_desktop(
     workspace.do("start")
     workspace.until_running("exp1", "exp2")
     assert [workspace.tasks()[config]["reserved_mb"] for config in ("exp1", "exp2")] == [11.25 * 1024, 11.25 * 1024]
-    assert workspace.tasks()["exp3"]["reason"].startswith("limit reached: 2 of the tasks of its workspace")
+    assert workspace.tasks()["exp3"]["reason"].startswith("limit reached: at most 2 tasks of its workspace")
     workspace.let_go("exp1", "exp2", "exp3")
     workspace.until_over()
 

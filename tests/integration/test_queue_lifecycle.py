@@ -325,7 +325,7 @@ def test_an_array_at_its_limit_holds_up_nobody_else(queue: QueueUnderTest) -> No
     first = queue.shell(f"[ $GPUYARD_ARRAY_INDEX = 1 ] || read word < {gate}", array="0-1%1")
     queue.until_state(first, "running")
     assert queue.wait(queue.submit("true"))["succeeded"] == 1
-    assert "one of the jobs of its array may run at a time" in queue.why(first + 1)
+    assert "at most 1 job of its array at a time" in queue.why(first + 1)
     gate.write_text("go\n")
     assert queue.wait()["succeeded"] == 3
 

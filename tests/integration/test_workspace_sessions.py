@@ -105,7 +105,7 @@ def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspa
         "exp1": ("running", "0", 1), "exp2": ("running", "0", 1), "exp3": ("waiting", None, 0),
     }  # fmt: skip
     assert rows["exp1"]["session"] == "T_exp1_gpu0"
-    assert rows["exp3"]["note"] == "limit reached: 2 of the tasks of its workspace on one GPU may run at a time"
+    assert rows["exp3"]["note"] == "limit reached: at most 2 tasks of its workspace on one GPU at a time"
     until(lambda: workspace.rows()["exp1"]["last_line"] == "at the gate", "the last line of its log")
 
     workspace.let_go("exp1")

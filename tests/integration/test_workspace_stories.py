@@ -92,7 +92,7 @@ def test_chosen_configs_run_on_the_gpus_that_were_given_for_them(workspace: Work
     assert workspace.rows()["other"]["state"] == "not started"
     # The third on one GPU waits, though the other one has room.
     workspace.do("start", "other", "0")
-    full = "limit reached: 2 of the tasks of its workspace on one GPU may run at a time"
+    full = "limit reached: at most 2 tasks of its workspace on one GPU at a time"
     until(lambda: workspace.tasks()["other"]["reason"] == full, "what it waits for")
     workspace.let_go("light")
     workspace.until_running("other")
@@ -112,8 +112,8 @@ def test_eight_configs_run_at_once_on_two_gpus_that_take_four_each_and_two_more_
     assert Counter(share.memory_mb for share in shares) == {24 * 1024 / 4: 8}
     status = workspace.status()
     assert (status["counts"]["running"], status["counts"]["waiting"]) == (8, 2)
-    assert status["why"] == "exp08 waits: limit reached: 4 of the tasks of its workspace on one GPU may run at a time"
-    assert "exp08 waits: limit reached: 4 of the tasks of its workspace on one GPU" in workspace.do("status")
+    assert status["why"] == "exp08 waits: limit reached: at most 4 tasks of its workspace on one GPU at a time"
+    assert "exp08 waits: limit reached: at most 4 tasks of its workspace on one GPU" in workspace.do("status")
     workspace.let_go(*configs)
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
     assert workspace.markers() == set(configs)

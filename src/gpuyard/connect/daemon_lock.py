@@ -4,8 +4,8 @@ Rules:
 - Only the lock counts; the record in the file, pid and start time, names its holder.
 - The file stays when the daemon ends: removing it would let two daemons lock two files of one name.
 - The descriptor is closed on exec, so no job keeps the lock of a killed daemon.
-- Checking the lock means taking it, shared, for a moment. A daemon that meets such a check tries again; one that meets
-  a living holder gives up at once.
+- To check the lock is to take it, shared, for a moment. A starting daemon that finds it taken by such a check tries
+  again; if a living daemon holds it, the new one gives up at once.
 """
 
 import contextlib

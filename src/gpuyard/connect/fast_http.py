@@ -51,7 +51,7 @@ class NotThere(UserError):
 class DaemonConnection:
     """A connection to the daemon's socket, kept open between requests. Not thread-safe.
 
-    `may_start`: start a daemon if none runs, and restart one that is idle and older than this gpuyard.
+    `may_start`: start a daemon if none runs, and restart an idle daemon that is older than this gpuyard.
     `tell`: called with a line about a daemon of another version; by default it is written to standard error.
     """
 

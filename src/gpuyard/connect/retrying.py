@@ -1,7 +1,7 @@
 """A client for commands that wait for hours: if the daemon ends, they continue with the next one.
 
-A daemon that a user stopped stays stopped until a user starts it. One that was killed is started again, because no user
-may be present. `daemon.lock` tells the two apart.
+A daemon that a user stopped stays stopped until a user starts it. A daemon that was killed is started again, because
+no user may be present. `daemon.lock` shows which of the two happened.
 """
 
 import os
@@ -61,7 +61,7 @@ class RetryingClient:
 
 
 def has_crashed() -> bool:
-    """Whether the last daemon was killed: one that ends by itself empties the lock file before it releases the lock."""
+    """Whether the last daemon was killed: a normal exit empties the lock file before the lock is released."""
     from gpuyard.connect.daemon_lock import running_pid
 
     path = paths.lock_path()

@@ -141,7 +141,7 @@ def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int) -> int:
     unread = b""
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        # Always: whatever made the program stop, which is read below, may have signalled us since the poll.
+        # Always: the event that stopped the program, which is read below, may have signalled us since the poll.
         with contextlib.suppress(OSError):
             helpers.sendall(bytes(dict.fromkeys(_read_signals(signal_pipe))))
         if helpers.fileno() in ready:

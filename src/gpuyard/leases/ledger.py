@@ -167,7 +167,7 @@ class Ledger:
             raise unwritable(self.folder, error) from error
 
     def end(self, lease_id: str) -> None:
-        """Remove a lease of this user from the ledger, whichever process of the user holds it.
+        """Remove a lease of this user from the ledger, also if another process of the user holds it.
 
         Raises UserError if there is no such lease, or if it is another user's.
         """

@@ -1,4 +1,4 @@
-"""Prepare the ledger's directory, or make one that several users share."""
+"""Prepare the ledger's directory, or make a directory that several users share."""
 
 import os
 import stat

@@ -143,7 +143,7 @@ def take_over(path: Path) -> int:
 
 
 def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
-    """Replace the content of a file of this user, whichever process holds it.
+    """Replace the content of a file of this user, also if another process holds it.
 
     One write that never shortens the file: a crash leaves the old content or the new. Records ignore trailing spaces.
     """

@@ -1,7 +1,7 @@
 """The queries and bodies of requests, as the daemon decodes them.
 
-Patterns of texts are for the OpenAPI document only, and checked by whoever parses the text: msgspec 0.22 corrupts
-memory where a text with a pattern and a list are alternatives."""
+Patterns of texts are for the OpenAPI document only; the code that parses a text checks its pattern. msgspec 0.22
+corrupts memory where a text with a pattern and a list are alternatives."""
 
 from typing import Annotated, Literal
 

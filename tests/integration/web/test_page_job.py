@@ -138,7 +138,7 @@ def test_the_form_submits_a_job_with_what_was_filled_in(shown: Shown) -> None:  
         page.get_by_role("textbox", name=label, exact=True).fill(value)
     page.get_by_label("Retries").fill("2")
     page.get_by_role("textbox", name="Tag", exact=True).fill("forms")
-    page.get_by_text("run by a shell").wait_for()
+    page.get_by_text("A shell runs it").wait_for()
     shown.button("Submit").click()
     expect(page.get_by_role("heading", name="formed · job")).to_be_visible()
     expect(page.get_by_role("log")).to_have_text("TWO WORDS {INDEX}/usr")

@@ -213,5 +213,5 @@ def test_a_summary_names_twenty_failed_runs_and_counts_cancelled_runs() -> None:
 def test_a_summary_names_runs_that_were_not_pruned_and_limits_that_were_not_enforced() -> None:
     left = (UnmovedRun(run="run-000003", why="No space left on device"),)
     text = "\n".join(summary_lines(replace(SUMMARY, left=left, unknown=("--max-gpu",)), PLAN))
-    assert "left       run-000003: No space left on device\n" in text
-    assert "unchecked  --max-gpu: no probe measures it\n" in text
+    assert "not pruned  run-000003: No space left on device\n" in text
+    assert "unchecked   --max-gpu: no probe measures it\n" in text

@@ -133,4 +133,4 @@ def test_the_summary_shows_what_is_left_and_which_entries_were_left_out() -> Non
         RenderReport(status=stopped, skipped=()), ManifestMistake(place="line 3", reason="it is not JSON")
     )
     assert lines[0] == "1,000 of 2,000 labels rendered, 1,000 left, in 12m 5s"
-    assert lines[2] == "  left out  1 error in the manifest"
+    assert lines[2] == "  manifest  1 error; entries with errors were left out"

@@ -72,7 +72,7 @@ def test_the_lines_below_the_table_show_progress_reason_and_where_to_look() -> N
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
         "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
         "exp4 failed; log: /tmp/train_logs/exp4.log",
-        "to watch one: tmux attach -t TASK_exp2_gpu0",
+        "to watch a task: tmux attach -t TASK_exp2_gpu0",
     ]
 
 
@@ -88,7 +88,7 @@ def test_the_bar_shows_completed_failed_and_running_tasks_proportionally() -> No
 @pytest.mark.parametrize(
     ("rows", "left_s", "expected"),
     [
-        (ROWS[1:2], None, "0 of 1 done · 1 running · time left unknown until one has finished"),
+        (ROWS[1:2], None, "0 of 1 done · 1 running · time left unknown until a task finishes"),
         (ROWS[:2], None, "1 of 2 done · 1 running · time left unknown"),
         (ROWS[:2], 45.0, "1 of 2 done · 1 running · about 45s left"),
         (ROWS[:1], 0.0, "1 of 1 done"),

@@ -138,7 +138,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     if spec.engine:
         _refuse_local_options(spec.engine, options)
     if spec.tag_sharing is not None and not spec.tag:
-        raise UserError("a crew is a rule for the jobs of a tag, and these jobs have no tag", hint="give them a tag")
+        raise UserError("`crew` is the sharing rule of a tag, and these jobs have no tag", hint="give them a tag")
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]
     priority: int | None = options["priority"]

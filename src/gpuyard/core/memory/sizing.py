@@ -1,10 +1,10 @@
 """How much memory a job gets: the declared amount, else the learned one, else the rest of a device; more after it ran
 out of memory.
 
-- A declared amount wins. A first run, of which nothing is known, gets all free memory of a device where that is a large
+- A declared amount wins. A first run, without an estimate, gets all free memory of a device where that is a large
   part of it, and teaches how much it needs. No job joins it until its memory has settled. A first run whose tag shares
   devices gets its part of a device.
-- Where the driver lists no processes, a desktop cannot be told from a program, and may never end. There a first run
+- Where the driver lists no processes, a desktop looks like any other program, and may never end. There a first run
   needs only a part of the free memory.
 - Memory has settled once it has been observed for a while without growth: then the lease shrinks to the use with a wide
   margin, and never grows. A run of a batch settles sooner, so that the next one can start; its figure is used for other

@@ -49,7 +49,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 def occurrence_of(published: PublishedEvent) -> Occurrence | None:
-    """Return the occurrence that subscribers are notified of, or None: most published events notify nobody."""
+    """Return the occurrence that subscribers are notified of, or None: most published events cause no notification."""
     event = _event_of(published)
     return (
         None

@@ -17,7 +17,7 @@ from gpuyard.core.snapshot import Device, Host
 
 # A device on which a desktop or an idle notebook holds no more than this still counts as empty.
 _TINY_MB, _TINY_PART = 1024.0, 0.05
-# Where the driver lists no processes, a desktop cannot be told from a program: half of the memory may be in use.
+# Where the driver lists no processes, a desktop looks like any other program: half of the memory may be in use.
 _UNLISTED_PART = 0.5
 
 

@@ -237,7 +237,7 @@ class PlacementState:
         return self._refusal(need, state) is None
 
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
-        """Yield the devices that the need allows, whatever is on them."""
+        """Yield the devices that the need allows, busy or not."""
         kind = (need.only, need.banned, need.vendor, need.model)
         found = self._suitable.get(kind)
         if found is None:

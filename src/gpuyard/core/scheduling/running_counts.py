@@ -31,6 +31,8 @@ class RunningCounts:
 
 
 def limit_reached(kind: ReasonKind, what: str, most: int) -> Reason:
-    """Return the reason that `most` of `what` (a plural) already run."""
-    text = f"limit reached: {most} of the {what} may run at a time" if most else f"{what} may not run: their limit is 0"
+    """Return the reason that `most` of `what` already run; `what` begins with a plural, such as "jobs of its array"."""
+    noun, _, rest = what.partition(" ")
+    counted = f"{most} {noun.removesuffix('s') if most == 1 else noun} {rest}"
+    text = f"limit reached: at most {counted} at a time" if most else f"{what} may not run: their limit is 0"
     return Reason(kind=kind, text=text, had=float(most), needed=float(most), remedy=remedy_for(kind))

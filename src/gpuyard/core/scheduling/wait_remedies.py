@@ -11,23 +11,23 @@ from gpuyard.core.units import format_size
 
 _VRAM = "--vram SIZE (in a script: vram=)"
 _REMEDIES = {
-    ReasonKind.BANNED: "banned and banned_names under [devices] in the configuration keep jobs off this GPU",
+    ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
     ReasonKind.UNHEALTHY: "`gpuyard doctor` says how to repair an unhealthy GPU",
     ReasonKind.OCCUPIED: f"with {_VRAM} it starts beside other programs, if that much is free",
     ReasonKind.FOREIGN_LOAD: (
         "--max-gpu 100 (in a script: utilization_threshold_percent=100) lets this job start beside them, "
         "max_foreign_load_percent under [queue] in the configuration lets all jobs"
     ),
-    ReasonKind.LOADED: "max_load_percent under [packing] in the configuration limits how busy a GPU may be",
-    ReasonKind.TOO_MANY: "max_jobs_per_device under [packing] in the configuration limits how many jobs share a GPU",
+    ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
+    ReasonKind.TOO_MANY: "raise max_jobs_per_device under [packing] in the configuration",
     ReasonKind.TOO_BUSY: "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
     ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",
     ReasonKind.TOO_FULL: "--max-gpu-mem-mb is the job's own limit",
     ReasonKind.HOST_TOO_BUSY: "--max-cpu is the job's own limit",
     ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb or --ram is the job's own limit",
-    ReasonKind.TAG_LIMIT: "[queue.tags] in the configuration, or max_jobs_per_gpu of a workspace, is the limit",
-    ReasonKind.ARRAY_LIMIT: "--array RANGE%N set the limit when it was submitted",
-    ReasonKind.CPU_LIMIT: "cpu_jobs under [queue] in the configuration is the limit",
+    ReasonKind.TAG_LIMIT: "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
+    ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
+    ReasonKind.CPU_LIMIT: "raise cpu_jobs under [queue] in the configuration",
 }
 
 

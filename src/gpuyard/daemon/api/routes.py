@@ -133,7 +133,7 @@ class Routes:
 
     @contextlib.contextmanager
     def _failing_on_damage(self) -> Iterator[None]:
-        """Stop the daemon if the database is damaged, whichever request shows it first."""
+        """Stop the daemon if a request finds the database damaged."""
         try:
             with convert_sqlite_errors():
                 yield

@@ -39,7 +39,7 @@ class ClusterEngine:
     """Implements `ports.Engine`, for one thread of one process. Calls `on_news` from any thread."""
 
     def __init__(self, site: Site, folder: Path, on_news: Callable[[], None], *, poll_s: float = 10.0) -> None:
-        """`folder` is one that the site's nodes see; it also holds the logs. Nothing is created there until there is
+        """`folder` is visible to the site's nodes; it also holds the logs. Nothing is created there until there is
         work: a network file system may be mounted later."""
         self._site = site
         self._folder = folder

@@ -73,8 +73,8 @@ def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) ->
     """Return the program's environment, from the submitted one and the supervisor's own.
 
     The site's variables about the job and its devices win. The submitter's device variables name devices of another
-    machine, so they are dropped, except for one that means "no devices" if the site sets none. A submitted TMPDIR that
-    does not exist here is dropped.
+    machine, so they are dropped, except for a value that means "no devices" if the site sets none. A submitted TMPDIR
+    that does not exist here is dropped.
     """
     from_site = {
         name: value for name, value in own.items() if name.startswith(_SITE_PREFIXES) or name in (*_DEVICES, "TMPDIR")

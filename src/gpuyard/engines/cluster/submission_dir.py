@@ -4,8 +4,8 @@ A submission is a folder named by its token, in a folder that the engine and all
 all elements, which is always complete; `submitted`; and for each element, by its number, the files that
 `node_supervisor.py` writes and reads. Only the owner can read them: environments may hold secrets.
 
-- The supervisor or the engine creates `N.began`, whichever is first; the engine thereby *voids* the element. So the
-  element either runs or never will, however late other messages are.
+- Either the supervisor or the engine creates `N.began`; the engine thereby *voids* the element. So the element
+  either runs or never will, however late other messages are.
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
 - The names on disk stay as earlier versions wrote them (`parcels`, `parcel.json`): jobs may run during an upgrade.

@@ -56,7 +56,7 @@ def loaded_libraries(pid: int, root: Path = _ROOT) -> str:
 
 def _event_files(root: Path, process: str) -> Iterator[Path]:
     """Yield files to try, the nearest group first. In a container the group is the mount itself, and the path in /proc
-    is one that only the host knows.
+    exists only on the host.
 
     A cgroup of version 2 counts for its descendants too. In version 1 only the group itself and the mount are useful.
     """

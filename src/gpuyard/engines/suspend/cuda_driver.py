@@ -23,7 +23,7 @@ _NO_CONTEXT = 3  # CUDA_ERROR_NOT_INITIALIZED: a shell, a data loader, a program
 _ERRORS = {
     1: "the driver calls its device memory invalid, as it does when processes share some",
     2: "the device has not enough free memory",
-    304: "the system did not allow it, as for another user's process or one that failed to resume before",
+    304: "the system did not allow it, as for another user's process, or after a failed resume",
     401: "it is in an unexpected state",
     600: "its work on the device did not pause in time",
     801: "the driver does not support something that it uses, such as managed memory",

@@ -54,7 +54,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class _Reply:
-    """Sends one answer: the result, or a failure at the time limit, whatever comes first."""
+    """Sends one answer: the result or, at the time limit, a failure."""
 
     def __init__(self, limit_s: float) -> None:
         self._started = time.monotonic()

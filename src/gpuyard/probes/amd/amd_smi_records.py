@@ -2,8 +2,8 @@
 
 Rules:
 - `monitor` prints one flat row for each card, in JSON, CSV and tables; each figure is stored where `metric` has it.
-- Rows of one card's partitions (XCP) repeat its figures: the first counts. Of a card that is repeated with another
-  time, and of repeated tables, the last counts.
+- Rows of one card's partitions (XCP) repeat its figures: the first counts. If a card is repeated with another
+  time, or a table is repeated, the last counts.
 - The CSV of `monitor` has no units: without options it gives memory in GB with a fraction, with them in whole MB.
 - Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts off the beginning
   of a long name, also within a word: a word that is certainly cut is completed, or left out if it is unknown.

@@ -7,7 +7,7 @@ several orders are generated, `moved` simulates each of them, and the order that
 
 - The order is a permutation of the units. Units of one scene and actor stay together, unless the given order separates
   them and moves fewer bytes than all generated orders.
-- It never moves more bytes than the given order, as `moved` counts. Of equal orders, the one nearest to the manifest is
+- It never moves more bytes than the given order, as `moved` counts. Among equal orders, the nearest to the manifest is
   chosen.
 """
 

@@ -42,6 +42,13 @@ def lay_out(
     ]
 
 
+def lay_out_facts(facts: "Iterable[tuple[str, Sequence[str]]]") -> list[str]:
+    """Return `title  text` lines, indented. A fact with several texts has its title on the first line only."""
+    rows = [("" if number else title, text) for title, texts in facts for number, text in enumerate(texts)]
+    _, *lines = lay_out((Column(""), Column("")), rows, None)
+    return [f"{GAP}{join_cells(line)}" for line in lines]
+
+
 def join_cells(cells: "Iterable[str]") -> str:
     return GAP.join(cells).rstrip()
 
@@ -55,7 +62,7 @@ def join_spans(spans: "Iterable[Span]") -> Line:
 
 
 def _choose_columns(columns: "Sequence[Column]", widths: list[int], width: int | None) -> list[int]:
-    """Return the columns to keep. Of the spare ones the last is dropped first."""
+    """Return the columns to keep. Spare columns are dropped from the last to the first."""
     kept = list(range(len(columns)))
 
     def least_width() -> int:

@@ -109,7 +109,7 @@ class Top(App[None]):
         self._subscriptions.follow_visible()
 
     def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[None]:
-        """Start a worker from a function, not a coroutine: one that is cancelled at once then never starts."""
+        """Start a worker from a function, not a coroutine: a worker that is cancelled at once then never starts."""
         return self.run_worker(work, group=group, exclusive=in_place)
 
     # Drawing

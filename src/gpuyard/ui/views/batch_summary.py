@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
-from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.text_table import clean, lay_out_facts, pad
 
 _MOST_SHOWN = 20
 _WAITS = {
@@ -23,23 +23,18 @@ _WAITS = {
 def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
     yield f"{summary.name}: {_verdict(summary)}"
     yield ""
-    facts = list(_facts(summary, plan))
-    width = max(len(title) for title, _ in facts)
-    for title, texts in facts:
-        for number, text in enumerate(texts):
-            yield f"  {'' if number else title:<{width}}  {text}"
+    yield from lay_out_facts(_facts(summary, plan))
 
 
 def _verdict(summary: Summary) -> str:
-    who = "the run" if summary.runs == 1 else f"all {summary.runs:,} runs"
     if summary.is_whole:
-        told = f"{who} succeeded"
+        verdict = "the run succeeded" if summary.runs == 1 else f"all {summary.runs:,} runs succeeded"
     else:
         parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
         parts += [f"{summary.failed:,} failed"] if summary.failed else []
         parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
-        told = ", ".join(parts)
-    return told if summary.seconds is None else f"{told}, in {format_duration(summary.seconds)}"
+        verdict = ", ".join(parts)
+    return verdict if summary.seconds is None else f"{verdict}, in {format_duration(summary.seconds)}"
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
@@ -54,15 +49,13 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
         where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
         yield "pruned", [f"{format_count(summary.pruned, 'run')} without a frame{where}"]
     if summary.left:
-        yield "left", list(_cut([f"{each.run}: {clean(each.why)}" for each in summary.left]))
+        yield "not pruned", list(_cut([f"{each.run}: {clean(each.why)}" for each in summary.left]))
     waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
     if waits:
         times = [format_duration(seconds) for seconds, _ in waits]
-        longest = max(map(len, times))
-        yield (
-            "waited",
-            [f"{told:>{longest}} {_WAITS.get(gate, gate)}" for told, (_, gate) in zip(times, waits, strict=True)],
-        )
+        width = max(map(len, times))
+        causes = [_WAITS.get(gate, gate) for _, gate in waits]
+        yield "waited", [f"{pad(at, width, is_right=True)} {why}" for at, why in zip(times, causes, strict=True)]
     if summary.unknown:
         yield "unchecked", [f"{bound}: no probe measures it" for bound in summary.unknown]
     failures = [each for each in summary.failures if each.state != "cancelled"]

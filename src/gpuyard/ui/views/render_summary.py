@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import CountsStatus, RenderReport, RenderStatus, TierStatus
-from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.text_table import clean, lay_out_facts
 
 _MOST_SHOWN = 5
 _KINDS = {
@@ -28,11 +28,7 @@ _STALLS = {
 def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[str]:
     yield _verdict(report.status)
     yield ""
-    facts = list(_facts(report, bad, out))
-    width = max(len(title) for title, _ in facts)
-    for title, texts in facts:
-        for number, text in enumerate(texts):
-            yield f"  {'' if number else title:<{width}}  {text}"
+    yield from lay_out_facts(_facts(report, bad, out))
 
 
 def _verdict(status: RenderStatus) -> str:
@@ -48,7 +44,7 @@ def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> 
     """Yield each heading with its lines."""
     status = report.status
     if bad:
-        yield "left out", [f"{format_count(len(bad), 'error')} in the manifest"]
+        yield "manifest", [f"{format_count(len(bad), 'error')}; entries with errors were left out"]
     yield from _skips(report, out)
     if status.rendered:
         yield "moved", [_moved(status)]
@@ -56,7 +52,7 @@ def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> 
         peak = max(status.vram.peak_assets, status.vram.peak_allocator or 0)
         yield "peak", [f"VRAM {_of(peak, status.vram)}, RAM {_of(status.ram.peak_assets, status.ram)}"]
     if status.counts.out_of_memory:
-        yield "full", [f"{format_count(status.counts.out_of_memory, 'time')}; assets were dropped from VRAM"]
+        yield "VRAM full", [f"{format_count(status.counts.out_of_memory, 'time')}; assets were dropped from VRAM"]
     stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
     if stalls:
         yield "waited", [f"{format_duration(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]

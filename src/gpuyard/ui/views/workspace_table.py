@@ -69,8 +69,8 @@ def picture_of(status: SweepStatus, frame: TableSize) -> list[Line]:
     if not status.rows:
         return [*head, *_wrapped("No configs yet: put YAML files into configs/.", None, frame), *tail]
     # Besides the rows: the headings, and the line of the cursor.
-    room = None if frame.lines is None else max(2, frame.lines - len(head) - len(tail) - 2)
-    shown, others = _most_important(status.rows, room)
+    most = None if frame.lines is None else max(2, frame.lines - len(head) - len(tail) - 2)
+    shown, others = _most_important(status.rows, most)
     return [*head, *_table(shown, frame), *_counted(others, frame), *tail]
 
 
@@ -132,7 +132,7 @@ def _facts(status: SweepStatus) -> list[Span]:
 def _time_left(status: SweepStatus) -> str:
     if status.left_s is not None:
         return f"about {format_duration(status.left_s)} left"
-    return "time left unknown" if status.completed else "time left unknown until one has finished"
+    return "time left unknown" if status.completed else "time left unknown until a task finishes"
 
 
 def _remarks(status: SweepStatus) -> Iterator[Span]:
@@ -147,7 +147,7 @@ def _remarks(status: SweepStatus) -> Iterator[Span]:
             yield clean(f"{row.config} failed; log: {row.log}"), "red"
     session = next((row.session for row in status.rows if row.state == "running" and row.session), None)
     if session is not None:
-        yield f"to watch one: tmux attach -t {clean(session)}", "dim"
+        yield f"to watch a task: tmux attach -t {clean(session)}", "dim"
     for note in status.notes:
         yield clean(note), "yellow"
 
@@ -174,13 +174,13 @@ def _bar(status: SweepStatus, frame: TableSize) -> Line:
 
 
 def _most_important(
-    rows: Sequence[ConfigStatus], room: int | None
+    rows: Sequence[ConfigStatus], most: int | None
 ) -> tuple[Sequence[ConfigStatus], Sequence[ConfigStatus]]:
     """Return the rows that fit, in their order, and the others; one line is left to count those."""
-    if room is None or len(rows) <= room:
+    if most is None or len(rows) <= most:
         return rows, ()
     by_rank = sorted(range(len(rows)), key=lambda at: _RANKS[rows[at].state])
-    return [rows[at] for at in sorted(by_rank[: room - 1])], [rows[at] for at in by_rank[room - 1 :]]
+    return [rows[at] for at in sorted(by_rank[: most - 1])], [rows[at] for at in by_rank[most - 1 :]]
 
 
 def _counted(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
@@ -204,14 +204,14 @@ def _table(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
     return [join_spans([(cell, "dim") for cell in heading]), *map(_row_line, rows, lines)]
 
 
-def _fit(widths: dict[str, int], room: int | None) -> None:
+def _fit(widths: dict[str, int], width: int | None) -> None:
     """Remove columns from `widths` until the rest fits, then shorten the config's."""
-    if room is None:
+    if width is None:
         return
 
     def spare(config: int, last: int = _SHORTEST_LAST) -> int:
         too_long = max(0, widths[_LAST] - last) if _LAST in widths else 0
-        return room - sum(widths.values()) + widths["CONFIG"] - config + too_long - _GAP * (len(widths) - 1)
+        return width - sum(widths.values()) + widths["CONFIG"] - config + too_long - _GAP * (len(widths) - 1)
 
     # Names of configs often differ at their end, so drop the session before cutting a name.
     if spare(widths["CONFIG"], _GOOD_LAST) < 0:

@@ -22,9 +22,9 @@ const DONE = {
 export async function act(verb, which, many, priority = 0) {
   const more = verb === "priority" ? await askPriority(priority) : null;
   if (verb === "priority" && more === null) return false;
-  if (!(await isMeant(verb, many))) return false;
+  if (!(await isConfirmed(verb, many))) return false;
   try {
-    tell(verb, await post(`/jobs/${verb}`, more === null ? which : {...which, priority: more}));
+    showResult(verb, await post(`/jobs/${verb}`, more === null ? which : {...which, priority: more}));
     return true;
   } catch (error) {
     noteRefusal(error);
@@ -32,14 +32,14 @@ export async function act(verb, which, many, priority = 0) {
   }
 }
 
-async function isMeant(verb, many) {
+async function isConfirmed(verb, many) {
   if (many < 2 || (verb !== "cancel" && many <= SOME)) return true;
   const word = ACTS[verb].word.replace("…", "");
-  const [text, kind] = verb === "cancel" ? CANCELLING : ["This applies to all matching jobs, on every page.", "primary"];
+  const [text, kind] = verb === "cancel" ? CANCELLING : ["It applies to all matching jobs, on every page.", "primary"];
   return confirm(`${word} ${plural(many, "job")}?`, text, `${word} ${count(many)}`, kind);
 }
 
-function tell(verb, answer) {
+function showResult(verb, answer) {
   const left = answer.unchanged_count;
   const reasons = [...new Set(answer.unchanged.map((each) => each.reason))].slice(0, 3);
   const why = left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : "";

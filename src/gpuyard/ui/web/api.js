@@ -1,6 +1,6 @@
 /**
- * The daemon: requests, and what it tells by itself. One stream has all that a view shows; while nobody looks at the
- * page it is closed. Nothing is ever asked again and again.
+ * Requests to the daemon, and its event stream. One stream carries everything that a view shows; it is closed while the
+ * page is hidden. The page never polls.
  */
 
 const API = "/v1";
@@ -8,10 +8,10 @@ const LONGEST_REST_MS = 15000;
 
 /** An error answer of the daemon, with its hint. */
 export class Refusal extends Error {
-  constructor(status, told) {
-    super(told.error || `the daemon answered with ${status}`);
+  constructor(status, answer) {
+    super(answer.error || `the daemon answered with ${status}`);
     this.status = status;
-    this.hint = told.hint || "";
+    this.hint = answer.hint || "";
   }
 }
 
@@ -29,9 +29,9 @@ async function ask(path, options) {
       0, {error: "the daemon does not answer", hint: `is it running? \`gpuyard daemon start\` (${error.message})`}
     );
   }
-  const told = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refusal(response.status, told);
-  return told;
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refusal(response.status, answer);
+  return answer;
 }
 
 export const queryOf = (values) =>
@@ -41,8 +41,8 @@ export const queryOf = (values) =>
 
 /** A stream that reconnects: the browser does so after a broken connection, this class after a refusal. */
 export class Stream {
-  constructor(path, {heard, opened, broke}) {
-    Object.assign(this, {path, heard, opened, broke, source: null, timer: 0, rest: 1000});
+  constructor(path, {onEvent, onOpen, onBreak}) {
+    Object.assign(this, {path, onEvent, onOpen, onBreak, source: null, timer: 0, rest: 1000});
     this.open();
   }
 
@@ -50,14 +50,14 @@ export class Stream {
     this.source = new EventSource(API + this.path);
     this.source.onopen = () => {
       this.rest = 1000;
-      this.opened?.();
+      this.onOpen?.();
     };
-    this.source.onmessage = (event) => this.heard(JSON.parse(event.data));
+    this.source.onmessage = (event) => this.onEvent(JSON.parse(event.data));
     this.source.onerror = () => this.onBroken();
   }
 
   onBroken() {
-    this.broke?.();
+    this.onBreak?.();
     if (this.source.readyState !== EventSource.CLOSED) return;
     this.timer = setTimeout(() => this.open(), this.rest);
     this.rest = Math.min(2 * this.rest, LONGEST_REST_MS);
@@ -90,9 +90,9 @@ export class Live {
     if (document.hidden || !this.handlers.size) return;
     const watch = encodeURIComponent([...this.handlers.keys()].join(" "));
     this.stream = new Stream(`/events?watch=${watch}`, {
-      heard: ({watch: target, answer}) => this.handlers.get(target)?.(answer),
-      opened: () => this.onConnection("live"),
-      broke: () => this.onConnection("reconnecting"),
+      onEvent: ({watch: target, answer}) => this.handlers.get(target)?.(answer),
+      onOpen: () => this.onConnection("live"),
+      onBreak: () => this.onConnection("reconnecting"),
     });
   }
 }

@@ -21,7 +21,7 @@ class App {
     this.devices = new Devices((job) => this.timeline.nameOf(job));
     this.submitForm = isReadOnly ? null : new SubmitForm();
     this.job = null;
-    this.told = {};
+    this.signature = {};  // counts and leases: the timeline is reloaded when they change
     say(byId("host"), session.host);
     for (const node of document.querySelectorAll("[data-action]")) node.hidden = isReadOnly;
     byId("keys").addEventListener("click", showKeys);
@@ -42,18 +42,19 @@ class App {
     else if (path === "/submit" && this.submitForm)
       this.showSubmit();
     else
-      this.showYard(new URLSearchParams(query));
+      this.showOverview(new URLSearchParams(query));
   }
 
   showOnly(place) {
     for (const name of ["overview", "job", "submit"]) byId(`view-${name}`).hidden = name !== place;
     for (const link of document.querySelectorAll("[data-place]"))
       set(link, "aria-current", link.dataset.place === place ? "page" : null);
-    if (this.place && this.place !== place) window.scrollTo(0, this.place === "overview" ? 0 : (this.overviewScroll ?? 0));
+    if (this.place && this.place !== place)
+      window.scrollTo(0, this.place === "overview" ? 0 : (this.overviewScroll ?? 0));
     this.place = place;
   }
 
-  showYard(query) {
+  showOverview(query) {
     const isBack = this.place !== "overview";
     this.showOnly("overview");
     document.title = `gpuyard · ${this.session.host}`;
@@ -101,20 +102,21 @@ class App {
 
   onStatus(answer) {
     this.header.setStatus(answer);
-    this.told.counts = answer.counts;
+    this.signature.counts = answer.counts;
     this.noticeChange();
   }
 
   onDevices(answer) {
     this.devices.show(answer);
-    if (answer.taken_at) this.timeline.hearTime(Date.parse(answer.taken_at) / 1000);
-    this.told.leases =
+    if (answer.taken_at) this.timeline.setTime(Date.parse(answer.taken_at) / 1000);
+    this.signature.leases =
       answer.devices?.map((device) => device.leases.map((lease) => [lease.id, lease.is_exclusive, lease.reserved_mb]));
     this.noticeChange();
   }
 
   noticeChange() {
-    if (this.place === "overview" && this.told.counts && this.told.leases) this.timeline.notice(JSON.stringify(this.told));
+    const {counts, leases} = this.signature;
+    if (this.place === "overview" && counts && leases) this.timeline.notice(JSON.stringify(this.signature));
   }
 
   /** Request once what was missed while the stream was closed. */
@@ -134,8 +136,8 @@ class App {
     try {
       await get("/session");
     } catch (error) {
-      if (error.status === 401 && !this.wasTold) {
-        this.wasTold = true;
+      if (error.status === 401 && !this.isRefusalShown) {
+        this.isRefusalShown = true;
         noteRefusal(error);
       }
     }

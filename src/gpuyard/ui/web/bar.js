@@ -28,7 +28,7 @@ export function open(node) {
   if (node) window.location.hash = `#/job/${node.dataset.job}`;
 }
 
-/** The lines of its tooltip. */
+/** The lines of the tooltip of a bar. */
 export function describe(stretch, now) {
   const until = stretch.until ?? now;
   const how = stretch.outcome?.replaceAll("-", " ") ?? stretch.state;

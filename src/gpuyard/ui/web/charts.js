@@ -1,6 +1,6 @@
 /**
- * Charts in SVG: series over time, stacked or as a line. Unknown values are gaps. Drawn in the units of a fixed box
- * that stretches to its place; lines keep their width.
+ * Charts in SVG: series over time, stacked or as a line. Unknown values are gaps. The view box has a fixed size and is
+ * scaled to the width of the page; lines keep their width.
  */
 
 import {el, set, svg} from "./dom.js";
@@ -26,20 +26,20 @@ export function makeChart(title, kinds) {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
-/** Segments of known points, `[[x, y], …]` each, split where a value is unknown or a gap is too long. */
-function pieces(at, values, longestGap) {
+/** Segments of known points, `[[x, y, index], …]` each, split where a value is unknown or a gap is too long. */
+function segments(at, values, longestGap) {
   const found = [];
-  let piece = [];
+  let segment = [];
   at.forEach((when, place) => {
     const value = values[place];
-    const isLate = piece.length > 0 && when - at[place - 1] > longestGap;
-    if ((!isKnown(value) || isLate) && piece.length) {
-      found.push(piece);
-      piece = [];
+    const isLate = segment.length > 0 && when - at[place - 1] > longestGap;
+    if ((!isKnown(value) || isLate) && segment.length) {
+      found.push(segment);
+      segment = [];
     }
-    if (isKnown(value)) piece.push([when, value, place]);
+    if (isKnown(value)) segment.push([when, value, place]);
   });
-  if (piece.length) found.push(piece);
+  if (segment.length) found.push(segment);
   return found;
 }
 
@@ -50,19 +50,19 @@ const scale = ({from, until, top}) => ({
 
 export function linePath(at, values, box, longestGap) {
   const {x, y} = scale(box);
-  return pieces(at, values, longestGap)
-    .map((piece) => `M${piece.map(([when, value]) => `${x(when)} ${y(value)}`).join("L")}`)
+  return segments(at, values, longestGap)
+    .map((segment) => `M${segment.map(([when, value]) => `${x(when)} ${y(value)}`).join("L")}`)
     .join("");
 }
 
-/** The area between two series; `below` is known wherever `above` is. */
+/** The area between two series; where `above` is known, `below` must be known too. */
 export function areaPath(at, below, above, box, longestGap) {
   const {x, y} = scale(box);
-  return pieces(at, above, longestGap)
-    .map((piece) => {
-      const there = piece.map(([when, value]) => `${x(when)} ${y(value)}`);
-      const back = piece.map(([when, , place]) => `${x(when)} ${y(below[place] ?? 0)}`).reverse();
-      return `M${there.join("L")}L${back.join("L")}Z`;
+  return segments(at, above, longestGap)
+    .map((segment) => {
+      const forth = segment.map(([when, value]) => `${x(when)} ${y(value)}`);
+      const back = segment.map(([when, , place]) => `${x(when)} ${y(below[place] ?? 0)}`).reverse();
+      return `M${forth.join("L")}L${back.join("L")}Z`;
     })
     .join("");
 }

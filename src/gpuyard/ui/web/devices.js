@@ -1,4 +1,4 @@
-/** Devices: a card each with its memory by owner, its leases, and charts of the last minutes or hours. */
+/** The devices: a card for each, with its memory by owner, its leases, and charts of the last minutes or hours. */
 
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
@@ -165,9 +165,9 @@ function updateBar(card, device) {
   say(card.amount, `${memory(device.memory_used_mb)} used`);
   say(card.detail, total ? `${memory(m.free_mb)} free of ${memory(total)}` : "memory unknown");
   const words = PARTS.map(([, word], place) => amounts[place] > 0 && `${word} ${memory(amounts[place])}`);
-  const told = words.filter(Boolean).join(", ");
-  set(card.bar, "aria-label", `Memory: ${told || "unknown"}`);
-  set(card.bar, "title", told);
+  const summary = words.filter(Boolean).join(", ");
+  set(card.bar, "aria-label", `Memory: ${summary || "unknown"}`);
+  set(card.bar, "title", summary);
 }
 
 function makeLease(lease) {

@@ -105,4 +105,4 @@ export const hideTip = () => {
 };
 
 /** Announce a text to screen readers. */
-export const announce = (text) => say(byId("said"), text);
+export const announce = (text) => say(byId("announcement"), text);

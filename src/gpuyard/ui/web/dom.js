@@ -1,6 +1,6 @@
 /**
- * Elements. Whatever comes from the daemon is set as text or as an attribute's value, never as markup, and styles go
- * through the object model: the page's security policy allows neither inline code nor inline styles.
+ * Creating and updating elements. Data from the daemon is set as text or as the value of an attribute, never as markup.
+ * Styles are set through the DOM: the page's security policy allows neither inline scripts nor inline styles.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -29,15 +29,15 @@ function fill(node, attributes, children) {
 
 /** Set the text only if it changed, so that selections and the position of a screen reader stay. */
 export function say(node, text) {
-  const told = text === null || text === undefined ? "" : String(text);
-  if (node.textContent !== told) node.textContent = told;
+  const shown = text === null || text === undefined ? "" : String(text);
+  if (node.textContent !== shown) node.textContent = shown;
 }
 
 export function set(node, name, value) {
-  const is = node.getAttribute(name);
+  const before = node.getAttribute(name);
   if (value === null || value === undefined || value === false) {
-    if (is !== null) node.removeAttribute(name);
-  } else if (is !== String(value))
+    if (before !== null) node.removeAttribute(name);
+  } else if (before !== String(value))
     node.setAttribute(name, value === true ? "" : value);
 }
 

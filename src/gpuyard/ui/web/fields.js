@@ -29,7 +29,7 @@ export class Fields {
     this.flagNodes = flags.map((name) => el("label", {class: "check"}, this.flags[name], SUBMIT_OPTIONS[name].label));
   }
 
-  /** Those that are filled in, as the daemon takes them. */
+  /** The options that are filled in, in the form of a request. */
   options() {
     const options = {};
     for (const [name, input] of Object.entries(this.inputs)) {
@@ -41,7 +41,7 @@ export class Fields {
     return options;
   }
 
-  /** A refusal names the option it is about; that field says so and gets the focus. */
+  /** Mark the fields of the options that an error message names. Returns the first, or null. */
   mark(message) {
     const named = Object.entries(this.inputs).filter(([name]) => new RegExp(`--${name}(?![\\w-])`).test(message));
     for (const input of Object.values(this.inputs)) set(input, "aria-invalid", null);
@@ -56,7 +56,7 @@ export class Fields {
   }
 }
 
-/** Where a form's refusals are shown. */
+/** The element that shows the errors of a form. */
 export function makeComplaint() {
   return el("div", {class: "complaint", role: "alert", hidden: true});
 }

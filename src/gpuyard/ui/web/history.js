@@ -24,10 +24,10 @@ export class History {
   /** Load a time range. Returns false if another one was requested meanwhile. */
   async load(span) {
     const asked = ++this.asked;
-    const told = await get(`/devices/history?span=${span}`);
+    const answer = await get(`/devices/history?span=${span}`);
     if (asked !== this.asked) return false;
-    Object.assign(this, {span, spanS: told.span_s, stepS: told.step_s || 1, host: told.host});
-    this.devices = new Map(Object.entries(told.devices));
+    Object.assign(this, {span, spanS: answer.span_s, stepS: answer.step_s || 1, host: answer.host});
+    this.devices = new Map(Object.entries(answer.devices));
     return true;
   }
 

@@ -1,7 +1,7 @@
 /** The page of a job: state, reasons, memory, log, attempts, history, and actions. */
 
 import {act} from "./actions.js";
-import {Again} from "./resubmit.js";
+import {Resubmit} from "./resubmit.js";
 import {elapsed, setElapsed} from "./clock.js";
 import {Curve} from "./curve.js";
 import {byId, el, keep, say, set} from "./dom.js";
@@ -117,7 +117,7 @@ export class JobPage {
   makeAction(verb) {
     const word = verb === "again" ? "Submit again…" : ACTS[verb].word;
     const does =
-      verb === "again" ? () => new Again(this.job) : () => act(verb, {ids: String(this.id)}, 1, this.job.priority);
+      verb === "again" ? () => new Resubmit(this.job) : () => act(verb, {ids: String(this.id)}, 1, this.job.priority);
     return el("button", {type: "button", class: verb === "cancel" ? "danger" : "", text: word, onclick: does});
   }
 
@@ -135,12 +135,12 @@ export class JobPage {
       this.why.append(el("h3", {id: "why-title", text: "Why it waits"}), ...Object.values(this.whyParts));
     }
     say(this.whyParts.summary, why.summary);
-    const isOfGpus = why.reasons.some((reason) => reason.device_id);
-    if (isOfGpus && !this.gpus) this.nameGpus();
+    const namesGpus = why.reasons.some((reason) => reason.device_id);
+    if (namesGpus && !this.gpus) this.nameGpus();
     const nameOf = (device) => this.gpus?.get(device) ?? device;
-    const told = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
+    const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
     const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
-    keep(this.whyParts.reasons, [...new Set([...told, ...remedies])], (text) => text, (text) => el("li", {text}));
+    keep(this.whyParts.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
     say(this.whyParts.estimate, why.estimate);
   }
 
@@ -170,8 +170,8 @@ export class JobPage {
 
   /** Follow the log from the first attempt on, and again when a finished job is retried. */
   followLog(job) {
-    const isAnew = this.log?.isOver && job.attempt > this.logOf;
-    if (!job.attempt || (this.log && !isAnew)) {
+    const isRetried = this.log?.isOver && job.attempt > this.logOf;
+    if (!job.attempt || (this.log && !isRetried)) {
       if (!this.log) say(this.logNote, "not started yet");
       return;
     }
@@ -205,7 +205,7 @@ function factsOf(job) {
     ["Directory", job.cwd],
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],
-    ["Memory", memoryWords(job)],
+    ["Memory", memoryText(job)],
     ["Priority", String(job.priority)],
     ["Tag", job.tag],
     ["Submitted", clock(job.submitted_at)],
@@ -222,7 +222,7 @@ function factsOf(job) {
 }
 
 /** The memory of the next attempt, and where the figure comes from. */
-function memoryWords(job) {
+function memoryText(job) {
   if (!job.memory) return null;
   const {basis, given_mb: given, alone, runs} = job.memory;
   if (alone) return `alone on its GPU (${basis === "unknown" ? "learned after this run" : basis})`;
@@ -243,7 +243,7 @@ function makeAttempt() {
 }
 
 function updateAttempt(row, attempt) {
-  const [number, outcome, where, started, ran, reserved, peak, says] = row.values;
+  const [number, outcome, where, started, ran, reserved, peak, details] = row.values;
   say(number, attempt.number);
   say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "running"));
   set(outcome, "data-tone", attemptTone(attempt.outcome, attempt.parked ? "suspended" : "running"));
@@ -253,10 +253,10 @@ function updateAttempt(row, attempt) {
   say(reserved, attempt.reserved_mb === null ? "alone" : memory(attempt.reserved_mb));
   const peaks = Object.values(attempt.peaks_mb);
   say(peak, peaks.length ? memory(Math.max(...peaks)) : UNKNOWN);
-  say(says, attemptSays(attempt));
+  say(details, attemptDetails(attempt));
 }
 
-function attemptSays(attempt) {
+function attemptDetails(attempt) {
   const lack = attempt.lack;
   if (!lack) return attempt.reason ?? "";
   const others = lack.others.map((other) => `${other.who} held ${memory(other.memory_mb)}`).join(", ");

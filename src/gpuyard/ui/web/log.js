@@ -1,6 +1,6 @@
 /**
- * A job's log, followed: colours and cursor moves are left out, of a line that was written over (a progress bar) the
- * last is shown, and only the last lines are kept.
+ * The log of a job, followed live. Escape sequences are dropped. A line that was overwritten, as by a progress bar,
+ * shows its last content. Only the last lines are kept.
  */
 
 import {el, say} from "./dom.js";
@@ -8,9 +8,9 @@ import {Stream, queryOf} from "./api.js";
 
 const MOST_LINES = 5000;
 const LONGEST_LINE = 20000;
-const MOST_LETTERS = 2000000;
+const MOST_CHARACTERS = 2000000;
 const TAIL_BYTES = 262144;
-// Escape sequences: of colours and the cursor, of titles, and of a single letter.
+// Escape sequences for colours and the cursor (CSI), for titles (OSC), and with a single letter.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 
@@ -44,10 +44,10 @@ export class Log {
     if (document.hidden || this.isOver) return;
     const query = queryOf({attempt: this.attempt ?? "", tail: TAIL_BYTES});
     this.stream = new Stream(`/jobs/${this.jobId}/log/live?${query}`, {
-      heard: (told) => this.hear(told),
+      onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
-      opened: () => this.clear(),
-      broke: () => say(this.note, "reconnecting"),
+      onOpen: () => this.clear(),
+      onBreak: () => say(this.note, "reconnecting"),
     });
   }
 
@@ -55,7 +55,7 @@ export class Log {
     this.lines.replaceChildren();
     this.pending = "";
     this.last = null;
-    this.letters = 0;
+    this.characters = 0;
     say(this.note, "");
   }
 
@@ -64,12 +64,12 @@ export class Log {
     this.stream?.close();
   }
 
-  hear(told) {
-    if (told.error) say(this.note, told.error);
-    if (told.cut) this.write("\n— some of it is left out —\n");
-    if (told.text) this.write(told.text);
-    if (told.attempt && this.lines.childElementCount) this.write(`\n— attempt ${told.attempt} —\n`);
-    if (told.over) {
+  show(event) {
+    if (event.error) say(this.note, event.error);
+    if (event.cut) this.write("\n— output left out —\n");
+    if (event.text) this.write(event.text);
+    if (event.attempt && this.lines.childElementCount) this.write(`\n— attempt ${event.attempt} —\n`);
+    if (event.over) {
       this.isOver = true;
       this.stream.close();
       say(this.note, this.lines.childElementCount ? "ended" : "no output");
@@ -86,19 +86,20 @@ export class Log {
     this.last = this.pending ? this.makeLine(this.pending) : null;
     if (this.last) lines.append(this.last);
     this.lines.append(lines);
-    while (this.lines.childElementCount > MOST_LINES || this.letters > MOST_LETTERS) this.drop(this.lines.firstChild);
+    while (this.lines.childElementCount > MOST_LINES || this.characters > MOST_CHARACTERS)
+      this.drop(this.lines.firstChild);
     if (this.follows) this.lines.scrollTop = this.lines.scrollHeight;
   }
 
   makeLine(line) {
     const node = el("div", {text: asShown(line) || "\u200b"});
-    this.letters += node.textContent.length;
+    this.characters += node.textContent.length;
     return node;
   }
 
   drop(node) {
     if (!node) return;
-    this.letters -= node.textContent.length;
+    this.characters -= node.textContent.length;
     node.remove();
   }
 

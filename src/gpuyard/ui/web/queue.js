@@ -1,6 +1,6 @@
 /** The queue: one page of rows, which the daemon filters and searches; rows are updated in place. */
 
-import {Choosing} from "./selection.js";
+import {JobSelection} from "./selection.js";
 import {elapsed, setElapsed} from "./clock.js";
 import {byId, el, keep, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
@@ -12,15 +12,15 @@ const TYPING_MS = 250;
 const COLUMNS = ["Job", "State", "Name and command", "GPU", "Memory", "Priority", "Time"];
 
 export class Queue {
-  /** `go(filter)` shows another part of it; `isReadOnly` hides everything that changes jobs. */
+  /** `go(filter)` shows another page or filter; `isReadOnly` hides everything that changes jobs. */
   constructor({go, isReadOnly}) {
     this.go = go;
     this.isReadOnly = isReadOnly;
     this.filter = {state: "", search: "", after: 0};
-    this.choosing = new Choosing({where: () => this.where(), changed: () => this.showChosen()});
+    this.selection = new JobSelection({where: () => this.where(), changed: () => this.showChosen()});
     this.whole = el(
       "input",
-      {type: "checkbox", "aria-label": "Select all jobs on this page", onchange: () => this.choosing.togglePage()}
+      {type: "checkbox", "aria-label": "Select all jobs on this page", onchange: () => this.selection.togglePage()}
     );
     const heads = COLUMNS.map(
       (word) => el(
@@ -61,7 +61,7 @@ export class Queue {
   }
 
   setFilter(filter) {
-    if (filter.state !== this.filter.state || filter.search !== this.filter.search) this.choosing.clear();
+    if (filter.state !== this.filter.state || filter.search !== this.filter.search) this.selection.clear();
     this.filter = filter;
     if (document.activeElement !== byId("search")) byId("search").value = filter.search;
   }
@@ -88,7 +88,7 @@ export class Queue {
     }
     this.jobs = answer.jobs;
     keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
-    this.choosing.setPage(answer.jobs.map((job) => job.id), answer.total ?? null);
+    this.selection.setPage(answer.jobs.map((job) => job.id), answer.total ?? null);
     this.showChosen();
     this.showPlace(answer);
     empty.hidden = answer.jobs.length > 0;
@@ -115,10 +115,10 @@ export class Queue {
   }
 
   showChosen() {
-    this.whole.checked = this.choosing.isWholePage;
-    this.whole.indeterminate = !this.whole.checked && this.choosing.page.some((id) => this.choosing.has(id));
+    this.whole.checked = this.selection.isWholePage;
+    this.whole.indeterminate = !this.whole.checked && this.selection.page.some((id) => this.selection.has(id));
     for (const row of byId("jobs-body").children) {
-      const isChosen = this.choosing.has(row.cells_.id);
+      const isChosen = this.selection.has(row.cells_.id);
       set(row, "data-chosen", isChosen);
       if (row.cells_.pick) row.cells_.pick.checked = isChosen;
     }
@@ -128,7 +128,7 @@ export class Queue {
     const pick = this.isReadOnly ?
       null :
       el(
-        "input", {type: "checkbox", "aria-label": `Select job ${job.id}`, onchange: () => this.choosing.toggle(job.id)}
+        "input", {type: "checkbox", "aria-label": `Select job ${job.id}`, onchange: () => this.selection.toggle(job.id)}
       );
     const cells = {
       id: job.id,
@@ -173,7 +173,7 @@ export class Queue {
   /** Select the job that has the focus. */
   pick() {
     const row = document.activeElement?.closest("#jobs-body tr");
-    if (row?.cells_.pick) this.choosing.toggle(row.cells_.id);
+    if (row?.cells_.pick) this.selection.toggle(row.cells_.id);
   }
 }
 

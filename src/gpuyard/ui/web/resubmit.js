@@ -8,7 +8,7 @@ import {post} from "./api.js";
 
 const NAMES = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag"];
 
-export class Again {
+export class Resubmit {
   constructor(job) {
     this.job = job;
     this.command = el("textarea", {name: "command", rows: 3, spellcheck: "false", autocapitalize: "off"});
@@ -27,13 +27,13 @@ export class Again {
   }
 
   makeForm() {
-    const command = makeField("again-command", "Command", "As a shell would take it.", this.command);
+    const command = makeField("again-command", "Command", "As in a shell.", this.command);
     command.classList.add("wide", "mono");
     return el(
       "form",
       {class: "submit", novalidate: true, onsubmit: (event) => this.send(event)},
       el("h2", {id: "again-title", text: `Submit job ${this.job.id} again`}),
-      el("p", {class: "hint", text: "A new job, with the same folder and variables; change what should be different."}),
+      el("p", {class: "hint", text: "A new job, with the same folder and environment. Change what should differ."}),
       command,
       el("div", {class: "grid"}, this.fields.nodes),
       this.complaint,
@@ -46,7 +46,7 @@ export class Again {
     );
   }
 
-  /** Only what is different: all else is as it was. */
+  /** The changed values; the daemon keeps all others. */
   changes() {
     const now = Object.entries(this.fields.inputs).map(([name, input]) => [name, input.value.trim()]);
     const options = Object.fromEntries(
@@ -73,7 +73,7 @@ export class Again {
   }
 }
 
-/** What the job was submitted with, as it would be typed. */
+/** The values of the job as text, as a user would type them. */
 const asTyped = (job) => ({
   name: job.name ?? "",
   gpus: String(job.gpus),

@@ -1,11 +1,11 @@
-/** The selected jobs, or all that match, and the toolbar that acts on them. */
+/** The selected jobs (some, or all that match the filter), and the toolbar with actions on them. */
 
 import {act} from "./actions.js";
 import {byId, el, say} from "./dom.js";
 import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";
 
-export class Choosing {
+export class JobSelection {
   /** `where()` returns the filter of a request; `changed()` is called when the selection changes. */
   constructor({where, changed}) {
     this.where = where;
@@ -18,7 +18,7 @@ export class Choosing {
   }
 
   build() {
-    this.told = el("strong", {class: "number"});
+    this.summary = el("strong", {class: "number"});
     this.everything = el("button", {type: "button", class: "link", onclick: () => this.set({isAll: true})});
     const acts = Object.entries(ACTS).map(
       ([verb, {word}]) => el(
@@ -26,7 +26,8 @@ export class Choosing {
       ),
     );
     const clear = el("button", {type: "button", class: "quiet", text: "Clear", onclick: () => this.clear()});
-    byId("bulk").append(el("div", {class: "row"}, this.told, this.everything), el("div", {class: "row"}, acts, clear));
+    byId("bulk")
+      .append(el("div", {class: "row"}, this.summary, this.everything), el("div", {class: "row"}, acts, clear));
     byId("bulk").setAttribute("role", "toolbar");
     byId("bulk").setAttribute("aria-label", "Actions on the selected jobs");
   }
@@ -76,7 +77,8 @@ export class Choosing {
 
   show() {
     byId("bulk").hidden = this.count === 0;
-    say(this.told, this.isAll ? `All ${plural(this.total, "job")} selected` : `${plural(this.count, "job")} selected`);
+    const selected = this.isAll ? `All ${plural(this.total, "job")}` : plural(this.count, "job");
+    say(this.summary, `${selected} selected`);
     this.everything.hidden = this.isAll || !this.isWholePage || this.total === null || this.total <= this.ids.size;
     say(this.everything, `Select all ${count(this.total)} that match`);
   }

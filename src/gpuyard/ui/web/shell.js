@@ -1,16 +1,16 @@
-/** A command line as it is typed, made into words; one that needs a shell gets one. */
+/** Splits a typed command line into arguments; a line with shell syntax becomes `/bin/sh -c LINE`. */
 
-// What a shell would not take as it stands, but for placeholders such as {lr}.
-const FOR_A_SHELL = /[|&;<>()$`\\*?[\]#~!\n]|^\s*\w+=|\{(?!\w+\})/;
+// Characters that a shell interprets, and an assignment before the command; not placeholders such as {lr}.
+const SHELL_SYNTAX = /[|&;<>()$`\\*?[\]#~!\n]|^\s*\w+=|\{(?!\w+\})/;
 const WORD = /"([^"]*)"|'([^']*)'|([^\s"']+)/gy;
 
-export const needsShell = (line) => FOR_A_SHELL.test(withoutQuotes(line));
+export const needsShell = (line) => SHELL_SYNTAX.test(withoutQuotes(line));
 
-/** What is quoted stands for itself, but for what a shell looks for between double quotes as well. */
+/** Drop quoted parts; a shell interprets $, ` and \ in double quotes too, so such a part becomes `$`. */
 const withoutQuotes = (line) =>
   line.replace(/'[^']*'|"([^"]*)"/g, (_, inner = "") => (/[$`\\]/.test(inner) ? "$" : ""));
 
-/** The words; null where a quote is left open. */
+/** The arguments; null if a quote is not closed. */
 export function asWords(line) {
   if (needsShell(line)) return ["/bin/sh", "-c", line];
   const words = [];

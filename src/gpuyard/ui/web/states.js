@@ -8,7 +8,7 @@ const CROSS = "M4 4l8 8M12 4l-8 8";
 const CIRCLE = "M8 3.2a4.8 4.8 0 1 0 .01 0z";
 
 /** By state: the path of its icon, whether it is filled, and its tone. In display order. */
-const LOOKS = {
+const APPEARANCE = {
   running: [PLAY, true, "live"],
   stopping: ["M4 4h8v8H4z", true, "live"],
   resuming: [PLAY, false, "live"],
@@ -25,7 +25,7 @@ const LOOKS = {
   cancelled: ["M3.5 8h9", false, "over"],
 };
 
-export const STATES = Object.keys(LOOKS);
+export const STATES = Object.keys(APPEARANCE);
 export const FINISHED = new Set(["succeeded", "failed", "cancelled", "rejected"]);
 export const WAITING = new Set(["queued", "held", "blocked", "delayed"]);
 /** States in which the program runs, so that its time advances. */
@@ -49,9 +49,9 @@ const OUTCOME_TONES = {
   "never-started": "over"
 };
 
-export const toneOf = (state) => LOOKS[state]?.[2] ?? "over";
+export const toneOf = (state) => APPEARANCE[state]?.[2] ?? "over";
 
-/** The tone of an attempt: of its outcome, or of its state while it runs. */
+/** The tone of an attempt's outcome or, while it runs, of its state. */
 export function attemptTone(outcome, state) {
   if (!outcome) return toneOf(state);
   return outcome === "out-of-memory" ? "oom" : (OUTCOME_TONES[outcome] ?? "bad");
@@ -64,7 +64,7 @@ export function icon(state) {
 }
 
 function setIcon(node, state) {
-  const [path, isFilled] = LOOKS[state] ?? LOOKS.cancelled;
+  const [path, isFilled] = APPEARANCE[state] ?? APPEARANCE.cancelled;
   set(node.firstChild, "d", path);
   set(node, "data-filled", isFilled);
 }

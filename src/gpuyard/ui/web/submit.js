@@ -37,7 +37,7 @@ export class SubmitForm {
       "input",
       () => say(
         this.shellNote,
-        needsShell(this.command.value) ? "It is run by a shell, as it has signs that only a shell understands." : ""
+        needsShell(this.command.value) ? "A shell runs it, because it contains shell syntax." : ""
       )
     );
     this.command.addEventListener(
@@ -49,7 +49,7 @@ export class SubmitForm {
   build() {
     const command = makeField("submit-command", "Command", "As in a shell. Ctrl-Enter submits it.", this.command);
     command.classList.add("wide", "mono");
-    const folder = makeField("submit-cwd", "Folder", "Where it runs, from / on.", this.folder);
+    const folder = makeField("submit-cwd", "Folder", "Its working directory, as an absolute path.", this.folder);
     folder.classList.add("wide", "mono");
     const more = el(
       "details",

@@ -1,4 +1,4 @@
-/* Light or dark as it was chosen, before anything is painted: a classic script, as modules come after that. */
+/* Set the stored light or dark theme before the first paint. A classic script: modules run after the first paint. */
 "use strict";
 try {
   const chosen = window.localStorage.getItem("gpuyard-theme");

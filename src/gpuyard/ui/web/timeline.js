@@ -1,6 +1,7 @@
 /**
- * What ran where: a lane for each device, packed jobs side by side in its rows, suspended stretches hatched. It is
- * asked for again when the stream shows that something began or ended; in between, time moves it along.
+ * The timeline: which job ran on which device and when. Each device is a lane, with a row for each job that runs there
+ * at the same time; suspended periods are hatched. It is requested again when the event stream shows that a job started
+ * or ended; in between, the bars move left with the time.
  */
 
 import {hideTip, noteRefusal, showTip} from "./dialogs.js";
@@ -25,13 +26,13 @@ const RIGHT = 2;
 const AXIS = 22;
 const LEAST_MS = 1500;
 const MOST_MS = 5000;
-const LETTER = 6.6;
+const CHARACTER_WIDTH = 6.6;
 const FAR = 200;
 
 export class Timeline {
   constructor() {
     this.span = remembered("timeline", "1h");
-    this.told = null;
+    this.answer = null;
     this.signature = "";
     this.timer = 0;
     this.rest = LEAST_MS;
@@ -104,11 +105,11 @@ export class Timeline {
     const began = Date.now();
     const span = this.span;
     try {
-      const told = await get(`/timeline?span=${span}`);
+      const answer = await get(`/timeline?span=${span}`);
       if (span !== this.span) return;
-      this.told = told;
-      this.names = new Map(told.stretches.map((each) => [each.job, each.name]));
-      this.hearTime(told.until);
+      this.answer = answer;
+      this.names = new Map(answer.stretches.map((each) => [each.job, each.name]));
+      this.setTime(answer.until);
       this.draw();
     } catch (error) {
       noteRefusal(error);
@@ -116,11 +117,11 @@ export class Timeline {
     // Request long time ranges less often: they cost the daemon more.
     this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (Date.now() - began)));
     // The daemon caches its answer, longer for a longer range, so the change may not be in it yet.
-    if (this.told?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
+    if (this.answer?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
   }
 
-  /** The daemon's time, estimated from its last answer: its clock may differ from the browser's. */
-  hearTime(then) {
+  /** Learn the offset of the daemon's clock, which may differ from the browser's, from the time of an answer. */
+  setTime(then) {
     this.ahead = Math.min(this.ahead, Date.now() / 1000 - then);
   }
 
@@ -135,10 +136,10 @@ export class Timeline {
 
   draw() {
     const width = byId("timeline").clientWidth;
-    if (!this.told || width < 50) return;
+    if (!this.answer || width < 50) return;
     this.width = width;
     this.perSecond = (width - LABELS - RIGHT) / SPANS[this.span];
-    // A lane stays for a while, so that ended bars do not move.
+    // Keep the origin until it is FAR pixels off, so that ended bars need not be drawn again.
     if (!(Math.abs(this.now() - this.origin) * this.perSecond < FAR)) this.origin = this.now();
     this.layOut();
     this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
@@ -149,16 +150,16 @@ export class Timeline {
     this.drawLanes();
     this.drawStretches();
     this.move();
-    const left = this.told.left_out;
+    const left = this.answer.left_out;
     say(
       byId("timeline-note"), left ? `${plural(left, "older bar")} left out` : ""
     );
   }
 
-  /** The position of each lane and its rows; many rows are lower. */
+  /** Set the position of each lane and its rows; the more rows, the lower each. */
   layOut() {
     let top = 0;
-    this.lanes = this.told.lanes.map((lane) => {
+    this.lanes = this.answer.lanes.map((lane) => {
       const rows = Math.max(1, lane.rows);
       const rowHeight = rows === 1 ? 22 : Math.max(7, Math.min(18, 120 / rows));
       const place = {...lane, top, rowHeight, height: rows * rowHeight + 8};
@@ -180,7 +181,7 @@ export class Timeline {
   }
 
   drawStretches() {
-    const shown = this.told.stretches.filter((each) => this.lanes[each.lane]);
+    const shown = this.answer.stretches.filter((each) => this.lanes[each.lane]);
     keep(
       this.layers.moving,
       shown,
@@ -220,7 +221,7 @@ export class Timeline {
     this.stretchTo(node, this.now());
   }
 
-  /** Set the extent of a bar; that of an ended one never changes. */
+  /** Set the start and width of a bar; those of an ended bar never change. */
   stretchTo(node, now) {
     const {stretch} = node;
     const from = this.x(stretch.from);
@@ -235,10 +236,10 @@ export class Timeline {
     this.label(node, from, width);
   }
 
-  /** Its label, if the bar is wide enough; text is the slowest to draw. */
+  /** Show its label if the bar is wide enough; text is the slowest to draw. */
   label(node, from, width) {
     const seen = Math.max(from, LABELS + (this.moved ?? 0));
-    const letters = Math.floor((from + width - seen - 8) / LETTER);
+    const letters = Math.floor((from + width - seen - 8) / CHARACTER_WIDTH);
     const isShown = letters > 2 && this.lanes[node.stretch.lane].rowHeight > 11;
     let text = node.querySelector("text");
     if (!isShown) return text?.remove();
@@ -250,7 +251,7 @@ export class Timeline {
 
   /** Advance the time: move all bars left, and extend running ones. */
   move() {
-    if (!this.told || document.hidden || !this.width || byId("view-overview").hidden) return;
+    if (!this.answer || document.hidden || !this.width || byId("view-overview").hidden) return;
     const now = this.now();
     this.moved = (now - this.origin) * this.perSecond;
     set(this.layers.moving, "transform", `translate(${(-this.moved).toFixed(1)} 0)`);

@@ -148,7 +148,7 @@ def test_as_many_as_the_engine_will_hold_with_those_that_it_has(queue: Queue) ->
     queue.add(1, 2, 3)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
     assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
-    assert words(plan, 3) == "limit reached: 5 of the jobs on yonder (most_jobs) may run at a time"
+    assert words(plan, 3) == "limit reached: at most 5 jobs on yonder (most_jobs) at a time"
 
 
 def test_a_tag_s_limit_counts_what_runs_here_and_there(queue: Queue) -> None:

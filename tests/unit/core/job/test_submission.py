@@ -405,7 +405,7 @@ def test_a_crew_has_a_tag_and_room_for_one_at_least() -> None:
     asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
     spec = parse_submission(decode_submission(json.dumps(asked).encode())).spec
     assert spec.tag_sharing == TagSharing(most_per_device=2)
-    with pytest.raises(UserError, match="a crew is a rule for the jobs of a tag"):
+    with pytest.raises(UserError, match="`crew` is the sharing rule of a tag"):
         parse_submission(decode_submission(json.dumps({**asked, "options": {}}).encode()))
     for crew in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
         with pytest.raises(UserError, match="the submission cannot be decoded"):

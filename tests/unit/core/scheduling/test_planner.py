@@ -158,7 +158,7 @@ def test_a_tag_runs_as_many_as_it_may() -> None:
     assert list(started(plan)) == [10]
     for lane_id in (1, 2):
         (reason,) = waiting_job(plan, lane_id).reasons
-        assert reason.text == "limit reached: 2 of the jobs tagged 'net' may run at a time"
+        assert reason.text == "limit reached: at most 2 jobs tagged 'net' at a time"
         assert (reason.kind, reason.had, reason.needed) == (ReasonKind.TAG_LIMIT, 2.0, 2.0)
 
 

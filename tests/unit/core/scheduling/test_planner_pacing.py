@@ -60,7 +60,7 @@ def test_no_more_run_at_once_than_the_batch_allows() -> None:
     (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (
         ReasonKind.ARRAY_LIMIT,
-        "limit reached: 2 of the runs of its batch may run at a time",
+        "limit reached: at most 2 runs of its batch at a time",
     )
 
 

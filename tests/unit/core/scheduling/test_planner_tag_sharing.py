@@ -48,7 +48,7 @@ def test_the_limit_per_device_holds_and_is_the_reason() -> None:
     (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (
         ReasonKind.TAG_LIMIT,
-        "limit reached: 2 of the tasks of its workspace on one GPU may run at a time",
+        "limit reached: at most 2 tasks of its workspace on one GPU at a time",
     )
 
 

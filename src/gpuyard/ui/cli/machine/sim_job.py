@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913 - an option each
     """Use a simulated GPU for a while, as a job would.
 
     Needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does, and
-    exits with 1. Its memory is free again as soon as the process ends, for whatever reason.
+    exits with 1. Its memory is free again as soon as the process ends, also if it is killed.
     """
     from gpuyard.errors import SimulatedOutOfMemory
     from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids

@@ -111,7 +111,7 @@ def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
         choice, record = start_batch(plan, mode.existing)
     before = choice.before
     status, is_new = read_part_status(record.parts[-1]), before is None or record.parts[-1] not in before.parts
-    if status is None:  # it finished so long ago that the queue has deleted its jobs
+    if status is None:  # it finished long ago, and the queue has deleted its jobs
         return _show_summary(record, mode)
     is_over = status["done"] and not is_new
     left = status["count"] - (0 if is_new else status["counts"].get("succeeded", 0))

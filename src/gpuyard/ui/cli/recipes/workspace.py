@@ -16,7 +16,7 @@ from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, paint, say, say_json
-from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out
+from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.create_workspace import CreatedWorkspace
@@ -224,8 +224,7 @@ def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FB
     keys = max(cell_width(key) for key, _, _ in rows)
     values = min(_LONGEST_VALUE, max(cell_width(value) for _, value, _ in rows))
     for key, value, source in rows:
-        padding = " " * max(0, values - cell_width(value))
-        say(f"{key:<{keys}}  {value}{padding}  {paint(clean(source), 'dim')}")
+        say(join_cells([pad(key, keys), pad(value, values), paint(clean(source), "dim")]))
 
 
 def _shown(key: str, value: str, loaded: "LoadedSettings") -> str:
