@@ -18,7 +18,7 @@ STATES = (
 )  # fmt: skip
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     route: str
     query: dict[str, str]
     body: Any
@@ -39,7 +39,7 @@ class StandIn:
         self.path = home / "daemon.sock"
         self.answers = answers or {}
         self.version: str | None = __version__
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self._server: socketserver.BaseServer | None = None
 
     def __enter__(self) -> Self:
@@ -55,8 +55,8 @@ class StandIn:
         self._server.server_close()
         self.path.unlink()
 
-    def answer(self, asked: Asked) -> Answer:
-        self.asked.append(asked)
+    def answer(self, asked: ReceivedRequest) -> Answer:
+        self.requests.append(asked)
         answer = self.answers.get(asked.route, Refusal(404, f"no such route: {asked.route}"))
         return answer(asked) if callable(answer) else answer
 
@@ -72,7 +72,9 @@ def _handler(daemon: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
             content = self.rfile.read(int(self.headers["Content-Length"]))
             query = dict(parse_qsl(url.query, keep_blank_values=True))
             told = daemon.answer(
-                Asked(f"{self.command} {url.path.removeprefix(API)}", query, json.loads(content) if content else None)
+                ReceivedRequest(
+                    f"{self.command} {url.path.removeprefix(API)}", query, json.loads(content) if content else None
+                )
             )
             status = 200
             if isinstance(told, Refusal):

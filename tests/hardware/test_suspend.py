@@ -19,12 +19,12 @@ from tests.integration.engine_fixture import engine, folder, log_of, outcomes, w
 from tests.integration.suspend_fixture import (
     begun,
     helper_pid,
+    next_result,
     nothing_is_left,
     resumed,
     script,
     suspended,
     suspender,
-    told,
     wait_for_line,
 )
 
@@ -222,12 +222,12 @@ def test_a_killed_helper_is_followed_by_one_that_finishes(
     suspender.suspend(attempt)
     wait_for(lambda: os.path.exists(folder / "suspending" / "1.1.lock"), "the helper at work")
     os.kill(helper_pid(), signal.SIGKILL)
-    assert told(suspender).is_done
+    assert next_result(suspender).is_done
     assert used_mb() < idle_below
     suspender.resume(attempt, {card().id: 3072.0})
     wait_for(lambda: used_mb() > idle_below, "the restore under way")
     os.kill(helper_pid(), signal.SIGKILL)
-    assert told(suspender).is_done
+    assert next_result(suspender).is_done
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
     assert digests(folder, 1) == [undisturbed]
 

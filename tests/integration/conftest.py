@@ -14,7 +14,7 @@ from tests.integration.queue_fixture import (
     own_queue,  # noqa: F401 - fixtures are found where they are named
     queue,  # noqa: F401 - fixtures are found where they are named
 )
-from tests.integration.web_fixture import door  # noqa: F401 - fixtures are found where they are named
+from tests.integration.web_fixture import web  # noqa: F401 - fixtures are found where they are named
 
 HOLD = (
     "import sys\n"

@@ -146,7 +146,7 @@ class QueueUnderTest:
     def send(self, *command: str, token: str | None = None, **options: Any) -> Any:
         """The answer to a submission; of the options, `cwd`, `list` and `table` are not typed as such."""
         return self.client.request(
-            "POST", "/submissions", body=asked(*command, token=token, **options), timeout_s=DEADLINE_S
+            "POST", "/submissions", body=submission(*command, token=token, **options), timeout_s=DEADLINE_S
         )
 
     def submit(self, *command: str, **options: Any) -> int:
@@ -251,7 +251,7 @@ class QueueUnderTest:
             assert dict(numbers) == {job: ",".join(map(str, range(1, n + 1))) for job, n in counts.items()}
 
 
-def asked(*command: str, token: str | None = None, **options: Any) -> dict[str, object]:
+def submission(*command: str, token: str | None = None, **options: Any) -> dict[str, object]:
     """A submission as it is sent; a name's underscores are dashes."""
     cwd, environment = options.pop("cwd", "/"), options.pop("environment", {"PATH": os.environ["PATH"]})
     files: dict[str, Any] = {name: options.pop(name) for name in ("list", "table") if name in options}

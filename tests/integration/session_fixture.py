@@ -86,11 +86,11 @@ class Task:
     def record(self) -> dict[str, Any]:
         return dict(json.loads(Path(self.spec["record"]).read_text()))
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self._output.read_text(errors="surrogateescape")
 
-    def wait_to_say(self, text: str) -> None:
-        wait_for(lambda: text in self.said(), f"{text!r} in what the task says")
+    def wait_for_output(self, text: str) -> None:
+        wait_for(lambda: text in self.output(), f"{text!r} in what the task says")
 
     def program(self) -> int:
         children = Path(f"/proc/{self.runner}/task/{self.runner}/children")

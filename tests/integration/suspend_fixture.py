@@ -63,7 +63,7 @@ def wait_for_line(folder: Path, job_id: int, line: str) -> None:
     wait_for(is_there, f"'{line}' in the log of job {job_id}")
 
 
-def told(suspender: LocalSuspender) -> SuspendResult:
+def next_result(suspender: LocalSuspender) -> SuspendResult:
     """The next that comes out; there must be no other with it."""
     deadline = time.monotonic() + DEADLINE_S
     while not (news := suspender.moved()):
@@ -75,13 +75,13 @@ def told(suspender: LocalSuspender) -> SuspendResult:
 
 def suspended(suspender: LocalSuspender, attempt: Attempt) -> SuspendResult:
     suspender.suspend(attempt)
-    return told(suspender)
+    return next_result(suspender)
 
 
 def resumed(suspender: LocalSuspender, attempt: Attempt, needs_mb: float) -> SuspendResult:
     """With so much needed on each of its devices."""
     suspender.resume(attempt, dict.fromkeys(attempt.devices, needs_mb))
-    return told(suspender)
+    return next_result(suspender)
 
 
 def helper_pid() -> int:

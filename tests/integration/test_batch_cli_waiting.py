@@ -11,7 +11,7 @@ import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
-from tests.fakes.queue_standin import Asked, StandIn, job
+from tests.fakes.queue_standin import ReceivedRequest, StandIn, job
 from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among them
     DEADLINE_S,
     GATED,
@@ -149,12 +149,12 @@ def paced(own_home: Path) -> Iterator[StandIn]:
     with StandIn(own_home) as stand_in:
         tokens = list[str]()
 
-        def submitted(asked: Asked) -> dict[str, Any]:
+        def submitted(asked: ReceivedRequest) -> dict[str, Any]:
             tokens.append(asked.body["token"])
             first, last = (1, 3) if len(tokens) == 1 else (4, 4)
             return {"first": first, "last": last, "ids": "1-3", "count": last - first + 1, "notes": []}
 
-        def standing(_: Asked) -> dict[str, Any]:
+        def standing(_: ReceivedRequest) -> dict[str, Any]:
             return {
                 "token": tokens[0], "count": 3, "done": False, "counts": {"running": 1, "queued": 2}, "gate": "gpu",
                 "held_by": "GPU 91% > 80%", "device": "SIM-1", "device_index": 1, "unknown": ["--max-cpu"],

@@ -218,7 +218,7 @@ def daemon(own_home: Path) -> Iterator[StandIn]:
 
 def digest(daemon: StandIn, cwd: Path, *arguments: str) -> str:
     assert run("submit", *arguments, cwd=cwd).returncode == 0
-    return str(daemon.asked[-1].body["configuration"])
+    return str(daemon.requests[-1].body["configuration"])
 
 
 def test_a_changed_configuration_file_makes_it_another_command(daemon: StandIn, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_versions_that_cannot_be_ordered_are_named_and_nothing_is_restarted(stan
     stand_in.answers["GET /jobs"] = page()
     told = run("queue")
     assert told.stderr.startswith(f"gpuyard: the daemon is version banana, this command is version {__version__}: ")
-    assert [each.route for each in stand_in.asked] == ["GET /jobs"]
+    assert [each.route for each in stand_in.requests] == ["GET /jobs"]
 
 
 # Scripts and screens

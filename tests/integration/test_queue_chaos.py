@@ -18,7 +18,7 @@ import pytest
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault
-from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, asked
+from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, submission
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -109,7 +109,7 @@ def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
 
 def submit_whatever_happens(queue: QueueUnderTest, work: Work) -> Any:
     """As the command line would: again with the same token, until it is acknowledged."""
-    body = asked(*work.command, **work.options)
+    body = submission(*work.command, **work.options)
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(EnvironmentFault):

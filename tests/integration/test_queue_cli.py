@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.fakes.queue_standin import Asked, Refusal, StandIn, attempt, job, page, row
+from tests.fakes.queue_standin import ReceivedRequest, Refusal, StandIn, attempt, job, page, row
 
 SUBMITTED = {"ids": "18-117", "first": 18, "last": 117, "count": 100, "notes": []}
 
@@ -29,7 +29,7 @@ def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_
     typed = ["--vram", "8G", "--hold", "--sweep", "a=1,2", "--sweep=b=3", "--", "python", "train.py", "--json"]
     result = run("submit", *typed, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "18-117\n", "")
-    (asked,) = daemon.asked
+    (asked,) = daemon.requests
     assert asked.body["command"] == ["python", "train.py", "--json"]
     assert asked.body["options"] == {"vram": "8G", "hold": True, "sweep": ["a=1,2", "b=3"]}
     assert asked.body["cwd"] == str(tmp_path)
@@ -40,8 +40,8 @@ def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_
 def test_submit_carries_an_environment_and_a_command_that_are_no_utf8(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=90)
-    assert daemon.asked[0].body["environment"]["PLACE"] == "\udcff"
-    assert daemon.asked[0].body["command"] == ["caf\udce9"]
+    assert daemon.requests[0].body["environment"]["PLACE"] == "\udcff"
+    assert daemon.requests[0].body["command"] == ["caf\udce9"]
 
 
 def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp
     assert run("submit", "--from", "-", text="true\n").returncode == 0
     (tmp_path / "sub").mkdir()
     assert run("submit", "--from", "file", "--cwd", "sub", "--", "train", "{lr}", cwd=tmp_path).returncode == 0
-    listed, piped, table = (asked.body for asked in daemon.asked)
+    listed, piped, table = (asked.body for asked in daemon.requests)
     assert (listed["list"], listed["table"], listed["command"]) == ("lr,seed\n1e-3,0\n", None, None)
     assert (piped["list"], piped["options"]) == ("true\n", {})
     assert (table["list"], table["table"], table["command"]) == (None, "lr,seed\n1e-3,0\n", ["train", "{lr}"])
@@ -65,15 +65,15 @@ def test_an_input_is_looked_for_from_the_shell_s_directory_wherever_the_job_runs
     (tmp_path / "input.txt").touch()
     assert run("submit", "--cwd", "/", "--stdin", "input.txt", "--", "cat", cwd=tmp_path).returncode == 0
     assert run("submit", "--stdin", "/dev/null", "--", "cat").returncode == 0
-    assert [asked.body["options"]["stdin"] for asked in daemon.asked] == [str(tmp_path / "input.txt"), "/dev/null"]
+    assert [asked.body["options"]["stdin"] for asked in daemon.requests] == [str(tmp_path / "input.txt"), "/dev/null"]
 
 
 def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     typed = ["--after", "17", "--cwd", "made", "--stdin", "made/input.txt", "--", "cat"]
     assert run("submit", *typed, cwd=tmp_path).returncode == 0
-    assert daemon.asked[0].body["cwd"] == str(tmp_path / "made")
-    assert daemon.asked[0].body["options"]["stdin"] == str(tmp_path / "made/input.txt")
+    assert daemon.requests[0].body["cwd"] == str(tmp_path / "made")
+    assert daemon.requests[0].body["options"]["stdin"] == str(tmp_path / "made/input.txt")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_mistake_is_answered_with_what_to_type_instead(daemon: StandIn, argume
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert "Traceback" not in result.stderr
-    assert [asked.route for asked in daemon.asked if asked.route.startswith("POST")] == []
+    assert [asked.route for asked in daemon.requests if asked.route.startswith("POST")] == []
 
 
 def test_with_json_an_error_is_an_object_with_a_code_on_standard_output(daemon: StandIn) -> None:
@@ -161,7 +161,7 @@ def test_queue_on_a_terminal_fits_it_and_has_colours(daemon: StandIn) -> None:
     assert "\x1b[31m✗ failed" in told
     plain = [line.replace("\x1b[0m", "").partition("m")[2] or line for line in told.splitlines() if "\x1b" in line]
     assert all(len(line) <= 70 for line in [*plain, *(line for line in told.splitlines() if "\x1b" not in line)])
-    assert daemon.asked[0].query == {"limit": "20"}
+    assert daemon.requests[0].query == {"limit": "20"}
 
 
 def test_queue_asks_for_what_was_asked_and_says_how_much_more_there_is(daemon: StandIn) -> None:
@@ -169,9 +169,9 @@ def test_queue_asks_for_what_was_asked_and_says_how_much_more_there_is(daemon: S
         *(row(int(asked.query.get("after", 1)) + n) for n in range(2)), following="7", queued=1000
     )
     assert "and 996 more" in run("queue", "--limit", "4").stdout
-    assert [asked.query for asked in daemon.asked] == [{"limit": "4"}, {"limit": "2", "after": "7"}]
+    assert [asked.query for asked in daemon.requests] == [{"limit": "4"}, {"limit": "2", "after": "7"}]
     run("queue", "17-20", "name=big", "--state", "failed", "--all", "--limit", "1")
-    assert daemon.asked[-1].query == {"ids": "17-20 name=big", "state": "failed", "all": "1", "limit": "1"}
+    assert daemon.requests[-1].query == {"ids": "17-20 name=big", "state": "failed", "all": "1", "limit": "1"}
     assert len(json.loads(run("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6
 
 
@@ -255,7 +255,7 @@ def test_what_changed_is_told_and_what_did_not_beside_it(
     assert (result.returncode, result.stdout) == (0, f"{said}\n")
     assert "21" in result.stderr
     assert "it is not waiting" in result.stderr
-    assert daemon.asked == [Asked(f"POST /jobs/{route}", {}, body)]
+    assert daemon.requests == [ReceivedRequest(f"POST /jobs/{route}", {}, body)]
     daemon.answers[f"POST /jobs/{route}"] = changed("", 0, unchanged)
     assert (run(*typed).returncode, run(*typed).stdout) == (1, "")
 
@@ -311,7 +311,7 @@ def test_more_failures_than_retries_are_told_as_all_retries_used(daemon: StandIn
     assert "retries: 1 of 1 used\n" in run("show", "17").stdout
 
 
-def listed(asked: Asked) -> dict[str, Any]:
+def listed(asked: ReceivedRequest) -> dict[str, Any]:
     """Jobs 17 to 19, two at a time."""
     ids = [17, 18, 19][int(asked.query.get("after", 0)) :][:2]
     return page(*(row(number) for number in ids), following=None if 19 in ids else "2")
@@ -336,7 +336,7 @@ def test_show_why_and_story_tell_of_each_job_that_is_meant(daemon: StandIn) -> N
     assert [line for line in run("history", "all").stdout.splitlines() if line.startswith("job ")] == [
         "job 17", "job 18", "job 19",
     ]  # fmt: skip
-    asked = [asked.query["ids"] for asked in daemon.asked if asked.route == "GET /jobs"]
+    asked = [asked.query["ids"] for asked in daemon.requests if asked.route == "GET /jobs"]
     assert asked == ["name=big", "name=big", "17-18 19", "17-18 19", "all", "all"]
     assert [one["id"] for one in json.loads(run("why", "17-19", "--json").stdout)] == [17, 18, 19]
     assert json.loads(run("why", "17", "--json").stdout)["id"] == 17
@@ -365,7 +365,7 @@ def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
 def test_clean_says_how_much_is_gone(daemon: StandIn) -> None:
     daemon.answers["POST /clean"] = {"jobs": 3, "bytes": 5 * 1048576}
     assert run("clean", "--older-than", "30d").stdout == "deleted 3 jobs and 5 MB of logs\n"
-    assert daemon.asked[0].body == {"older_than_s": 30 * 86400}
+    assert daemon.requests[0].body == {"older_than_s": 30 * 86400}
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["queue", "--json"], ["submit", "true"]])

@@ -14,7 +14,7 @@ import pytest
 from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.connect.retrying import has_crashed
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.fakes.queue_standin import Asked, StandIn, attempt, counts, job, page, row
+from tests.fakes.queue_standin import ReceivedRequest, StandIn, attempt, counts, job, page, row
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
     daemon.answers["GET /wait"] = lambda _: next(answers)
     result = run("wait")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert [asked.query["ids"] for asked in daemon.asked] == ["", "1-50", "1-50"]
+    assert [asked.query["ids"] for asked in daemon.requests] == ["", "1-50", "1-50"]
 
 
 def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) -> None:
@@ -54,7 +54,7 @@ def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) ->
 def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
     is_asked = threading.Event()
 
-    def first(_: Asked) -> dict[str, Any]:
+    def first(_: ReceivedRequest) -> dict[str, Any]:
         is_asked.set()
         return waited(left=1)
 

@@ -14,7 +14,7 @@ import pytest
 from gpuyard.connect.fast_http import DaemonConnection, make_target, render_request
 from gpuyard.errors import UserError
 from tests.in_time import in_time
-from tests.integration.queue_fixture import QueueUnderTest, asked, until
+from tests.integration.queue_fixture import QueueUnderTest, submission, until
 from tests.scale import size
 from tests.unit.leases import child, wait_for_word
 
@@ -31,7 +31,8 @@ def submit_some(connection: Pipe, path: str) -> None:
     wait_for_word(connection)
     with DaemonConnection(path, may_start=False) as client:
         ids = [
-            client.request("POST", "/submissions", body=asked("true", gpus=0, hold=True))["first"] for _ in range(EACH)
+            client.request("POST", "/submissions", body=submission("true", gpus=0, hold=True))["first"]
+            for _ in range(EACH)
         ]
     connection.send(ids)
 
@@ -100,7 +101,12 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(qu
 
 def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(queue: QueueUnderTest) -> None:
     strange = {"cwd": "/", "environment": {}, "command": ["true"], "strange": 1}
-    half: tuple[object, ...] = asked(), asked("true", cwd="here"), asked("true", odd=1), {"environment": {}}
+    half: tuple[object, ...] = (
+        submission(),
+        submission("true", cwd="here"),
+        submission("true", odd=1),
+        {"environment": {}},
+    )
     bodies: tuple[object, ...] = (None, [], {}, strange, *half)
     for body in bodies:
         with pytest.raises(UserError):
@@ -125,7 +131,7 @@ def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_
 
 
 def test_the_same_large_submission_from_two_clients_at_once_counts_once(queue: QueueUnderTest) -> None:
-    body = asked("true", array="1-3000", gpus=0, hold=True)
+    body = submission("true", array="1-3000", gpus=0, hold=True)
     answers: list[str] = []
 
     def send() -> None:
@@ -145,7 +151,7 @@ def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(q
     count = size(5_000, full=20_000)
     path = str(queue.home / "daemon.sock")
     for method, body, state in (
-        ("/submissions", asked("true", array=f"1-{count}", gpus=0, hold=True), "held"),
+        ("/submissions", submission("true", array=f"1-{count}", gpus=0, hold=True), "held"),
         ("/jobs/cancel", {"ids": f"1-{count}"}, "cancelled"),
     ):
         done, seen = threading.Event(), set[int]()
@@ -173,7 +179,7 @@ def send_and_not_listen(queue: QueueUnderTest, body: object) -> Iterator[None]:
 
 
 def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(queue: QueueUnderTest) -> None:
-    body = asked("true", array="1-3000", gpus=0, hold=True)
+    body = submission("true", array="1-3000", gpus=0, hold=True)
     with send_and_not_listen(queue, body):
         until(queue.counts, "the first of its jobs")
     until(lambda: queue.counts() == {"held": 3000}, "all of them")
@@ -181,7 +187,7 @@ def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(
 
 
 def test_a_large_submission_that_the_daemon_did_not_live_to_acknowledge_is_not_there(queue: QueueUnderTest) -> None:
-    body = asked("true", array="1-20000", gpus=0, hold=True)
+    body = submission("true", array="1-20000", gpus=0, hold=True)
     with send_and_not_listen(queue, body):
         until(queue.counts, "the first of its jobs")
         queue.kill9()

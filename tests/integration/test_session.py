@@ -73,24 +73,24 @@ def test_a_task_that_fails_without_a_marker_has_failed_with_its_status(tasks: Ta
 
 def test_a_task_that_is_told_to_stop_and_then_exits_0_is_stopped_and_not_completed(tasks: Tasks) -> None:
     task = tasks.sh("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert ended(task) == (143, "stopped", 0)
-    assert "saved" in task.said()
+    assert "saved" in task.output()
     assert not task.marker.exists()
     assert scheduler_log(tasks)[-1] == "exp1 stopped"
 
 
 def test_a_task_that_is_told_to_stop_and_does_is_stopped(tasks: Tasks) -> None:
     task = tasks.sh("echo up; exec sleep 600")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert ended(task) == (143, "stopped", 143)
 
 
 def test_a_task_that_writes_its_marker_when_it_is_told_to_stop_is_completed(tasks: Tasks) -> None:
     task = tasks.sh(f"trap '{MARK}; exit 3' TERM; echo up; while :; do sleep 0.05; done")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert ended(task) == (0, "completed", 3)
 
@@ -101,7 +101,7 @@ def test_a_task_that_is_told_to_stop_before_it_starts_does_not_start(tasks: Task
     assert task.record()["result"] is None
     os.kill(task.runner, signal.SIGTERM)
     assert ended(task) == (143, "stopped", 143)
-    assert "ran" not in task.said()
+    assert "ran" not in task.output()
 
 
 def test_a_task_that_goes_on_after_its_marker_is_ended_after_a_time_of_grace_and_completed(tasks: Tasks) -> None:
@@ -121,7 +121,7 @@ def test_a_task_whose_marker_is_there_already_is_completed_and_not_run(tasks: Ta
     assert ended(first) == (0, "completed", 0)
     second = tasks.sh("echo up; exit 4")
     assert ended(second) == (0, "completed", None)
-    assert "up" not in second.said()
+    assert "up" not in second.output()
     assert second.record()["note"] == "its marker was there already, so it was not run"
     assert scheduler_log(tasks)[-1] == f"exp1 completed: {second.record()['note']}"
 
@@ -130,7 +130,7 @@ def test_a_task_whose_marker_is_there_already_is_completed_and_not_run(tasks: Ta
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM])
 def test_no_signal_to_the_runner_alone_ends_a_task(tasks: Tasks, pipe: Path, signum: int) -> None:
     task = tasks.sh(f"echo up; read x < {pipe}; exit 6")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     os.kill(task.runner, signum)
     let_go(pipe)
     assert ended(task) == (6, "failed", 6)
@@ -171,7 +171,7 @@ def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks:
         "print(sorted(ignored), os.environ['TERM'], os.getcwd())\n"
     )
     task = tasks.start(sys.executable, "-c", script, environment={"TERM": "dumb"})
-    assert task.wait() == 0, task.said()
+    assert task.wait() == 0, task.output()
     # Python itself ignores these two.
     assert f"['SIGPIPE', 'SIGXFSZ'] screen-256color {tasks.folder}/work" in log_of(task)
 
@@ -201,7 +201,7 @@ def test_what_it_writes_is_in_both_logs_and_each_attempt_begins_with_a_line_of_i
     assert (lines[1], lines[3]) == ("one", "two")
     assert lines[0].startswith("--- exp1, job 1, attempt 1, on gpu0, ")
     assert lines[2].startswith("--- exp1, job 1, attempt 2, on gpu0, ")
-    assert task.said() == "two\n"
+    assert task.output() == "two\n"
 
 
 def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
@@ -221,7 +221,7 @@ def others(tasks: Tasks) -> dict[str, str]:
 @unmeasured
 def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
-    first.wait_to_say("first")
+    first.wait_for_output("first")
     second = tasks.sh("echo second", **others(tasks))
     assert second.wait() == 0
     let_go(pipe)
@@ -245,13 +245,13 @@ def test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over(tasks: 
 
 def test_without_another_log_it_is_told_and_the_task_runs(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
-    first.wait_to_say("first")
+    first.wait_for_output("first")
     second = tasks.sh("echo second", other_log=None, **others(tasks))
     assert second.wait() == 0
     let_go(pipe)
     assert first.wait() == 0
     assert f"{first.spec['log']} is written by another task" in second.record()["note"]
-    assert "second" in second.said()
+    assert "second" in second.output()
 
 
 def _link(path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Ta
     task = tasks.sh("echo text", **{name: str(folder / "a.log")})
     assert ended(task) == (0, "completed", 0)
     assert f"{folder}/a.log cannot be written" in task.record()["note"]
-    assert "text" in task.said()
+    assert "text" in task.output()
     assert not (folder / "victim").exists()
 
 
@@ -291,8 +291,8 @@ def test_a_record_and_a_marker_that_cannot_be_written_are_told(tasks: Tasks) -> 
     (tasks.folder / "file").write_text("")
     task = tasks.sh("true", record=str(tasks.folder / "file/exp1.json"), marker=str(tasks.folder / "file/exp1.txt"))
     assert task.wait() == 0
-    assert f"gpuyard: its marker {tasks.folder}/file/exp1.txt cannot be written" in task.said()
-    assert f"gpuyard: {tasks.folder}/file/exp1.json cannot be written" in task.said()
+    assert f"gpuyard: its marker {tasks.folder}/file/exp1.txt cannot be written" in task.output()
+    assert f"gpuyard: {tasks.folder}/file/exp1.json cannot be written" in task.output()
 
 
 # What it leaves behind
@@ -329,7 +329,7 @@ def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Ta
     fcntl.flock(lease, fcntl.LOCK_EX)
     task = tasks.sh(f"(trap '' HUP; echo up; read x < {pipe}) & wait", lease=lease)
     os.close(lease)
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     os.kill(task.program(), signal.SIGKILL)
     assert task.wait() == 137
     taker = subprocess.Popen(["flock", str(tasks.folder / "lease"), "true"])
@@ -340,7 +340,7 @@ def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Ta
 
 def test_a_killed_runner_takes_its_program_along_and_leaves_the_record_without_a_result(tasks: Tasks) -> None:
     task = tasks.sh("echo up; exec sleep 600")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     program = task.program()
     os.kill(task.runner, signal.SIGKILL)
     wait_until_gone(program, "the program")

@@ -51,8 +51,8 @@ def test_a_task_whose_hook_fails_before_it_does_not_start_and_has_failed(tasks: 
     assert task.wait() == 9
     why = "the hook before it failed with status 9, so it was not started"
     assert (task.record()["result"], task.record()["status"], task.record()["note"]) == ("failed", 9, why)
-    assert (task.said().count("ran"), task.said().count("no disk")) == (0, 1), "nor is there a hook after it"
-    assert f"gpuyard: {why}" in task.said()
+    assert (task.output().count("ran"), task.output().count("no disk")) == (0, 1), "nor is there a hook after it"
+    assert f"gpuyard: {why}" in task.output()
     assert f"exp1 failed with status 9: {why}" in (tasks.folder / "logs/TASK_scheduler.log").read_text()
     assert not task.marker.exists()
 
@@ -69,8 +69,8 @@ def test_a_hook_that_hangs_before_the_task_is_ended_and_the_task_has_failed(task
     task = hooked(tasks, "echo $$; exec sleep 600", hook_timeout_s=0.5)
     assert task.wait() == 124
     assert task.record()["note"] == "the hook before it did not end within 0.5 s, so it was not started"
-    wait_until_gone(int(task.said().split()[0]), "the hook")
-    assert "ran" not in task.said()
+    wait_until_gone(int(task.output().split()[0]), "the hook")
+    assert "ran" not in task.output()
 
 
 def test_a_hook_that_hangs_after_the_task_is_ended_and_changes_nothing(tasks: Tasks) -> None:
@@ -84,21 +84,21 @@ def test_a_hook_that_hangs_after_the_task_is_ended_and_changes_nothing(tasks: Ta
 def test_a_program_that_is_not_there_is_a_hook_that_fails(tasks: Tasks) -> None:
     task = tasks.sh("echo ran", hook=["no-such-hook"])
     assert task.wait() == 127
-    assert "gpuyard: there is no program no-such-hook" in task.said()
+    assert "gpuyard: there is no program no-such-hook" in task.output()
 
 
 def test_a_task_that_is_told_to_stop_in_the_hook_before_it_does_not_start(tasks: Tasks, pipe: Path) -> None:
     task = hooked(tasks, f"echo up; read x < {pipe}")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert task.wait() == 143
-    assert (task.record()["result"], "ran" in task.said()) == ("stopped", False)
+    assert (task.record()["result"], "ran" in task.output()) == ("stopped", False)
 
 
 def test_the_end_of_a_task_is_recorded_before_the_hook_after_it(tasks: Tasks, pipe: Path) -> None:
     """Whoever kills the runner then does not lose it."""
     task = hooked(tasks, f"[ $GPUYARD_PHASE = before ] || {{ echo up; read x < {pipe}; }}")
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     assert (task.record()["result"], task.marker.exists(), task.is_over()) == ("completed", True, False)
     let_go(pipe)
     assert task.wait() == 0
@@ -107,7 +107,7 @@ def test_the_end_of_a_task_is_recorded_before_the_hook_after_it(tasks: Tasks, pi
 def test_a_task_that_is_done_already_has_no_hook(tasks: Tasks) -> None:
     assert tasks.sh("true").wait() == 0
     task = hooked(tasks, "echo hook")
-    assert (task.wait(), "hook" in task.said()) == (0, False)
+    assert (task.wait(), "hook" in task.output()) == (0, False)
 
 
 @pytest.mark.needs("tmux")
@@ -119,11 +119,11 @@ def test_a_hook_is_seen_in_the_session_and_ended_with_it(tasks: Tasks, tmux: Own
     tmux("kill-session", "-t", f"={NAME}")
     assert task.wait() == 129
     assert task.record()["note"] == "its session was closed"
-    assert "ran" not in task.said()
+    assert "ran" not in task.output()
 
 
 def test_a_marker_is_no_reason_to_end_the_hook_after_the_task(tasks: Tasks) -> None:
     """The grace is the program's. The marker comes when that has ended, and is there for many looks of the runner."""
     task = hooked(tasks, "[ $GPUYARD_PHASE = before ] || sleep 0.3", check_s=0.01, grace_s=0.0)
     assert task.wait() == 0
-    assert (task.record()["note"], "goes on" in task.said()) == (None, False)
+    assert (task.record()["note"], "goes on" in task.output()) == (None, False)

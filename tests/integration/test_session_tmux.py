@@ -45,7 +45,7 @@ def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks:
     tmux("send-keys", "-t", f"={NAME}:", "hällo", "Enter")
     assert task.wait() == 3
     tmux.wait_to_see(NAME, "got hällo")
-    assert "got hällo" in task.said()
+    assert "got hällo" in task.output()
     assert task.record()["session"] == NAME
 
 
@@ -55,7 +55,7 @@ def test_much_that_is_typed_before_the_program_reads_waits_for_it(tasks: Tasks, 
         tmux("send-keys", "-l", "-t", f"={NAME}:", 2_500 * "xy")
     let_go(pipe)
     assert task.wait() == 0
-    assert "10000" in task.said()
+    assert "10000" in task.output()
 
 
 def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
@@ -115,7 +115,7 @@ def test_a_session_is_not_closed_after_a_failure(tasks: Tasks, tmux: OwnTmux) ->
 def test_the_size_of_the_window_reaches_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "trap 'stty size' WINCH; echo up; while :; do read x && exit; done")
     tmux("resize-window", "-t", f"={NAME}:", "-x", "111", "-y", "33")
-    task.wait_to_say("33 111")
+    task.wait_for_output("33 111")
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     assert task.wait() == 0
 
@@ -257,7 +257,7 @@ def test_a_session_that_is_closed_before_the_task_starts_ends_it(tasks: Tasks, t
     tmux("kill-session", "-t", f"={NAME}")
     assert task.wait() == 129
     assert task.record()["result"] == "failed"
-    assert "ran" not in task.said()
+    assert "ran" not in task.output()
 
 
 def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks: Tasks, tmux: OwnTmux) -> None:
@@ -281,7 +281,7 @@ def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks
     assert tmux.server() != server
     tmux("send-keys", "-t", f"={NAME}:", "again", "Enter")
     assert task.wait() == 3
-    assert "got again" in task.said()
+    assert "got again" in task.output()
     tmux.wait_to_see(NAME, "[exp1 failed, status 3")
     assert task.record()["note"] is None
 
@@ -366,7 +366,7 @@ def test_a_session_that_cannot_be_closed_does_not_change_how_a_task_ended(
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     assert task.wait() == 0
     assert task.record()["result"] == "completed"
-    assert "its session could not be closed: tmux: stuck" in task.said()
+    assert "its session could not be closed: tmux: stuck" in task.output()
 
 
 def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path)
     assert task.wait() == 0
     assert task.record()["note"] == "no session: tmux is not installed"
     assert task.record()["session"] is None
-    assert "gpuyard: no session: tmux is not installed\nran\n" in task.said()
+    assert "gpuyard: no session: tmux is not installed\nran\n" in task.output()
 
 
 def test_a_tmux_that_does_not_work_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_session_that_takes_nothing_does_not_hold_the_task_up_and_is_shown_the
     task = shown(tasks, FLOOD)
     server = tmux.server()
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
-    task.wait_to_say("0123")
+    task.wait_for_output("0123")
     os.kill(server, signal.SIGSTOP)
     try:
         wait_for_all_of_it(task)

@@ -24,12 +24,12 @@ from tests.integration.driver_fixture import (
 from tests.integration.engine_fixture import let_go, outcomes, started, wait_for
 from tests.integration.suspend_fixture import (
     is_stopped,
+    next_result,
     nothing_is_left,
     resumed,
     script,
     suspended,
     suspender,
-    told,
     wait_for_line,
 )
 
@@ -60,7 +60,7 @@ def test_asking_twice_changes_nothing(engine: LocalEngine, folder: Path, suspend
     attempt, pid = one_user(engine, folder)
     suspender.suspend(attempt)
     suspender.suspend(attempt)
-    assert told(suspender).is_done
+    assert next_result(suspender).is_done
     assert suspended(suspender, attempt).is_done
     assert card.cuda.state(pid) == "checkpointed"
     assert is_stopped(pid)
@@ -116,7 +116,7 @@ def test_a_card_that_cannot_be_read_is_not_taken_for_room(
     attempt, pid = one_user(engine, folder)
     assert suspended(suspender, attempt).is_done
     suspender.resume(attempt, {"GPU-gone": 1.0})
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert (moved.is_done, moved.is_ruined) == (False, False)
     assert "GPU-gone cannot be read" in moved.text
     assert is_stopped(pid)
@@ -156,7 +156,7 @@ def test_a_driver_that_is_still_at_work_is_waited_for(
     suspender.suspend(attempt)
     wait_for((folder / "suspending" / "1.1.lock").exists, "the helper at work")
     (card.cuda.folder / str(pid)).write_text("2")
-    assert told(suspender).is_done
+    assert next_result(suspender).is_done
     assert card.cuda.calls() == []
     assert is_stopped(pid)
 
@@ -182,7 +182,7 @@ def test_one_that_is_started_while_others_are_locked_is_suspended_too(
     (card.cuda.folder / "spawn").touch()
     users = users_in(folder, 1, 2)
     card.cuda.let_go("Lock")
-    assert told(suspender).is_done
+    assert next_result(suspender).is_done
     assert card.states(users) == ["checkpointed", "checkpointed"]
     assert all(is_stopped(pid) for pid in users)
     assert resumed(suspender, attempt, 0).is_done

@@ -16,11 +16,11 @@ from tests.integration.engine_fixture import wait_for
 from tests.integration.suspend_fixture import (
     helper_pid,
     is_stopped,
+    next_result,
     nothing_is_left,
     resumed,
     suspended,
     suspender,
-    told,
 )
 from tests.scale import some
 
@@ -120,7 +120,7 @@ def test_a_killed_helper_is_followed_by_one_that_finishes(
     else:
         suspender.suspend(attempt)
     kill_helper_at(card, function)
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert (moved.is_done, moved.is_resumed) == (True, is_resumption)
     if is_resumption:
         for pid in users:
@@ -200,7 +200,7 @@ def test_a_helper_that_dies_twice_is_told_of(
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: suspender.moved() or card.cuda.is_paused_at("Lock"), "the second helper")
     os.kill(helper_pid(), signal.SIGKILL)
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert not moved.is_done
     assert "died twice" in moved.text
     works_on(card, pid)
@@ -219,7 +219,7 @@ def test_a_helper_of_a_dead_daemon_finishes_before_the_next_one_begins(
     new.resume(attempt, {CARD: 1.0})
     assert new.moved() == []
     card.cuda.let_go("Checkpoint")
-    assert told(new).is_done
+    assert next_result(new).is_done
     assert card.cuda.calls() == [f"{step} {pid} 0" for step in ("Lock", "Checkpoint", "Restore", "Unlock")]
     works_on(card, pid)
     new.close()
@@ -235,6 +235,6 @@ def test_jobs_are_suspended_beside_each_other(
     moved = suspended(suspender, second)
     assert (moved.job_id, moved.is_done) == (2, True)
     card.cuda.let_go("Checkpoint")
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert (moved.job_id, moved.is_done) == (1, True)
     assert card.states([one, other]) == ["checkpointed", "checkpointed"]

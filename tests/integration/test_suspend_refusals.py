@@ -10,7 +10,7 @@ from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from tests.fakes.cuda import build_fake_cuda
 from tests.integration.queue_fixture import until
-from tests.integration.suspend_fixture import told
+from tests.integration.suspend_fixture import next_result
 
 CARD = Device(id="GPU-1", vendor=Vendor.NVIDIA)
 PART = Device(id="MIG-1", vendor=Vendor.NVIDIA, parent="GPU-1")
@@ -106,7 +106,7 @@ def test_where_no_helper_can_be_started_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     suspender = LocalSuspender(tmp_path / "file" / "suspending", str(tmp_path))
     suspender.suspend(attempt_on(CARD))
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert (moved.job_id, moved.is_done, moved.is_ruined) == (1, False, False)
     assert "no process can be started" in moved.text
     suspender.close()
@@ -118,6 +118,6 @@ def test_a_driver_that_is_missing_by_now_is_told(
     (tmp_path / "libcuda.so.1").write_text("this is no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     suspender.suspend(attempt_on(CARD))
-    moved = told(suspender)
+    moved = next_result(suspender)
     assert not moved.is_done
     assert "libcuda.so.1 cannot be loaded" in moved.text

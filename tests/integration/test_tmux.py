@@ -123,7 +123,7 @@ def test_a_viewer_of_a_task_that_is_over_says_so(tmp_path: Path) -> None:
 def test_a_viewer_whose_terminal_closes_outside_of_tmux_does_not_end_the_task(tasks: Tasks, pipe: Path) -> None:
     script = f"echo up; read x < {pipe}; exit 3"
     task = tasks.start("/bin/sh", "-c", script, session="a", environment={"PATH": "/nowhere"})
-    task.wait_to_say("up")
+    task.wait_for_output("up")
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "TMUX"}
     words = ["setsid", "--ctty", *viewer.command(task.spec["sockets"], task.spec["key"])]

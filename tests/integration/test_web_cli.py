@@ -16,7 +16,7 @@ from gpuyard.config import parse_config
 from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.integration.web_fixture import Door
+from tests.integration.web_fixture import WebPage
 
 
 def opened(*words: str) -> Any:
@@ -90,12 +90,12 @@ def test_another_address_is_warned_of_and_locked_just_so(queue: QueueUnderTest) 
     told = run("web", "--address", "0.0.0.0", "--port", "0")
     assert "not encrypted" in told.stderr
     assert told.stdout.startswith(f"http://{socket.gethostname()}:")
-    door = Door(queue, address="0.0.0.0")
-    assert door.answer["url"] == told.stdout.strip()
-    assert door.ask("GET", "/v1/status").status == 401
-    assert door.ask("GET", "/v1/status", Host=f"evil.example:{door.port}", **door.bearer).status == 403
-    for host in (f"{socket.gethostname()}:{door.port}", f"10.1.2.3:{door.port}", f"localhost:{door.port}"):
-        assert door.ask("GET", "/v1/status", Host=host, **door.bearer).status == 200
+    web = WebPage(queue, address="0.0.0.0")
+    assert web.answer["url"] == told.stdout.strip()
+    assert web.ask("GET", "/v1/status").status == 401
+    assert web.ask("GET", "/v1/status", Host=f"evil.example:{web.port}", **web.bearer).status == 403
+    for host in (f"{socket.gethostname()}:{web.port}", f"10.1.2.3:{web.port}", f"localhost:{web.port}"):
+        assert web.ask("GET", "/v1/status", Host=host, **web.bearer).status == 200
 
 
 def test_a_token_that_others_could_have_read_is_not_used_again(queue: QueueUnderTest) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
-from tests.integration.web_fixture import Door, hear_until
+from tests.integration.web_fixture import WebPage, hear_until
 from tests.unit.leases import as_root, child, wait_for_word
 
 HEADERS = {
@@ -34,116 +34,116 @@ def held_job(queue: QueueUnderTest, *words: str, **options: Any) -> int:
     return queue.submit("true", *words, hold=True, **options)
 
 
-def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothing_to_see(door: Door) -> None:
-    locked = door.ask("GET", "/")
+def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothing_to_see(web: WebPage) -> None:
+    locked = web.ask("GET", "/")
     assert (locked.status, locked.headers["content-type"]) == (401, "text/html; charset=utf-8")
     assert b"gpuyard web" in locked.body
     assert b"script" not in locked.body
 
-    entered = door.ask("GET", f"/?token={door.token}")
+    entered = web.ask("GET", f"/?token={web.token}")
     assert (entered.status, entered.headers["set-cookie"].partition("; ")[2]) == (
         200,
         "HttpOnly; SameSite=Strict; Path=/",
     )
-    assert entered.headers["set-cookie"].startswith(f"gpuyard-{door.port}=")
-    assert door.token not in entered.headers["set-cookie"]
+    assert entered.headers["set-cookie"].startswith(f"gpuyard-{web.port}=")
+    assert web.token not in entered.headers["set-cookie"]
     assert b'http-equiv="refresh" content="0; url=/"' in entered.body
 
-    page = door.get("/")
+    page = web.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"/static/" in page.body
-    user = door.queue.get("/jobs/1")["user"] if door.queue.submit("true") else ""
-    assert door.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
+    user = web.queue.get("/jobs/1")["user"] if web.queue.submit("true") else ""
+    assert web.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
     for target in ("/v1/status", "/v1/session", "/static/index.html", "/metrics", "/openapi.json", EVENTS, "/nothing"):
-        refused = door.ask("GET", target)
+        refused = web.ask("GET", target)
         assert (refused.status, refused.json["error"]) == (401, "this page needs its token")
 
 
-def test_a_script_shows_the_token(door: Door) -> None:
-    assert door.ask("GET", "/v1/status", **door.bearer).json["pid"] == door.queue.get("/status")["pid"]
-    told = door.ask("POST", "/v1/submissions", '{"command": ["true"]}', **door.bearer, Content_Type="application/json")
-    assert door.queue.wait(told.json["ids"])["done"]
-    assert door.ask("GET", f"/v1/status?token={door.token}").status == 401
+def test_a_script_shows_the_token(web: WebPage) -> None:
+    assert web.ask("GET", "/v1/status", **web.bearer).json["pid"] == web.queue.get("/status")["pid"]
+    told = web.ask("POST", "/v1/submissions", '{"command": ["true"]}', **web.bearer, Content_Type="application/json")
+    assert web.queue.wait(told.json["ids"])["done"]
+    assert web.ask("GET", f"/v1/status?token={web.token}").status == 401
 
 
-def test_wrong_tokens_are_bounded_and_keep_the_right_one_out_of_nothing(door: Door) -> None:
-    told = [door.ask("GET", "/?token=wrong") for _ in range(6)]
-    told += [door.ask("GET", "/v1/status", Authorization="Bearer wrong") for _ in range(6)]
+def test_wrong_tokens_are_bounded_and_keep_the_right_one_out_of_nothing(web: WebPage) -> None:
+    told = [web.ask("GET", "/?token=wrong") for _ in range(6)]
+    told += [web.ask("GET", "/v1/status", Authorization="Bearer wrong") for _ in range(6)]
     assert [each.status for each in told] == [401] * 10 + [429] * 2
     assert 1 <= int(told[-1].headers["retry-after"]) <= 6
-    assert door.ask("GET", f"/?token={door.token}").status == 200
-    assert door.ask("GET", "/v1/status", **door.bearer).status == 200
-    assert door.get("/v1/status").status == 200
+    assert web.ask("GET", f"/?token={web.token}").status == 200
+    assert web.ask("GET", "/v1/status", **web.bearer).status == 200
+    assert web.get("/v1/status").status == 200
 
 
-def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(door: Door) -> None:
-    job = held_job(door.queue)
+def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(web: WebPage) -> None:
+    job = held_job(web.queue)
     cancel = f'{{"ids": "{job}"}}'
     elsewhere = [
-        {"Host": f"evil.example:{door.port}", "Origin": f"http://evil.example:{door.port}"},
-        {"Host": f"evil.localhost:{door.port}", "Origin": f"http://evil.localhost:{door.port}"},
+        {"Host": f"evil.example:{web.port}", "Origin": f"http://evil.example:{web.port}"},
+        {"Host": f"evil.localhost:{web.port}", "Origin": f"http://evil.localhost:{web.port}"},
         {"Origin": "http://127.0.0.1:1"},
-        {"Origin": f"http://localhost:{door.port}"},
+        {"Origin": f"http://localhost:{web.port}"},
         {"Origin": "null"},
         {"Sec-Fetch-Site": "same-site"},
         {"Sec-Fetch-Site": "cross-site"},
     ]
-    json_sent = {**door.cookie, "Content-Type": "application/json"}
+    json_sent = {**web.cookie, "Content-Type": "application/json"}
     for told in elsewhere:
-        assert door.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **told}).status == 403, told
-        assert door.ask("GET", "/v1/jobs", **{**door.cookie, **told}).status == 403, told
-        assert door.ask("GET", EVENTS, **{**door.cookie, **told}).status == 403, told
-    assert door.ask("POST", "/v1/jobs/cancel", cancel, **json_sent).status == 403
+        assert web.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **told}).status == 403, told
+        assert web.ask("GET", "/v1/jobs", **{**web.cookie, **told}).status == 403, told
+        assert web.ask("GET", EVENTS, **{**web.cookie, **told}).status == 403, told
+    assert web.ask("POST", "/v1/jobs/cancel", cancel, **json_sent).status == 403
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         assert (
-            door.ask("POST", "/v1/jobs/cancel", cancel, **door.cookie, **door.from_page | {"Content-Type": kind}).status
+            web.ask("POST", "/v1/jobs/cancel", cancel, **web.cookie, **web.from_page | {"Content-Type": kind}).status
             == 415
         )
-    preflight = door.ask(
+    preflight = web.ask(
         "OPTIONS", "/v1/jobs/cancel", Origin="http://evil.example", Access_Control_Request_Method="POST"
     )
     assert (preflight.status, preflight.headers["allow"]) == (405, "GET, HEAD, POST")
-    assert door.queue.state(job) == "held"
-    assert door.post("/v1/jobs/cancel", {"ids": str(job)}).json["count"] == 1
+    assert web.queue.state(job) == "held"
+    assert web.post("/v1/jobs/cancel", {"ids": str(job)}).json["count"] == 1
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(door: Door) -> None:
+def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(web: WebPage) -> None:
     forwarded = {"Host": "localhost:9001"}
-    cookie = door.ask("GET", f"/?token={door.token}", **forwarded).headers["set-cookie"].partition(";")[0]
+    cookie = web.ask("GET", f"/?token={web.token}", **forwarded).headers["set-cookie"].partition(";")[0]
     assert cookie.startswith("gpuyard-9001=")
-    assert door.ask("GET", "/v1/status", **forwarded, Cookie=cookie).status == 200
+    assert web.ask("GET", "/v1/status", **forwarded, Cookie=cookie).status == 200
     change = {"Cookie": cookie, "Origin": "http://localhost:9001", "Content-Type": "application/json"}
-    assert door.ask("POST", "/v1/pause", "{}", **forwarded, **change).status == 200
+    assert web.ask("POST", "/v1/pause", "{}", **forwarded, **change).status == 200
 
 
-def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(door: Door) -> None:
+def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(web: WebPage) -> None:
     for target in ("/v1/stop", "/v1/web", "/v1/web/stop", "/v1/%77eb", "/v1/web?x"):
-        assert door.post(target).status == 403
-        assert door.get(target).status == 403
-    assert door.get("/v1/events?watch=/web").status == 403
-    assert door.get("/v1/events?watch=/status%20/%2577eb").status == 403
-    assert door.queue.get("/web")["url"] == door.url
+        assert web.post(target).status == 403
+        assert web.get(target).status == 403
+    assert web.get("/v1/events?watch=/web").status == 403
+    assert web.get("/v1/events?watch=/status%20/%2577eb").status == 403
+    assert web.queue.get("/web")["url"] == web.url
 
 
-def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(door: Door) -> None:
-    with door.dial() as connection:
-        connection.sendall(door.head("GET", EVENTS))
+def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(web: WebPage) -> None:
+    with web.dial() as connection:
+        connection.sendall(web.head("GET", EVENTS))
         stream = hear_until(connection, b"\r\n\r\n").lower()
     for name, value in HEADERS.items():
         assert f"\r\n{name}: {value}\r\n".lower().encode() in stream
     answers = [
-        door.get("/"),
-        door.get("/static/index.html"),
-        door.get("/v1/status"),
-        door.get("/v1/jobs/999"),
-        door.get("/v1/jobs?state=strange"),
-        door.ask("HEAD", "/v1/status", **door.cookie),
-        door.ask("OPTIONS", "/v1/status", Origin="http://evil.example"),
-        door.ask("GET", "/", Host="evil.example"),
-        door.ask("GET", "/v1/status"),
-        door.ask("POST", "/v1/submissions", Content_Length=str(2**30)),
-        door.ask("GET", "/v1/status", **door.cookie, Transfer_Encoding="chunked"),
+        web.get("/"),
+        web.get("/static/index.html"),
+        web.get("/v1/status"),
+        web.get("/v1/jobs/999"),
+        web.get("/v1/jobs?state=strange"),
+        web.ask("HEAD", "/v1/status", **web.cookie),
+        web.ask("OPTIONS", "/v1/status", Origin="http://evil.example"),
+        web.ask("GET", "/", Host="evil.example"),
+        web.ask("GET", "/v1/status"),
+        web.ask("POST", "/v1/submissions", Content_Length=str(2**30)),
+        web.ask("GET", "/v1/status", **web.cookie, Transfer_Encoding="chunked"),
     ]
     assert [each.status for each in answers] == [200, 200, 200, 404, 400, 200, 405, 403, 401, 413, 411]
     for told in answers:
@@ -152,10 +152,10 @@ def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in
     assert {told.headers["cache-control"] for told in answers[2:]} == {"no-store"}
 
 
-def test_files_are_of_the_page_and_of_no_other_folder(door: Door) -> None:
-    script = door.get("/static/dom.js")
+def test_files_are_of_the_page_and_of_no_other_folder(web: WebPage) -> None:
+    script = web.get("/static/dom.js")
     assert (script.status, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
-    again = door.get("/static/dom.js", If_None_Match=script.headers["etag"])
+    again = web.get("/static/dom.js", If_None_Match=script.headers["etag"])
     assert (again.status, again.body) == (304, b"")
     token = b"web.token"
     for name in (
@@ -171,79 +171,79 @@ def test_files_are_of_the_page_and_of_no_other_folder(door: Door) -> None:
         "",
         "__pycache__",
     ):
-        refused = door.get(f"/static/{name}")
+        refused = web.get(f"/static/{name}")
         assert (refused.status, token in refused.body) == (404, "web.token" in name), name
 
 
 def test_a_page_for_looking_shows_and_changes_nothing(queue: QueueUnderTest) -> None:
     job = held_job(queue, environment={"PATH": "/bin", "SECRET": "hidden-word"})
-    door = Door(queue, read_only=True)
-    assert door.get("/v1/session").json["read_only"] is True
-    assert door.get("/v1/jobs").json["jobs"][0]["id"] == job
-    shown = door.get(f"/v1/jobs/{job}")
+    web = WebPage(queue, read_only=True)
+    assert web.get("/v1/session").json["read_only"] is True
+    assert web.get("/v1/jobs").json["jobs"][0]["id"] == job
+    shown = web.get(f"/v1/jobs/{job}")
     assert ("SECRET" in shown.json["environment_names"], b"hidden-word" in shown.body) == (True, False)
-    assert door.get(f"/v1/jobs/{job}?environment=1").status == 403
-    assert door.get(f"/v1/events?watch=/jobs/{job}?environment=1").status == 403
-    assert door.post("/v1/jobs/cancel", {"ids": "all"}).status == 403
-    assert door.post("/v1/submissions", {"command": ["true"]}, **door.bearer).status == 403
+    assert web.get(f"/v1/jobs/{job}?environment=1").status == 403
+    assert web.get(f"/v1/events?watch=/jobs/{job}?environment=1").status == 403
+    assert web.post("/v1/jobs/cancel", {"ids": "all"}).status == 403
+    assert web.post("/v1/submissions", {"command": ["true"]}, **web.bearer).status == 403
     assert queue.counts() == {"held": 1}
-    assert b"hidden-word" in Door(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
+    assert b"hidden-word" in WebPage(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
 
 
 # Bounds
 
 
-def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(door: Door) -> None:
-    with door.dial() as connection:
-        connection.sendall(door.head("POST", "/v1/submissions", **door.from_page, Content_Length=str(9 * 2**20)))
+def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(web: WebPage) -> None:
+    with web.dial() as connection:
+        connection.sendall(web.head("POST", "/v1/submissions", **web.from_page, Content_Length=str(9 * 2**20)))
         assert b" 413 " in hear_until(connection, b"\r\n\r\n")
-    with door.dial() as connection:
-        head = door.head("POST", "/v1/submissions", Cookie="", **door.from_page, Content_Length="1000000")
+    with web.dial() as connection:
+        head = web.head("POST", "/v1/submissions", Cookie="", **web.from_page, Content_Length="1000000")
         connection.sendall(head + b"{")
         assert b" 401 " in hear_until(connection, b"\r\n\r\n")
-    long = door.post("/v1/submissions", {"command": ["true", "x" * 100_000], "options": {"hold": True}})
+    long = web.post("/v1/submissions", {"command": ["true", "x" * 100_000], "options": {"hold": True}})
     assert long.json["count"] == 1
 
 
-def test_who_asks_too_much_at_once_is_told_when_to_ask_again(door: Door) -> None:
-    with door.dial() as connection:
-        connection.sendall(door.head("GET", "/v1/session") * 399 + door.head("GET", "/v1/session", Connection="close"))
+def test_who_asks_too_much_at_once_is_told_when_to_ask_again(web: WebPage) -> None:
+    with web.dial() as connection:
+        connection.sendall(web.head("GET", "/v1/session") * 399 + web.head("GET", "/v1/session", Connection="close"))
         told = hear_until(connection, b"nothing ends so")
     served, refused = told.count(b"HTTP/1.1 200 "), told.count(b"HTTP/1.1 429 ")
     assert served + refused == 400
     assert served >= 200
     assert refused >= 1
     assert b"Retry-After: 1\r\n" in told
-    assert door.queue.get("/status")["pid"]
-    until(lambda: door.get("/v1/status").status == 200, "the end of the wait")
+    assert web.queue.get("/status")["pid"]
+    until(lambda: web.get("/v1/status").status == 200, "the end of the wait")
 
 
-def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(door: Door) -> None:
+def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(web: WebPage) -> None:
     with contextlib.ExitStack() as stack:
-        viewers = [stack.enter_context(door.dial()) for _ in range(64)]
+        viewers = [stack.enter_context(web.dial()) for _ in range(64)]
         for viewer in viewers:
-            viewer.sendall(door.head("GET", EVENTS))
+            viewer.sendall(web.head("GET", EVENTS))
             assert b"200 OK" in hear_until(viewer, b"\r\n\r\n")
-        refused = door.get(EVENTS)
+        refused = web.get(EVENTS)
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
-        assert door.get("/v1/status").status == 200
-        idle = [stack.enter_context(door.dial()) for _ in range(70)]
+        assert web.get("/v1/status").status == 200
+        idle = [stack.enter_context(web.dial()) for _ in range(70)]
         until(lambda: b" 503 " in hear_until(idle[-1], b"\r\n\r\n"), "the bound")
-        assert door.queue.get("/status")["pid"]
+        assert web.queue.get("/status")["pid"]
         viewers[0].close()
 
         def is_room() -> bool:
             for each in idle:
                 each.close()
-            with door.dial() as one:
-                one.sendall(door.head("GET", EVENTS))
+            with web.dial() as one:
+                one.sendall(web.head("GET", EVENTS))
                 return b"200 OK" in hear_until(one, b"\r\n\r\n")
 
         until(is_room, "room for a viewer")
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_strangers_who_stay_connected_keep_nobody_out(door: Door) -> None:
+def test_strangers_who_stay_connected_keep_nobody_out(web: WebPage) -> None:
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     asked = [
         ("/v1/status", {}),
@@ -254,52 +254,52 @@ def test_strangers_who_stay_connected_keep_nobody_out(door: Door) -> None:
     ]
     with contextlib.ExitStack() as stack:
         for target, headers in asked * 28:
-            stranger = stack.enter_context(door.dial())
-            stranger.sendall(door.head("GET", target, **{"Cookie": "", **headers}))
+            stranger = stack.enter_context(web.dial())
+            stranger.sendall(web.head("GET", target, **{"Cookie": "", **headers}))
             hear_until(stranger, b"nothing ends so")  # it is not kept
-        assert door.get("/v1/status").status == 200
+        assert web.get("/v1/status").status == 200
 
 
-def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(door: Door) -> None:
-    job = held_job(door.queue, "x" * 60_000)
+def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -> None:
+    job = held_job(web.queue, "x" * 60_000)
     watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
-    with door.dial(receive_bytes=4096) as sleeper, door.dial() as reader:
+    with web.dial(receive_bytes=4096) as sleeper, web.dial() as reader:
         for viewer in (sleeper, reader):
-            viewer.sendall(door.head("GET", f"/v1/events?watch={watch}"))
-        until(lambda: door.queue.get("/status")["viewers"] == 2, "two viewers")
+            viewer.sendall(web.head("GET", f"/v1/events?watch={watch}"))
+        until(lambda: web.queue.get("/status")["viewers"] == 2, "two viewers")
         for priority in range(1, 50):
-            door.queue.post("/jobs/priority", ids=str(job), priority=priority)
+            web.queue.post("/jobs/priority", ids=str(job), priority=priority)
             for nth in range(3):
                 hear_until(reader, f'nth={nth}", "answer"'.encode())
-            if door.queue.get("/status")["viewers"] == 1:
+            if web.queue.get("/status")["viewers"] == 1:
                 break
         assert priority < 49, "who does not read is still there"
-        door.queue.post("/jobs/priority", ids=str(job), priority=77)
+        web.queue.post("/jobs/priority", ids=str(job), priority=77)
         assert b'"priority":77' in hear_until(reader, b'"priority":77')
 
 
 # Over time
 
 
-def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(door: Door) -> None:
-    with door.dial() as viewer:
-        viewer.sendall(door.head("GET", EVENTS))
+def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(web: WebPage) -> None:
+    with web.dial() as viewer:
+        viewer.sendall(web.head("GET", EVENTS))
         hear_until(viewer, b"\n\n")
-        fresh = Door(door.queue, port=door.port, new_token=True)
+        fresh = WebPage(web.queue, port=web.port, new_token=True)
         hear_until(viewer, b"nothing ends so")  # to its end
-    assert (fresh.port, fresh.token != door.token) == (door.port, True)
-    assert door.get("/v1/status").status == 401
-    assert door.ask("GET", "/v1/status", **door.bearer).status == 401
+    assert (fresh.port, fresh.token != web.token) == (web.port, True)
+    assert web.get("/v1/status").status == 401
+    assert web.ask("GET", "/v1/status", **web.bearer).status == 401
     assert fresh.get("/v1/status").status == 200
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(door: Door) -> None:
-    door.queue.restart()
-    again = Door(door.queue, port=door.port)
-    assert again.url == door.url
-    assert door.get("/v1/status").status == 200
-    assert door.post("/v1/pause").status == 200
+def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(web: WebPage) -> None:
+    web.queue.restart()
+    again = WebPage(web.queue, port=web.port)
+    assert again.url == web.url
+    assert web.get("/v1/status").status == 200
+    assert web.post("/v1/pause").status == 200
 
 
 # Other users of the machine
@@ -307,13 +307,13 @@ def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(door: Door
 
 @pytest.mark.needs("curl")
 @as_root
-def test_another_user_gets_nothing_even_with_the_key(door: Door) -> None:
+def test_another_user_gets_nothing_even_with_the_key(web: WebPage) -> None:
     def curl(uid: int, *words: str) -> str:
-        command = ["curl", "--silent", "--include", "--header", f"Cookie: {door.cookie['Cookie']}", *words]
+        command = ["curl", "--silent", "--include", "--header", f"Cookie: {web.cookie['Cookie']}", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=uid).stdout
 
-    address = f"http://127.0.0.1:{door.port}"
-    for target in ("/", "/v1/status", f"/?token={door.token}"):
+    address = f"http://127.0.0.1:{web.port}"
+    for target in ("/", "/v1/status", f"/?token={web.token}"):
         told = curl(ANNE, address + target)
         assert (" 403 " in told, "another user" in told) == (True, True)
     assert " 200 " in curl(0, f"{address}/v1/status")
@@ -321,7 +321,7 @@ def test_another_user_gets_nothing_even_with_the_key(door: Door) -> None:
 
 @pytest.mark.needs("curl")
 @as_root
-def test_another_user_gets_nothing_from_any_address_of_the_machine(door: Door) -> None:
+def test_another_user_gets_nothing_from_any_address_of_the_machine(web: WebPage) -> None:
     told = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     others = [each.address for each in told if each.family is socket.AF_INET and not each.address.startswith("127.")]
     for address in [*others, "127.0.0.2"]:
@@ -332,18 +332,18 @@ def test_another_user_gets_nothing_from_any_address_of_the_machine(door: Door) -
             "--interface",
             address,
             "--header",
-            f"Cookie: {door.cookie['Cookie']}",
+            f"Cookie: {web.cookie['Cookie']}",
         ]
-        command.append(f"http://127.0.0.1:{door.port}/v1/status")
+        command.append(f"http://127.0.0.1:{web.port}/v1/status")
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=ANNE)
         assert ("another user" in done.stdout, " 403 " in done.stdout) == (True, True), address
 
 
 @as_root
-def test_another_user_who_knocks_all_the_time_keeps_nobody_out(door: Door) -> None:
-    with child(knock, door.port, 140) as one:
+def test_another_user_who_knocks_all_the_time_keeps_nobody_out(web: WebPage) -> None:
+    with child(knock, web.port, 140) as one:
         assert one.hear() == "knocked"
-        assert door.get("/v1/status").status == 200
+        assert web.get("/v1/status").status == 200
 
 
 def knock(connection: Connection, port: int, times: int) -> None:
@@ -369,17 +369,17 @@ def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abru
 @as_root
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("is_abrupt", [True, False])
-def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(door: Door, is_abrupt: bool) -> None:
-    job, daemon = held_job(door.queue), door.queue.daemon
+def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(web: WebPage, is_abrupt: bool) -> None:
+    job, daemon = held_job(web.queue), web.queue.daemon
     assert daemon is not None
     body = f'{{"ids": "{job}"}}'
-    request = door.head("POST", "/v1/jobs/cancel", **door.from_page, Content_Length=str(len(body))) + body.encode()
+    request = web.head("POST", "/v1/jobs/cancel", **web.from_page, Content_Length=str(len(body))) + body.encode()
     os.kill(daemon.pid, signal.SIGSTOP)  # it sees them when they have gone
     try:
-        with child(cancel_and_vanish, door.port, request, is_abrupt) as one:
+        with child(cancel_and_vanish, web.port, request, is_abrupt) as one:
             assert one.hear() == "gone"
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     for _ in range(3):
-        assert door.get("/v1/status").status == 200
-    assert door.queue.state(job) == "held"
+        assert web.get("/v1/status").status == 200
+    assert web.queue.state(job) == "held"

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest
 
 
-class Told(NamedTuple):
+class PageResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -22,7 +22,7 @@ class Told(NamedTuple):
         return json.loads(self.body)
 
 
-class Door:
+class WebPage:
     """Where the page is, and its keys."""
 
     def __init__(self, queue: QueueUnderTest, **settings: object) -> None:
@@ -36,7 +36,7 @@ class Door:
         self.cookie = {"Cookie": self.ask("GET", f"/?token={self.token}").headers["set-cookie"].partition(";")[0]}
         self.from_page = {"Origin": f"http://{self.host}", "Content-Type": "application/json"}
 
-    def ask(self, method: str, target: str, body: str | None = None, **headers: str) -> Told:
+    def ask(self, method: str, target: str, body: str | None = None, **headers: str) -> PageResponse:
         """Once, on a connection of its own; of the headers' names, underscores are dashes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         with contextlib.closing(connection):
@@ -44,12 +44,12 @@ class Door:
             connection.request(method, target, body, {"Host": self.host, **named})
             answer = connection.getresponse()
             told = {name.lower(): value for name, value in answer.getheaders()}
-            return Told(answer.status, told, answer.read())
+            return PageResponse(answer.status, told, answer.read())
 
-    def get(self, target: str, **headers: str) -> Told:
+    def get(self, target: str, **headers: str) -> PageResponse:
         return self.ask("GET", target, **{**self.cookie, **headers})
 
-    def post(self, target: str, body: object = None, **headers: str) -> Told:
+    def post(self, target: str, body: object = None, **headers: str) -> PageResponse:
         return self.ask("POST", target, json.dumps(body or {}), **{**self.cookie, **self.from_page, **headers})
 
     @contextlib.contextmanager
@@ -77,5 +77,5 @@ def hear_until(connection: socket.socket, part: bytes) -> bytes:
 
 
 @pytest.fixture
-def door(queue: QueueUnderTest) -> Door:
-    return Door(queue)
+def web(queue: QueueUnderTest) -> WebPage:
+    return WebPage(queue)
