@@ -1,6 +1,6 @@
 """A place for the engine contract: a cluster engine that submits to a site.
 
-Each daemon, this process and those that are killed, makes the site from a function's name and its argument:
+Each daemon (this process, and those that are killed) makes the site from a function's name and its argument:
 `ClusterPlace(folder, "package.module:function", "argument")`. The site's nodes have to be on this machine.
 """
 
@@ -80,31 +80,40 @@ class ClusterPlace(Programs):
         super().__init__(folder)
         self.queue = folder / "queue"
         self._maker = maker
-        self._word = argument
+        self._argument = argument
         self._news = threading.Event()
         self._engines: list[ClusterEngine] = []
         self._orphans: list[psutil.Process] = []
 
     def engine(self) -> ClusterEngine:
-        self._engines.append(open_cluster_engine(str(self.queue), self._maker, self._word, self._news.set))
+        self._engines.append(open_cluster_engine(str(self.queue), self._maker, self._argument, self._news.set))
         return self._engines[-1]
 
     def launch(self, job_id: int, kind: str) -> Launch:
         return msgspec.structs.replace(super().launch(job_id, kind), engine="yonder", terms=TERMS)
 
     def ended(self, engine: Engine, count: int) -> list[Ended]:
-        told = engine.ended()
+        ends = engine.ended()
 
         def has_all() -> bool:
-            told.extend(engine.ended() if len(told) < count else ())
-            return len(told) >= count
+            ends.extend(engine.ended() if len(ends) < count else ())
+            return len(ends) >= count
 
         until(has_all, f"{count} ends", every_s=0.02)
-        return told
+        return ends
 
     def die(self, launches: Sequence[Launch], *, begun: bool) -> list[Prepared]:
-        told = msgspec.json.encode(launches).decode()
-        call = [sys.executable, "-c", DAEMON, str(self.queue), self._maker, self._word, "begin" if begun else "", told]
+        encoded = msgspec.json.encode(launches).decode()
+        call = [
+            sys.executable,
+            "-c",
+            DAEMON,
+            str(self.queue),
+            self._maker,
+            self._argument,
+            "begin" if begun else "",
+            encoded,
+        ]
         ran = subprocess.run(call, cwd=ROOT, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=False)
         assert ran.returncode == -signal.SIGKILL
         return msgspec.json.decode(ran.stdout, type=list[Prepared])

@@ -1,6 +1,6 @@
-"""What every engine promises (`ports.Engine`), as checks that run over any place where engines do.
+"""The contract of every engine (`ports.Engine`), as tests that run over any `Place`.
 
-Whoever has an engine makes a Place for it, and a class of tests with a fixture `place` that gives it:
+To test an engine, write a Place for it, and a test class with a fixture `place`:
 
     class TestMine(EngineContract):
         @pytest.fixture
@@ -31,33 +31,33 @@ class Place(Protocol):
 
     @property
     def places_work(self) -> bool:
-        """Whether the engine decides where things run, and when."""
+        """Whether the engine itself decides where and when attempts run."""
 
     def engine(self) -> Engine:
-        """As a new daemon has it, with all that the earlier one left."""
+        """Return the engine of a new daemon, on the files that the earlier one left."""
 
     def launch(self, job_id: int, kind: str) -> Launch:
-        """Of a program that `succeeds`, `fails` with 3, or `waits` until it is let go."""
+        """Return the launch of a program that `succeeds`, `fails` with status 3, or `waits` for `let_go`."""
 
     def let_go(self, job_id: int) -> None: ...
 
     def ended(self, engine: Engine, count: int) -> list[Ended]:
-        """The next so many that are told."""
+        """Wait for the next `count` ends and return them."""
 
     def runs(self, job_id: int) -> int:
-        """How often its program has run."""
+        """Return how often its program has run."""
 
     def die(self, launches: Sequence[Launch], *, begun: bool) -> list[Prepared]:
-        """What a daemon has prepared that was killed then. Where it had begun them, they are where they run."""
+        """Run a daemon that prepares `launches`, starts them if `begun`, and is killed. Return what it prepared."""
 
     def kill_supervisor(self, prepared: Prepared) -> None:
-        """Whatever is the parent of the program."""
+        """Kill the parent of the program."""
 
     def boot_id(self) -> str | None: ...
 
 
 class Programs:
-    """Real ones for a Place: they leave a line for each run, and wait at a pipe to be let go."""
+    """Real programs for a Place: they write a line for each run, and wait at a pipe for `let_go`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -84,9 +84,9 @@ class Programs:
         return 0
 
 
-def until(is_so: Callable[[], object], what: str, every_s: float = 0.02) -> None:
+def until(condition: Callable[[], object], what: str, every_s: float = 0.02) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
         select.select([], [], [], every_s)
 
@@ -102,21 +102,21 @@ def attempt_of(place: Place, prepared: Prepared) -> Attempt:
     )
 
 
-def kinds(told: Sequence[Ended]) -> dict[int, OutcomeKind]:
-    return {one.job_id: one.outcome.kind for one in told}
+def kinds(ends: Sequence[Ended]) -> dict[int, OutcomeKind]:
+    return {one.job_id: one.outcome.kind for one in ends}
 
 
 def ended_by_signal(place: Place) -> set[OutcomeKind]:
-    """Whoever places work is asked to end it, and may say so."""
+    """Return the outcomes of an attempt ended by a signal: a site that places work may report a cancellation."""
     return {OutcomeKind.FAILED, OutcomeKind.CANCELLED} if place.places_work else {OutcomeKind.FAILED}
 
 
-def wait_until_it_runs(place: Place, job_id: int) -> None:
+def wait_until_running(place: Place, job_id: int) -> None:
     until(lambda: place.runs(job_id), f"job {job_id} runs")
 
 
 class EngineContract:
-    """The checks; `place` is a fixture of whoever runs them."""
+    """The tests; a subclass defines the fixture `place`."""
 
     def test_a_prepared_attempt_runs_when_started_and_its_end_is_reported_once(self, place: Place) -> None:
         engine = place.engine()
@@ -125,8 +125,8 @@ class EngineContract:
             assert (prepared.job_id, prepared.attempt) == (job_id, 1)
         assert place.runs(1) == place.runs(2) == 0
         engine.start_prepared()
-        told = place.ended(engine, 2)
-        assert {one.job_id: (one.attempt, one.outcome.kind, one.outcome.status) for one in told} == {
+        ends = place.ended(engine, 2)
+        assert {one.job_id: (one.attempt, one.outcome.kind, one.outcome.status) for one in ends} == {
             1: (1, OutcomeKind.SUCCEEDED, 0),
             2: (1, OutcomeKind.FAILED, 3),
         }
@@ -179,30 +179,30 @@ class EngineContract:
         first = place.engine()
         prepared = first.prepare(place.launch(1, "fails"), None)
         first.start_prepared()
-        told = place.ended(first, 1)
+        ends = place.ended(first, 1)
         second = place.engine()
         second.adopt([attempt_of(place, prepared)])
         again = place.ended(second, 1)
         assert [(one.outcome.kind, one.outcome.status) for one in again] == [(OutcomeKind.FAILED, 3)]
-        assert kinds(again) == kinds(told)
+        assert kinds(again) == kinds(ends)
 
     def test_an_attempt_whose_supervisor_was_killed_is_lost(self, place: Place) -> None:
         engine = place.engine()
         prepared = engine.prepare(place.launch(1, "waits"), None)
         engine.start_prepared()
-        wait_until_it_runs(place, 1)
+        wait_until_running(place, 1)
         place.kill_supervisor(prepared)
-        told = place.ended(engine, 1)
-        assert kinds(told) == {1: OutcomeKind.LOST}, told
+        ends = place.ended(engine, 1)
+        assert kinds(ends) == {1: OutcomeKind.LOST}, ends
         engine.signal(attempt_of(place, prepared), signal.SIGKILL)
 
     def test_an_attempt_unknown_to_the_engine_never_started(self, place: Place) -> None:
         [other] = place.die([place.launch(2, "waits")], begun=True)
-        stranger = attempt_of(place, msgspec.structs.replace(other, job_id=1))
+        unknown = attempt_of(place, msgspec.structs.replace(other, job_id=1))
         engine = place.engine()
-        engine.adopt([stranger, attempt_of(place, other)])
+        engine.adopt([unknown, attempt_of(place, other)])
         assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.NEVER_STARTED}
-        wait_until_it_runs(place, 2)
+        wait_until_running(place, 2)
         engine.signal(attempt_of(place, other), signal.SIGKILL)
         assert kinds(place.ended(engine, 1))[2] in ended_by_signal(place)
 
@@ -211,11 +211,11 @@ class EngineContract:
         prepared = engine.prepare(place.launch(1, "waits"), None)
         engine.start_prepared()
         attempt = attempt_of(place, prepared)
-        wait_until_it_runs(place, 1)
+        wait_until_running(place, 1)
         assert engine.signal(attempt, signal.SIGTERM) >= 1
-        [told] = place.ended(engine, 1)
-        assert told.outcome.kind in ended_by_signal(place)
-        assert told.outcome.status == 128 + signal.SIGTERM
+        [end] = place.ended(engine, 1)
+        assert end.outcome.kind in ended_by_signal(place)
+        assert end.outcome.status == 128 + signal.SIGTERM
         assert engine.signal(attempt, signal.SIGTERM) == 0
 
     def test_a_command_with_a_null_byte_is_a_user_error(self, place: Place) -> None:
@@ -227,11 +227,11 @@ class EngineContract:
         engine.start_prepared()
         assert kinds(place.ended(engine, 1)) == {2: OutcomeKind.SUCCEEDED}
 
-    def test_what_is_closed_leaves_what_runs_to_the_next_daemon(self, place: Place) -> None:
+    def test_a_closed_engine_leaves_running_attempts_to_the_next_daemon(self, place: Place) -> None:
         first = place.engine()
         prepared = first.prepare(place.launch(1, "waits"), None)
         first.start_prepared()
-        wait_until_it_runs(place, 1)
+        wait_until_running(place, 1)
         first.close()
         second = place.engine()
         second.adopt([attempt_of(place, prepared)])
@@ -239,36 +239,36 @@ class EngineContract:
         assert kinds(place.ended(second, 1)) == {1: OutcomeKind.SUCCEEDED}
         assert place.runs(1) == 1
 
-    def test_an_engine_that_is_there_offers_to_take_work(self, place: Place) -> None:
+    def test_a_working_engine_offers_capacity(self, place: Place) -> None:
         engine = place.engine()
         until(lambda: engine.offer().trouble is None, "an offer without trouble")
         most = engine.offer().most_jobs
         assert most is None or most > 0
 
-    def test_only_who_places_work_tells_where_it_is_and_does_so_before_its_end(self, place: Place) -> None:
+    def test_only_an_engine_that_places_work_reports_its_place_before_the_end(self, place: Place) -> None:
         engine = place.engine()
         before = time.time()
         engine.prepare(place.launch(1, "waits"), None)
         engine.start_prepared()
-        seen: list[SiteStatus] = []
+        statuses: list[SiteStatus] = []
 
-        def is_somewhere() -> bool:
-            seen.extend(engine.site_changes())
-            return any(each.place for each in seen)
+        def conditionmewhere() -> bool:
+            statuses.extend(engine.site_changes())
+            return any(each.place for each in statuses)
 
         if place.places_work:
-            until(is_somewhere, "a place where it runs")
-        wait_until_it_runs(place, 1)
+            until(conditionmewhere, "a place where it runs")
+        wait_until_running(place, 1)
         place.let_go(1)
-        told = place.ended(engine, 1)
-        seen += engine.site_changes()
-        assert kinds(told) == {1: OutcomeKind.SUCCEEDED}
-        assert bool(seen) is place.places_work
-        assert {(each.job_id, each.attempt) for each in seen} <= {(1, 1)}
-        assert all(each.at is None or before - 1 <= each.at <= time.time() + 1 for each in seen)
+        ends = place.ended(engine, 1)
+        statuses += engine.site_changes()
+        assert kinds(ends) == {1: OutcomeKind.SUCCEEDED}
+        assert bool(statuses) is place.places_work
+        assert {(each.job_id, each.attempt) for each in statuses} <= {(1, 1)}
+        assert all(each.at is None or before - 1 <= each.at <= time.time() + 1 for each in statuses)
         assert engine.site_changes() == []
 
-    def test_of_one_that_was_quick_it_is_told_where_it_ran_when_its_end_is_told(self, place: Place) -> None:
+    def test_the_place_of_a_short_attempt_is_reported_with_its_end(self, place: Place) -> None:
         engine = place.engine()
         engine.prepare(place.launch(1, "succeeds"), None)
         engine.start_prepared()

@@ -1,6 +1,6 @@
-"""What a device's memory promises the tiers (`residency.memory.Memory`).
+"""The contract of a device's memory (`residency.memory.device_memory.DeviceMemory`), as the tiers use it.
 
-To hold it, make a class of tests of it with a fixture `memory`: opened on a budget of `BUDGET` bytes, nothing in it.
+To test an implementation, subclass `MemoryContract` with a fixture `memory`: empty, with a budget of `BUDGET` bytes.
 """
 
 import threading
@@ -17,13 +17,13 @@ from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 MB = 1048576
 BUDGET = 256 * MB
 PAGE = 1 << 16
-# An allocator may round each buffer up, and need a little for itself.
+# An allocator may round each buffer up, and need some memory for itself.
 SLACK = 24 * MB
 TYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 
 
 def paged(memory: DeviceMemory, content: bytes, splits: Sequence[int] = ()) -> list[memoryview]:
-    """The bytes on pages, as views that end at these places."""
+    """Return the bytes on pages, as views that end at `splits`."""
     ends = [0, *splits, len(content)]
     views = []
     for start, end in pairwise(ends):
@@ -50,14 +50,14 @@ def some_bytes(nbytes: int, seed: int = 0) -> bytes:
 
 
 class MemoryContract:
-    def test_a_page_can_be_written_and_is_as_large_as_asked_for(self, memory: DeviceMemory) -> None:
+    def test_a_page_is_writable_and_has_the_requested_size(self, memory: DeviceMemory) -> None:
         page = memory.page(PAGE)
         assert (page.nbytes, page.itemsize, page.readonly) == (PAGE, 1, False)
         page[:3] = b"abc"
         assert bytes(page[:3]) == b"abc"
 
     @pytest.mark.parametrize("splits", [(), (1,), (7, 7, 4096), (1, 2, 3, 40_001)])
-    def test_bytes_come_back_as_they_went_however_they_are_split(
+    def test_bytes_are_downloaded_as_uploaded_however_they_are_split(
         self, memory: DeviceMemory, splits: tuple[int, ...]
     ) -> None:
         content = some_bytes(50_003)
@@ -161,7 +161,7 @@ class MemoryContract:
         assert downloaded(memory, target, 3) == b"new"
 
     def test_an_upload_waits_until_a_lane_no_longer_uses_the_buffer(self, memory: DeviceMemory) -> None:
-        """A stream's two buffers: the next frame must not come over one that is still drawn."""
+        """A stream has two buffers: the next frame must not overwrite one that is still being drawn."""
         nbytes = 8 * MB
         buffer, drawn = memory.allocate(nbytes), memory.allocate(nbytes)
         pages = [memory.page(nbytes), memory.page(nbytes)]

@@ -1,4 +1,4 @@
-"""Whatever becomes of a vendor's tool, a snapshot comes in time, with the host's figures and the tool's name."""
+"""However a vendor's tool fails, a snapshot arrives in time, with the host's figures and the tool's name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,9 @@ from tests.unit.probes.samples_rocm import ROCM_SMI_JSON
 
 Tools = Callable[[str, str], Path]
 DEADLINE_S = 1.0
-# For tools that answer, however slow the machine is.
+# A deadline that a working tool always meets, however slow the machine is.
 LONG_S = 60.0
-# A busy machine may let a moment pass after the deadline before it lets us look at the clock.
+# On a busy machine this process may read the clock some time after the deadline.
 SLACK_S = 0.5
 
 VENDOR_TOOLS = {
@@ -39,24 +39,24 @@ BROKEN = {
 
 @pytest.fixture(autouse=True)
 def only_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tools: Tools) -> None:
-    """No tool of this machine is seen, only what a test puts there."""
+    """Hide the tools of this machine: only those of the test are on PATH."""
     (tmp_path / "tools" / "sleep").symlink_to("/bin/sleep")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
 
 
 def snapshot_in_time(deadline_s: float = DEADLINE_S) -> Snapshot:
-    """A tool that answers, answers long before a long deadline."""
+    """Return a snapshot within the deadline. A working tool answers long before `LONG_S`."""
     bound_s = DEADLINE_S if deadline_s == LONG_S else deadline_s
-    # A new machine each time: they remember who was late.
+    # A new machine each time, because a machine remembers which probes were late.
     return in_time(bound_s + SLACK_S, lambda: local_machine(deadline_s).snapshot())
 
 
 @pytest.mark.parametrize("tool", VENDOR_TOOLS)
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str, how: str) -> None:
-    script, kinds = BROKEN[how]
+@pytest.mark.parametrize("failure", BROKEN)
+def test_a_broken_tool_costs_nothing_but_its_own_figures(tools: Tools, tool: str, failure: str) -> None:
+    script, kinds = BROKEN[failure]
     tools(tool, script)
-    snapshot = snapshot_in_time(DEADLINE_S if how == "hung" else LONG_S)
+    snapshot = snapshot_in_time(DEADLINE_S if failure == "hung" else LONG_S)
     assert snapshot.host.memory_total_mb is not None
     assert snapshot.host.cpu_percent is not None
     named = [problem for problem in snapshot.problems if tool in problem.source and problem.kind != "missing"]

@@ -1,4 +1,4 @@
-"""The engine contract over the local engine and an outpost with real processes, and over the simulated one."""
+"""The engine contract over the local engine and a cluster engine with real processes, and over the simulated engine."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from tests.simulation.engine import SimulatedEngine
 from tests.simulation.natures import Nature
 from tests.simulation.world import World
 
-# What a daemon does that is killed: its supervisors are told to begin, or never are.
+# A daemon that is killed, before or after it started what it prepared.
 _DAEMON = """
 import os, signal, sys
 import msgspec
@@ -54,17 +54,17 @@ class LocalPlace(Programs):
 
     def ended(self, engine: Engine, count: int) -> list[Ended]:
         assert isinstance(engine, LocalEngine)
-        told = engine.ended()
+        ends = engine.ended()
         deadline = time.monotonic() + DEADLINE_S
-        while len(told) < count:
-            assert time.monotonic() < deadline, f"{len(told)} of {count} ended"
+        while len(ends) < count:
+            assert time.monotonic() < deadline, f"{len(ends)} of {count} ended"
             select.select([engine.fileno()] if engine.fileno() >= 0 else [], [], [], 0.2)
-            told += engine.ended()
-        return told
+            ends += engine.ended()
+        return ends
 
     def die(self, launches: Sequence[Launch], *, begun: bool) -> list[Prepared]:
-        told = msgspec.json.encode(launches).decode()
-        call = [sys.executable, "-c", _DAEMON, str(self._queue), "begin" if begun else "", told]
+        encoded = msgspec.json.encode(launches).decode()
+        call = [sys.executable, "-c", _DAEMON, str(self._queue), "begin" if begun else "", encoded]
         ran = subprocess.run(call, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=False)
         assert ran.returncode == -signal.SIGKILL
         return msgspec.json.decode(ran.stdout, type=list[Prepared])
@@ -77,7 +77,7 @@ class LocalPlace(Programs):
 
     def close(self) -> None:
         for engine in self._engines:
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # already closed
                 engine.close()
 
 
@@ -101,9 +101,9 @@ class SimulatedPlace:
 
     def ended(self, engine: Engine, count: int) -> list[Ended]:
         self._world.advance(self._world.now + 1.0)
-        told = engine.ended()
-        assert len(told) == count
-        return told
+        ends = engine.ended()
+        assert len(ends) == count
+        return ends
 
     def runs(self, job_id: int) -> int:
         return sum(program.began_at is not None for program in self._world.programs if program.job_id == job_id)

@@ -1,4 +1,4 @@
-"""What the ledger promises the queue (`ports.LeaseBook`), held by the real one in a folder and by the simulated one."""
+"""The contract of the ledger (`ports.LeaseLedger`), over the real ledger in a folder and the simulated one."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ from tests.simulation.world import World
 
 DEADLINE_S = 90.0
 DEVICES = ("SIM-0", "SIM-1")
-# A daemon that has a lease, has left another to a child, waits for a third, and is killed.
+# A daemon that holds a lease, has handed another to a child, waits with a ticket, and is killed.
 _DAEMON = """
 import os, signal, subprocess, sys
 from pathlib import Path
@@ -47,16 +47,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Place(Protocol):
-    def book(self) -> LeaseLedger:
-        """That of one more daemon."""
+    def ledger(self) -> LeaseLedger:
+        """Return the ledger of another daemon."""
 
     def inherit(self, held: HeldClaim) -> int:
-        """A process that has the lease too; its pid."""
+        """Start a process that inherits the lease, and return its pid."""
 
     def kill(self, pid: int) -> None: ...
 
     def die(self) -> int:
-        """A daemon had SIM-0, left SIM-1 to the process that is returned, stood in line, and was killed."""
+        """Kill a daemon that held SIM-0 and a ticket. Return the pid of the process to which it handed SIM-1."""
 
     def snapshot(self) -> Snapshot: ...
 
@@ -67,7 +67,7 @@ class FolderPlace:
         self._children: list[subprocess.Popen[bytes]] = []
         self._others: list[int] = []
 
-    def book(self) -> QueueLedger:
+    def ledger(self) -> QueueLedger:
         me = Holder(uid=os.getuid(), user="me", pid=os.getpid(), pid_started=start_time(os.getpid()))
         return QueueLedger(Ledger(self._folder), me)
 
@@ -113,7 +113,7 @@ class SimulatedPlace:
         self._world = World(1, lambda *_: Nature(runs_s=1e9), devices=len(DEVICES))
         self._lives = 0
 
-    def book(self) -> SimulatedBook:
+    def ledger(self) -> SimulatedBook:
         self._lives += 1
         me = Holder(uid=1, user="me", pid=self._lives)
         return SimulatedBook(self._world, me, f"life {self._lives}")
@@ -129,12 +129,12 @@ class SimulatedPlace:
                 self._world.exit(program, "137")
 
     def die(self) -> int:
-        book = self.book()
-        _, left = book.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1")])
-        book.take_ticket(Need(devices=2), 3, "job 9")
+        ledger = self.ledger()
+        _, left = ledger.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1")])
+        ledger.take_ticket(Need(devices=2), 3, "job 9")
         pid = self.inherit(left)
         left.leave()
-        book.die()
+        ledger.die()
         return pid
 
     def snapshot(self) -> Snapshot:
@@ -155,28 +155,28 @@ def wanted(*device_ids: str, label: str = "job 1") -> WantedClaim:
     return WantedClaim(claim=Claim(shares=tuple(Share(device_id=device_id) for device_id in device_ids)), label=label)
 
 
-def look(book: LeaseLedger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
-    """What is live, as one who decides is shown it."""
-    seen: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
+def live_records(ledger: LeaseLedger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+    """Return the live leases and tickets, as a decision sees them."""
+    records: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
 
     def read(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[WantedClaim]:
-        seen.append((leases, tickets))
+        records.append((leases, tickets))
         return []
 
-    assert not book.grant(read)
-    return seen[0]
+    assert not ledger.grant(read)
+    return records[0]
 
 
-def leased(book: LeaseLedger) -> list[str]:
-    return sorted(share.device_id for lease in look(book)[0] for share in lease.shares)
+def leased(ledger: LeaseLedger) -> list[str]:
+    return sorted(share.device_id for lease in live_records(ledger)[0] for share in lease.shares)
 
 
 def test_all_wanted_claims_are_granted_and_visible_to_every_daemon(place: Place) -> None:
-    mine, other = place.book(), place.book()
+    mine, other = place.ledger(), place.ledger()
     first, second = mine.grant(lambda leases, tickets: [wanted("SIM-0"), wanted("SIM-1", label="job 2")])
     assert [share.device_id for share in first.lease.shares] == ["SIM-0"]
     assert second.lease.holder.label == "job 2"
-    assert {lease.id for lease in look(other)[0]} == {first.lease.id, second.lease.id}
+    assert {lease.id for lease in live_records(other)[0]} == {first.lease.id, second.lease.id}
     assert leased(other) == ["SIM-0", "SIM-1"]
     for held in (first, second):
         held.release()
@@ -184,12 +184,12 @@ def test_all_wanted_claims_are_granted_and_visible_to_every_daemon(place: Place)
 
 
 def test_a_decision_sees_the_leases_granted_before(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
-    [later] = book.grant(
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
+    [later] = ledger.grant(
         lambda leases, tickets: [wanted("SIM-1")] if [one.id for one in leases] == [held.lease.id] else []
     )
-    assert leased(book) == ["SIM-0", "SIM-1"]
+    assert leased(ledger) == ["SIM-0", "SIM-1"]
     held.release()
     later.release()
 
@@ -198,92 +198,92 @@ def test_a_decision_that_fails_grants_nothing(place: Place) -> None:
     def fail(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Sequence[WantedClaim]:
         raise RuntimeError("no")
 
-    book = place.book()
+    ledger = place.ledger()
     with pytest.raises(RuntimeError):
-        book.grant(fail)
-    assert leased(book) == []
+        ledger.grant(fail)
+    assert leased(ledger) == []
 
 
 def test_a_lease_that_was_handed_over_lives_as_long_as_the_process_that_inherited_it(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.leave()
-    assert leased(book) == ["SIM-0"]
+    assert leased(ledger) == ["SIM-0"]
     place.kill(pid)
-    assert leased(book) == []
+    assert leased(ledger) == []
 
 
 def test_a_lease_that_no_process_inherited_ends(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.leave()
-    assert leased(book) == []
+    assert leased(ledger) == []
 
 
 def test_releasing_a_lease_ends_it_for_processes_that_inherited_it_too(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.release()
-    assert leased(book) == []
+    assert leased(ledger) == []
     place.kill(pid)
 
 
 def test_a_killed_daemon_holds_only_leases_that_others_inherited(place: Place) -> None:
     pid = place.die()
-    book = place.book()
-    assert leased(book) == ["SIM-1"]
-    assert look(book)[1] == ()
+    ledger = place.ledger()
+    assert leased(ledger) == ["SIM-1"]
+    assert live_records(ledger)[1] == ()
     place.kill(pid)
-    assert leased(book) == []
+    assert leased(ledger) == []
 
 
 def test_a_ticket_is_visible_to_all_and_kept_while_the_need_is_the_same(place: Place) -> None:
-    mine, other = place.book(), place.book()
+    mine, other = place.ledger(), place.ledger()
     assert mine.my_ticket() is None
     mine.take_ticket(Need(devices=2), 3, "job 9")
     ticket = mine.my_ticket()
     mine.take_ticket(Need(devices=2), 3, "job 10")
     assert mine.my_ticket() == ticket
-    [seen] = look(other)[1]
+    [seen] = live_records(other)[1]
     assert (seen.id, seen.need, seen.priority) == (ticket, Need(devices=2), 3)
     assert other.my_ticket() is None
     mine.return_ticket()
     assert mine.my_ticket() is None
-    assert look(other)[1] == ()
+    assert live_records(other)[1] == ()
 
 
 def test_another_need_takes_another_ticket(place: Place) -> None:
-    book = place.book()
-    book.take_ticket(Need(devices=1), 0, "job 1")
-    before = book.my_ticket()
-    book.take_ticket(Need(devices=2), 0, "job 2")
-    [seen] = look(book)[1]
-    assert seen.id == book.my_ticket() != before
+    ledger = place.ledger()
+    ledger.take_ticket(Need(devices=1), 0, "job 1")
+    before = ledger.my_ticket()
+    ledger.take_ticket(Need(devices=2), 0, "job 2")
+    [seen] = live_records(ledger)[1]
+    assert seen.id == ledger.my_ticket() != before
     assert seen.need.devices == 2
-    book.return_ticket()
+    ledger.return_ticket()
 
 
 def test_a_lease_that_uses_no_memory_yet_is_measured_as_zero(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
-    measured = book.measure(place.snapshot(), look(book)[0])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", "SIM-1")])
+    measured = ledger.measure(place.snapshot(), live_records(ledger)[0])
     assert measured == {(held.lease.id, device): 0.0 for device in DEVICES}
     held.release()
-    assert book.measure(place.snapshot(), ()) == {}
+    assert ledger.measure(place.snapshot(), ()) == {}
 
 
 def test_leases_are_listed_with_their_holders(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
-    [seen] = look(book)[0]
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
+    [seen] = live_records(ledger)[0]
     assert seen.holder.label == held.lease.holder.label == "job 7"
     assert msgspec.structs.asdict(seen)["shares"] == held.lease.shares
     held.release()
 
 
-# Amended
+# Amending leases
 
 
 def part(device_id: str, memory_mb: float) -> Share:
@@ -291,47 +291,49 @@ def part(device_id: str, memory_mb: float) -> Share:
 
 
 def test_an_amended_lease_has_the_new_shares(place: Place) -> None:
-    mine, other = place.book(), place.book()
+    mine, other = place.ledger(), place.ledger()
     [held] = mine.grant(lambda leases, tickets: [wanted("SIM-0", label="job 7")])
     shares = (part("SIM-0", 512.0),)
     assert not mine.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=shares), amends=held.lease.id)])
-    [seen] = look(other)[0]
+    [seen] = live_records(other)[0]
     assert (seen.id, seen.shares, seen.holder.label) == (held.lease.id, shares, "job 7")
     held.release()
 
 
 def test_a_lease_amended_to_nothing_is_hidden_until_it_has_shares_again(place: Place) -> None:
-    """Whoever holds it keeps it: it comes back under the same name, and dies with its holder."""
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    """Its holder keeps it: it returns under the same id, and ends with its holder."""
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     pid = place.inherit(held)
     held.leave()
-    book.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=()), amends=held.lease.id)])
-    assert look(book)[0] == ()
-    [beside] = book.grant(lambda leases, tickets: [wanted("SIM-0", label="job 2")])
+    ledger.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=()), amends=held.lease.id)])
+    assert live_records(ledger)[0] == ()
+    [beside] = ledger.grant(lambda leases, tickets: [wanted("SIM-0", label="job 2")])
     beside.release()
-    book.grant(lambda leases, tickets: [WantedClaim(claim=Claim(shares=(part("SIM-1", 512.0),)), amends=held.lease.id)])
-    assert [lease.id for lease in look(book)[0]] == [held.lease.id]
-    assert leased(book) == ["SIM-1"]
+    ledger.grant(
+        lambda leases, tickets: [WantedClaim(claim=Claim(shares=(part("SIM-1", 512.0),)), amends=held.lease.id)]
+    )
+    assert [lease.id for lease in live_records(ledger)[0]] == [held.lease.id]
+    assert leased(ledger) == ["SIM-1"]
     place.kill(pid)
-    assert leased(book) == []
+    assert leased(ledger) == []
 
 
 def test_one_decision_can_amend_a_lease_and_grant_a_new_one(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     amended = WantedClaim(claim=Claim(shares=()), amends=held.lease.id)
-    [fresh] = book.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
-    [seen] = look(book)[0]
+    [fresh] = ledger.grant(lambda leases, tickets: [amended, wanted("SIM-0", label="job 2")])
+    [seen] = live_records(ledger)[0]
     assert seen.id == fresh.lease.id
     fresh.release()
     held.release()
 
 
 def test_amending_an_ended_lease_changes_nothing(place: Place) -> None:
-    book = place.book()
-    [held] = book.grant(lambda leases, tickets: [wanted("SIM-0")])
+    ledger = place.ledger()
+    [held] = ledger.grant(lambda leases, tickets: [wanted("SIM-0")])
     held.release()
     again = WantedClaim(claim=Claim(shares=(part("SIM-0", 512.0),)), amends=held.lease.id)
-    assert not book.grant(lambda leases, tickets: [again])
-    assert leased(book) == []
+    assert not ledger.grant(lambda leases, tickets: [again])
+    assert leased(ledger) == []

@@ -1,4 +1,4 @@
-"""The contract of a device's memory, held by the host's and by the CUDA one over a stand-in for PyTorch."""
+"""The contract of a device's memory, over host memory and over CUDA memory with a stand-in for PyTorch."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""What a suspender promises the queue (`ports.Suspender`), held by the local one with real processes on simulated
-devices, and by the simulated one."""
+"""The contract of a suspender (`ports.Suspender`), over the local suspender with real processes on simulated devices,
+and over the simulated suspender."""
 
 import contextlib
 import os
@@ -35,15 +35,15 @@ class Place(Protocol):
     def attempt(self) -> Attempt: ...
 
     def suspender(self) -> Suspender:
-        """That of one more daemon."""
+        """Return the suspender of another daemon."""
 
-    def told(self, suspender: Suspender) -> SuspendResult:
-        """The next that comes out."""
+    def next_result(self, suspender: Suspender) -> SuspendResult:
+        """Wait for the next result and return it."""
 
     def used_mb(self) -> float: ...
 
     def fill(self, megabytes: float) -> None:
-        """Somebody else takes so much, and nothing more than that."""
+        """Make a foreign process use exactly this much of the device."""
 
     def kill(self, attempt: Attempt) -> None: ...
 
@@ -62,8 +62,8 @@ class LocalPlace:
     def attempt(self) -> Attempt:
         ours = {name: value for name, value in os.environ.items() if name.startswith("GPUYARD_")}
         environment = {**ours, "GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1"}
-        words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
-        launch = Launch(job_id=1, attempt=1, command=words, cwd="/", environment=environment)
+        command = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
+        launch = Launch(job_id=1, attempt=1, command=command, cwd="/", environment=environment)
         prepared = self._engine.prepare(launch, None)
         self._engine.start_prepared()
         self._attempts.append(
@@ -83,13 +83,13 @@ class LocalPlace:
         self._suspenders.append(LocalSuspender(self._folder / "suspending", str(self._folder)))
         return self._suspenders[-1]
 
-    def told(self, suspender: Suspender) -> SuspendResult:
+    def next_result(self, suspender: Suspender) -> SuspendResult:
         assert isinstance(suspender, LocalSuspender)
         deadline = time.monotonic() + DEADLINE_S
-        while not (news := suspender.moved()):
-            assert time.monotonic() < deadline, "nothing came out"
+        while not (results := suspender.moved()):
+            assert time.monotonic() < deadline, "no result"
             select.select([suspender.fileno()] if suspender.fileno() >= 0 else [], [], [], 0.5)
-        return news[0]
+        return results[0]
 
     def used_mb(self) -> float:
         return self._devices.read(1).devices[0].memory_used_mb or 0.0
@@ -138,12 +138,12 @@ class SimulatedPlace:
     def suspender(self) -> SimulatedSuspender:
         return SimulatedSuspender(self._world)
 
-    def told(self, suspender: Suspender) -> SuspendResult:
+    def next_result(self, suspender: Suspender) -> SuspendResult:
         until = self._world.now + DEADLINE_S
-        while not (news := suspender.moved()):
-            assert self._world.now < until, "nothing came out"
+        while not (results := suspender.moved()):
+            assert self._world.now < until, "no result"
             self._world.advance(self._world.now + 0.1)
-        return news[0]
+        return results[0]
 
     def used_mb(self) -> float:
         return CARD_MB - self._world.free_mb(self._world.device_ids[0])
@@ -158,10 +158,10 @@ class SimulatedPlace:
         return self._world.snapshot()
 
 
-def _wait(is_so: Callable[[], bool]) -> None:
+def _wait(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it does not come to be"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
         select.select([], [], [], 0.01)
 
 
@@ -186,11 +186,11 @@ def test_memory_leaves_the_device_and_comes_back(place: Place) -> None:
     assert suspender.refusal(attempt, place.snapshot()) is None
     assert suspender.moved() == []
     suspender.suspend(attempt)
-    moved = place.told(suspender)
+    moved = place.next_result(suspender)
     assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done) == (1, 1, False, True)
     assert place.used_mb() == 0.0
     suspender.resume(attempt, needs(attempt))
-    moved = place.told(suspender)
+    moved = place.next_result(suspender)
     assert (moved.is_resumed, moved.is_done, moved.is_ruined) == (True, True, False)
     assert place.used_mb() == HELD_MB
     assert suspender.moved() == []
@@ -200,48 +200,48 @@ def test_repeated_suspend_and_resume_requests_succeed(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     for _ in range(2):
         suspender.suspend(attempt)
-        assert place.told(suspender).is_done
+        assert place.next_result(suspender).is_done
         assert place.used_mb() == 0.0
     for _ in range(2):
         suspender.resume(attempt, needs(attempt))
-        assert place.told(suspender).is_done
+        assert place.next_result(suspender).is_done
         assert place.used_mb() == HELD_MB
 
 
 def test_a_resume_without_free_memory_changes_nothing_and_may_be_repeated(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     suspender.suspend(attempt)
-    place.told(suspender)
+    place.next_result(suspender)
     place.fill(CARD_MB - 1024.0)
     suspender.resume(attempt, needs(attempt))
-    moved = place.told(suspender)
+    moved = place.next_result(suspender)
     assert (moved.is_resumed, moved.is_done, moved.is_ruined) == (True, False, False)
     assert moved.text
     place.fill(1024.0)
     suspender.resume(attempt, needs(attempt))
-    assert place.told(suspender).is_done
+    assert place.next_result(suspender).is_done
 
 
 def test_a_resume_forced_without_free_memory_ruins_the_attempt(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     suspender.suspend(attempt)
-    place.told(suspender)
+    place.next_result(suspender)
     place.fill(CARD_MB - 1024.0)
     suspender.resume(attempt, {})
-    assert place.told(suspender).is_ruined
+    assert place.next_result(suspender).is_ruined
     place.fill(0.0)
     suspender.resume(attempt, needs(attempt))
-    assert place.told(suspender).is_ruined, "however much room there is by now"
+    assert place.next_result(suspender).is_ruined, "even when there is enough free memory again"
 
 
 def test_the_next_daemon_finds_a_requested_suspend_done(place: Place) -> None:
     attempt, first, second = place.attempt(), place.suspender(), place.suspender()
     first.suspend(attempt)
     second.suspend(attempt)
-    assert place.told(second).is_done
+    assert place.next_result(second).is_done
     assert place.used_mb() == 0.0
     second.resume(attempt, needs(attempt))
-    assert place.told(second).is_done
+    assert place.next_result(second).is_done
     assert place.used_mb() == HELD_MB
 
 
@@ -249,7 +249,7 @@ def test_suspending_an_attempt_that_has_ended_fails(place: Place) -> None:
     attempt, suspender = place.attempt(), place.suspender()
     place.kill(attempt)
     suspender.suspend(attempt)
-    moved = place.told(suspender)
+    moved = place.next_result(suspender)
     assert (moved.is_done, moved.is_ruined) == (False, False)
     assert moved.text
 

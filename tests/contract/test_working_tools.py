@@ -1,4 +1,4 @@
-"""Each vendor's devices reach a snapshot through each of its tools, and several vendors through theirs at once."""
+"""Each tool of a vendor yields that vendor's devices in a snapshot, and tools of several vendors work at once."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def prints(tools: Tools, tool: str) -> None:
 
 
 def check(snapshot: Snapshot) -> None:
-    """What holds for every snapshot, whoever read it."""
+    """Check the invariants of every snapshot."""
     ids = [device.id for device in snapshot.devices]
     assert len(set(ids)) == len(ids)
     for device in snapshot.devices:

@@ -1,4 +1,4 @@
-"""Builds the fake libcuda.so.1 and keeps the state that it reads (cuda.c says how)."""
+"""Build the fake libcuda.so.1 and keep the state that it reads (format: cuda.c)."""
 
 import subprocess
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ _SOURCE = Path(__file__).with_name("cuda.c")
 
 
 def build_fake_cuda(folder: Path, old_driver: bool = False) -> Path:
-    """Compiles `folder`/libcuda.so.1; that of an old driver cannot move memory."""
+    """Compile `folder`/libcuda.so.1. The library of an old driver cannot move memory."""
     library = folder / "libcuda.so.1"
     options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
     if old_driver:
@@ -19,22 +19,22 @@ def build_fake_cuda(folder: Path, old_driver: bool = False) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeCuda:
-    """The state, for processes with FAKE_CUDA_STATE in their environment."""
+    """The state of processes with FAKE_CUDA_STATE in their environment."""
 
     folder: Path
 
     def rule(self, *lines: str) -> None:
-        """In place of those before, such as `Restore 17 fail 2`."""
+        """Replace the rules, for example by `Restore 17 fail 2`."""
         fresh = self.folder / "rules.new"
         fresh.write_text("".join(f"{line}\n" for line in lines))
         fresh.replace(self.folder / "rules")
 
     def state(self, pid: int) -> str:
-        """`running`, `locked` or `checkpointed`."""
+        """Return `running`, `locked` or `checkpointed`."""
         return ("running", "locked", "checkpointed")[int((self.folder / str(pid)).read_text().split()[0])]
 
     def calls(self) -> list[str]:
-        """All that were made, without GetState: function, pid and code."""
+        """Return all calls except GetState: function, pid and code."""
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 

@@ -1,10 +1,10 @@
-"""The daemon's socket with a handler of the test's own behind it: in a thread, or as a program to be started.
+"""The daemon's socket with a handler of the test: in a thread, or as a program.
 
-As a program it does what a daemon does for those who start one: it takes the lock, and serves until it is ended.
+As a program it does what clients expect of a daemon that they start: it takes the lock, and serves until it is ended.
 
-- SIGTERM ends it for good: of many that were started at once, one may come to the lock only when the test is over, and
-  must not stay. After any other end the next one serves.
-- All other signals are left as they were handed to it, because that is what a test looks at.
+- SIGTERM ends it for good: when many were started at once, one may get the lock only after the test, and must not
+  stay. After any other end the next one serves.
+- The handling of all other signals is left as inherited, because a test checks it.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import GpuyardError
 from gpuyard.version import API
 
-# By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
+# By path, because it is started in another working directory; -P, because the files beside it are not modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 DEADLINE_S = 90.0
 _POLL_S = 0.02
 
 
 class Served(NamedTuple):
-    """A server that runs in a thread, and the ways a test has to it."""
+    """A server in a thread, and how a test reaches it."""
 
     path: Path
     server: Server
@@ -51,14 +51,14 @@ class Served(NamedTuple):
             raise
         return connection
 
-    def say(self, told: bytes) -> bytes:
-        """All that is answered until the server closes; our end stays open, as closing it would mean that we left."""
+    def exchange(self, request: bytes) -> bytes:
+        """Send `request` and return the answer until the server closes; our end stays open, as a client that waits."""
         with self.dial() as connection:
-            connection.sendall(told)
-            return hear_all(connection)
+            connection.sendall(request)
+            return receive_all(connection)
 
     def call(self, act: Callable[[], None]) -> None:
-        """In the server's thread, where alone it may be touched."""
+        """Call `act` in the server's thread, the only thread that may use the server."""
 
         async def acting() -> None:
             act()
@@ -83,30 +83,30 @@ def served(path: Path, handler: Handler | None = None, limits: ConnectionLimits 
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(DEADLINE_S)
-        runner.close()  # which also lets cancelled handlers come to their end
+        runner.close()  # which also lets cancelled handlers finish
 
 
 def echo(request: Request) -> Response:
-    """Says what was asked, and who answers."""
-    said = {
+    """Answer with the request and the pid of this process."""
+    answer = {
         "method": request.method,
         "path": request.path.removeprefix(API),
         "query": request.query,
         "body": request.body.decode(),
         "pid": os.getpid(),
     }
-    return Response(body=msgspec.json.encode(said))
+    return Response(body=msgspec.json.encode(answer))
 
 
-def hear_all(connection: socket.socket) -> bytes:
-    heard = bytearray()
+def receive_all(connection: socket.socket) -> bytes:
+    received = bytearray()
     while data := connection.recv(1 << 20):
-        heard += data
-    return bytes(heard)
+        received += data
+    return bytes(received)
 
 
 def status_of(answer: bytes) -> int:
-    """The first one's, where there are several."""
+    """Return the status of the first response."""
     protocol, status, _ = answer.split(b" ", 2)
     assert protocol == b"HTTP/1.1", answer[:100]
     return int(status)
@@ -116,10 +116,10 @@ def body_of(answer: bytes) -> dict[str, object]:
     return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, object])
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, f"it was not so within {DEADLINE_S:g} s"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s"
         time.sleep(_POLL_S)
 
 
@@ -129,11 +129,11 @@ def _echo_or_die(request: Request) -> Response:
     return echo(request)
 
 
-async def _serve_until_told() -> None:
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+async def _serve_until_sigterm() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = await serve(paths.socket_path(), _echo_or_die)
-    await told.wait()
+    await stop.wait()
     server.close()
 
 
@@ -142,7 +142,7 @@ def _main() -> None:
     try:
         with hold_daemon_lock(paths.lock_path()):
             if not over.exists():
-                asyncio.run(_serve_until_told())
+                asyncio.run(_serve_until_sigterm())
                 over.touch()
     except GpuyardError as error:
         sys.exit(error.message)

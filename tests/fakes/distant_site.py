@@ -1,4 +1,4 @@
-"""A site that outlives its daemons, as real ones do: it lives in one process, and others call it through a socket."""
+"""A site that outlives its daemons, like real ones: one process has it, and others call it through a socket."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ class SiteServer:
 
 
 def mortal(argument: str) -> "DistantSite":
-    """`argument` is `PATH:WHEN`: the process that has the site dies then."""
+    """Return a site whose process dies at a given call. `argument` is `PATH:WHEN`."""
     path, _, dies = argument.rpartition(":")
     return DistantSite(path, dies)
 
@@ -90,7 +90,7 @@ class DistantSite:
             answer: object = self._asking.recv()
         except (EOFError, OSError) as error:
             self._asking = None
-            raise SiteUnreachable(f"nobody answers at {self._path}") from error
+            raise SiteUnreachable(f"no answer at {self._path}") from error
         if isinstance(answer, EnvironmentFault):
             raise answer
         self._may_die(f"after {name}")

@@ -1,7 +1,7 @@
 """A program that holds memory of a simulated GPU and works on it: `python gated_job.py --vram 1500 GATE`.
 
-It does half of its work, works on without counting until there is a file GATE, and does the other half. So it runs for
-as long as a test wants it to, on however slow a machine, and what it prints at its end tells of every piece of work.
+It does half of its work, continues without counting until the file GATE exists, and does the other half. So it runs for
+as long as a test wants, however slow the machine is, and the checksum that it prints covers every piece of work.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 
-# By its path, because it is started in another working directory; -P, because its neighbours are no top-level modules.
+# By path, because it is started in another working directory; -P, because the files beside it are not modules.
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 _PIECES = 20
 _PIECE_S = 0.01

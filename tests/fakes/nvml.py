@@ -1,7 +1,7 @@
-"""Builds the fake libnvidia-ml.so.1 and writes the state that it reads (nvml_state.h says how).
+"""Build the fake libnvidia-ml.so.1 and write the state that it reads (format: nvml_state.h).
 
-A figure left `None` is one the device does not support. `results` force what a function returns, by its exported name
-(`nvmlDeviceGetPowerUsage`) or by a beginning of it with a `*`; `hangs` are the seconds it sleeps first.
+A figure that is `None` is not supported by the device. `results` sets what a function returns, by its exported name
+(`nvmlDeviceGetPowerUsage`) or a prefix with `*`; `hangs` sets the seconds that it sleeps first.
 """
 
 import os
@@ -16,7 +16,7 @@ _SOURCE = Path(__file__).with_name("nvml.c")
 
 
 class Result(IntEnum):
-    """What NVML's functions return."""
+    """Return codes of NVML's functions."""
 
     NOT_SUPPORTED = 3
     NO_PERMISSION = 4
@@ -29,7 +29,7 @@ class Result(IntEnum):
 
 
 def build_fake_nvml(folder: Path, old_driver: bool = False) -> Path:
-    """Compiles `folder`/libnvidia-ml.so.1; that of an old driver lacks the functions that came with 510 and later."""
+    """Compile `folder`/libnvidia-ml.so.1. The library of an old driver lacks the functions added in 510 and later."""
     library = folder / "libnvidia-ml.so.1"
     options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
     if old_driver:
@@ -40,7 +40,7 @@ def build_fake_nvml(folder: Path, old_driver: bool = False) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeProcess:
-    """`memory` is in bytes, `None` where the driver hides it."""
+    """`memory` is in bytes, `None` if the driver hides it."""
 
     pid: int
     memory: int | None = None
@@ -52,7 +52,7 @@ class FakeProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeSample:
-    """How busy a process kept its card, at a time in microseconds."""
+    """The load of a process on its card, at a time in microseconds."""
 
     pid: int
     at: int
@@ -64,7 +64,7 @@ class FakeSample:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeMemory:
-    """In bytes; `used` leaves out what is `reserved`."""
+    """In bytes; `used` excludes `reserved`."""
 
     total: int
     reserved: int = 0
@@ -76,7 +76,7 @@ class FakeMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeInstance:
-    """A MIG instance; `place` is its index on the card, where there may be gaps."""
+    """A MIG instance; `place` is its index on the card; indexes may have gaps."""
 
     uuid: str
     place: int
@@ -98,7 +98,7 @@ class FakeInstance:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeDevice:
-    """A card; `places` is how many MIG instances fit on it where it is split, and `None` where it cannot be."""
+    """A card. `places`: how many MIG instances fit on it, or None if it cannot be split."""
 
     uuid: str
     name: str | None = None
@@ -156,13 +156,13 @@ class FakeNvml:
     state_file: Path
 
     def write(self, state: FakeState) -> None:
-        """Those who have the library loaded see either the old state or the new one, never half of it."""
+        """Replace the state atomically: processes that loaded the library see the old state or the new one."""
         fresh = self.state_file.with_name(f"{self.state_file.name}.new")
         fresh.write_text(state.text())
         fresh.replace(self.state_file)
 
     def environment(self) -> dict[str, str]:
-        """To be added to the environment of a process."""
+        """Return the variables that a process needs to load the library."""
         folders = [str(self.library.parent), os.environ.get("LD_LIBRARY_PATH", "")]
         return {"LD_LIBRARY_PATH": ":".join(filter(None, folders)), "FAKE_NVML_STATE": str(self.state_file)}
 

@@ -1,7 +1,7 @@
-"""Runs the NVML probe in a process of its own, over the fake library.
+"""Run the NVML probe in its own process, over the fake library.
 
-The process is handed a list of states. It puts each in place and reads once, so that what changes between two reads of
-a living probe is told step by step, without waiting.
+The process gets a list of states. It writes each state and reads once, so that a test sees what changes between two
+reads of one probe, without waiting.
 """
 
 import json
@@ -43,7 +43,7 @@ print(json.dumps(outcomes))
 
 
 class Reader:
-    """Runs the probe in a process of its own, one read per state."""
+    """Runs the probe in its own process, with one read per state."""
 
     def __init__(self, fake: FakeNvml, root: Path) -> None:
         self.fake = fake
@@ -66,7 +66,7 @@ def run_program(
     set_up_each_time: bool = False,
     close_before: int | None = None,
 ) -> list[dict[str, Any]]:
-    """What each read gave. `close_before` is the number of the read before which someone else closes the library."""
+    """Return the result of each read. `close_before`: the number of the read before which the library is closed."""
     task = {
         "root": str(root),
         "states": [state.text() for state in states],

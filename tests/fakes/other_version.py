@@ -1,15 +1,15 @@
-"""The daemon and the command as another version would be: programs that change the version before anything reads it.
+"""The daemon and the command of another version: programs that change the version before any code reads it.
 
-python other_version.py 0.0.1 daemon       in the background of a test, as `start_daemon` has it
-python other_version.py 0.0.1 run          for a service manager, as `gpuyard daemon run`
-python other_version.py 0.0.1 silent       a daemon from before versions were compared: it says and checks none
+python other_version.py 0.0.1 daemon       in the background of a test, like `start_daemon`
+python other_version.py 0.0.1 run          for a service manager, like `gpuyard daemon run`
+python other_version.py 0.0.1 silent       a daemon that neither sends nor checks a version
 python other_version.py 0.0.1 command …    `gpuyard …`
 """
 
 import sys
 from pathlib import Path
 
-# By its path, because a daemon is started in another working directory.
+# By path, because a daemon is started in another working directory.
 PROGRAM = str(Path(__file__).resolve())
 
 
@@ -17,8 +17,8 @@ def daemon_of(version: str, kind: str = "daemon") -> tuple[str, ...]:
     return (sys.executable, "-P", PROGRAM, version, kind)
 
 
-def command_of(version: str, *words: str) -> list[str]:
-    return [sys.executable, "-P", PROGRAM, version, "command", *words]
+def command_of(version: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", PROGRAM, version, "command", *arguments]
 
 
 def _main(version: str, kind: str) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 from tests import preloaded
 
 GPUYARD = [sys.executable, "-m", "gpuyard"]
-# Python says on standard error what a command has left open when it ends; a forked program ends without that.
+# Python warns on standard error about resources left open at exit; a forked program exits without that.
 _STRICT = [sys.executable, "-W", "error::ResourceWarning", "-m", "gpuyard"] if preloaded.ALL_BY_EXEC else GPUYARD
 
 
 def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
-    # Named even where it is as it is: a line editor in this process may have told the system alone of a width.
+    # Pass os.environ explicitly: a line editor may have set COLUMNS only in the C environment.
     options = {"env": dict(os.environ), **options}
     done = subprocess.run(
         [*_STRICT, *arguments], capture_output=True, text=True, timeout=90, check=False, input=text, **options
@@ -24,21 +24,21 @@ def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess
 
 
 def run_on_terminal(*arguments: str, columns: int) -> str:
-    """What a terminal of that width is told."""
-    own, theirs = pty.openpty()
+    """Return what the command prints on a terminal of that width."""
+    controller, terminal = pty.openpty()
     size = {**os.environ, "COLUMNS": str(columns), "LINES": "24", "TERM": "xterm", "PYTHONUTF8": "1"}
-    with subprocess.Popen([*_STRICT, *arguments], stdout=theirs, stderr=theirs, env=size) as process:
-        os.close(theirs)
-        told = b""
-        while chunk := _read(own):
-            told += chunk
-    os.close(own)
-    assert process.returncode == 0, told
-    return told.decode()
+    with subprocess.Popen([*_STRICT, *arguments], stdout=terminal, stderr=terminal, env=size) as process:
+        os.close(terminal)
+        output = b""
+        while chunk := _read(controller):
+            output += chunk
+    os.close(controller)
+    assert process.returncode == 0, output
+    return output.decode()
 
 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # Linux tells the end of a terminal so
+    except OSError:  # Linux reports a closed terminal as an error
         return b""

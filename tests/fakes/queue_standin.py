@@ -1,4 +1,4 @@
-"""Stands in for the daemon: answers its routes on its socket with what a test says, and remembers what it was asked."""
+"""A stand-in for the daemon: answers its routes on its socket as a test says, and records the requests."""
 
 import http.server
 import json
@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
 
 
 class StandIn:
-    """`answers` is keyed by `GET /jobs`; an answer may be a function of what was asked."""
+    """`answers` is keyed by route, such as `GET /jobs`; an answer may be a function of the request."""
 
     def __init__(self, home: Path, answers: dict[str, Answer] | None = None) -> None:
         self.path = home / "daemon.sock"
@@ -55,10 +55,10 @@ class StandIn:
         self._server.server_close()
         self.path.unlink()
 
-    def answer(self, asked: ReceivedRequest) -> Answer:
-        self.requests.append(asked)
-        answer = self.answers.get(asked.route, Refusal(404, f"no such route: {asked.route}"))
-        return answer(asked) if callable(answer) else answer
+    def answer(self, request: ReceivedRequest) -> Answer:
+        self.requests.append(request)
+        answer = self.answers.get(request.route, Refusal(404, f"no such route: {request.route}"))
+        return answer(request) if callable(answer) else answer
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -71,15 +71,12 @@ def _handler(daemon: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
             url = urlsplit(self.path)
             content = self.rfile.read(int(self.headers["Content-Length"]))
             query = dict(parse_qsl(url.query, keep_blank_values=True))
-            told = daemon.answer(
-                ReceivedRequest(
-                    f"{self.command} {url.path.removeprefix(API)}", query, json.loads(content) if content else None
-                )
-            )
+            route = f"{self.command} {url.path.removeprefix(API)}"
+            answer = daemon.answer(ReceivedRequest(route, query, json.loads(content) if content else None))
             status = 200
-            if isinstance(told, Refusal):
-                status, told = told.status, {"error": told.error, "hint": told.hint}
-            body = json.dumps(told).encode()
+            if isinstance(answer, Refusal):
+                status, answer = answer.status, {"error": answer.error, "hint": answer.hint}
+            body = json.dumps(answer).encode()
             self.send_response(status)
             if daemon.version is not None:
                 self.send_header(VERSION_FIELD, daemon.version)

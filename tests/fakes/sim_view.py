@@ -1,8 +1,8 @@
-"""A stand-in simulator with the interface that `gpuyard datagen` knows: `python sim_view.py --mode datagen --seed 7 …`.
+"""A stand-in simulator with the options that `gpuyard datagen` passes: `python sim_view.py --mode datagen --seed 7 …`.
 
 It takes memory and load of a simulated GPU, real RAM and real CPU time, for a while, and writes frames into its output
-root. Its journal is for the test that started it: a line at the beginning of each run, when it has taken all it takes,
-and at its end, by seed.
+root. Its journal is for the test: a line per seed when a run begins, when it has allocated everything, and when it
+ends.
 """
 
 import argparse
@@ -48,17 +48,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-root", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--max-frames", type=int, default=3)
-    # From here on its own.
+    # Options of this stand-in.
     parser.add_argument("--journal", required=True)
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--gate", type=Path, help="and until there is such a file, these seeds and later ones")
+    parser.add_argument("--gate", type=Path, help="wait until this file exists (seeds from --gated-from on)")
     parser.add_argument("--gated-from", type=int, default=0, metavar="SEED")
     parser.add_argument("--vram", type=float, default=0.0, help="MB of a simulated GPU")
     parser.add_argument("--load", type=float, default=0.0, help="percent of a simulated GPU")
     parser.add_argument("--ram", type=int, default=0, help="MB")
-    parser.add_argument("--busy", action="store_true", help="keeps a CPU busy")
-    parser.add_argument("--empty-every", type=int, default=0, help="these seeds make no frame")
-    parser.add_argument("--fail-every", type=int, default=0, help="these seeds fail the first time")
+    parser.add_argument("--busy", action="store_true", help="keep a CPU core busy")
+    parser.add_argument("--empty-every", type=int, default=0, help="multiples of this seed make no frame")
+    parser.add_argument("--fail-every", type=int, default=0, help="multiples of this seed fail the first time")
     return parser.parse_args()
 
 
@@ -103,7 +103,7 @@ def prune(root: Path, pruned: Path) -> None:
 
 
 def note(journal: Path, what: str, seed: int, device: str) -> None:
-    """In one write at the end of the file, so that lines of several runs never mix."""
+    """Append a line in one write, so that lines of several runs never mix."""
     descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, f"{what} {seed} {time.time():.6f} {os.getpid()} {device}\n".encode())

@@ -62,7 +62,7 @@ class ProcessSite:
         self._turn()
         wanted = {submission.token for submission in live}
         pending = {
-            ref: Sighting(id=_id(ref), at=SiteState.PENDING, reason="its turn comes") for ref, _ in self._waiting
+            ref: Sighting(id=_id(ref), at=SiteState.PENDING, reason="waiting for its turn") for ref, _ in self._waiting
         }
         running = {ref: Sighting(id=_id(ref), at=SiteState.RUNNING, place="here") for ref in self._running}
         found = {**pending, **running, **self._over}
@@ -106,7 +106,7 @@ class ProcessSite:
 
     def _answer(self) -> None:
         if self.down:
-            raise SiteUnreachable("nobody is there", hint="wait")
+            raise SiteUnreachable("connection refused", hint="wait")
 
     def _turn(self) -> None:
         for ref, process in list(self._running.items()):

@@ -1,17 +1,17 @@
 """A small training script, as a workspace's task: `python train.py --config_path configs/NAME.yml`.
 
-It fits a line through noisy points by gradient descent, says how far it is, and leaves the marker NAME_completed.txt.
-What else it does stands in its YAML:
+It fits a line through noisy points by gradient descent, prints its progress, and writes the marker NAME_completed.txt.
+Its YAML file sets what else it does:
 
     seed, epochs, lr    what is trained
-    gate                a pipe that it waits at after its last epoch, until somebody opens it
-    memory_mb           what it holds of the memory of a simulated GPU meanwhile
+    gate                a pipe: it waits after its last epoch until the test opens it
+    memory_mb           memory of a simulated GPU that it holds meanwhile
     fails               how many of its first runs end with status 1
-    leaves_marker       false: it leaves none
-    lingers             it goes on for ever after its marker
-    status              what it exits with
+    leaves_marker       false: it writes no marker
+    lingers             it runs forever after its marker
+    status              its exit status
 
-In its working directory it appends a line of JSON to `starts` when it starts, and to `ends` when it leaves its marker.
+In its working directory it appends a line of JSON to `starts` when it starts, and to `ends` when it writes its marker.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def train(config: dict[str, Any]) -> tuple[float, float]:
-    # Without NumPy, which would take longer to load than all the rest to run.
+    # Without NumPy, whose import would take longer than the training.
     rng = random.Random(config["seed"])
     points = [(x, 3.0 * x + 1.0 + rng.gauss(0.0, 0.1)) for x in (rng.gauss(0.0, 1.0) for _ in range(200))]
     slope = offset = 0.0
@@ -72,9 +72,9 @@ def marker_of(path: Path) -> Path:
 
 
 def append(name: str, config: str) -> list[str]:
-    """All lines that are there then."""
+    """Append a line and return all lines of the file."""
     about = {"config": config, "pid": os.getpid(), "words": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
-    with open(name, "ab", buffering=0) as file:  # in one piece, as others append to it
+    with open(name, "ab", buffering=0) as file:  # in one write, because other tasks append too
         file.write(json.dumps(about).encode() + b"\n")
     return Path(name).read_text(encoding="utf-8").splitlines()
 
@@ -97,7 +97,7 @@ def memory_held(megabytes: float | None) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what a training script does
+    print(text, flush=True)  # noqa: T201 - a training script prints
 
 
 if __name__ == "__main__":

@@ -148,8 +148,8 @@ def test_a_job_that_the_site_did_not_accept_never_started_and_may_be_submitted_a
     post.until(lambda: not post.trouble(), "the first offer")
     site.down = True
     post.hand_over(post.launch(1))
-    post.until(lambda: any("nobody is there" in each.reason for each in post.seen), "why it waits")
-    assert "yonder cannot be reached: nobody is there (wait)" in post.trouble()
+    post.until(lambda: any("connection refused" in each.reason for each in post.seen), "why it waits")
+    assert "yonder cannot be reached: connection refused (wait)" in post.trouble()
     assert post.ends == {}
     site.down = False
     assert post.until_ended(1) == [UNBEGUN]

@@ -124,7 +124,7 @@ def test_a_job_handed_over_while_the_site_goes_down_is_given_the_reason(post: Po
     with site.shut():
         site.down = True
         post.hand_over(post.launch(2))
-    post.until(lambda: any(each.job_id == 2 and "nobody is there" in each.reason for each in post.seen), "a reason")
+    post.until(lambda: any(each.job_id == 2 and "connection refused" in each.reason for each in post.seen), "a reason")
     site.down = False
     post.let_go(1)
     assert post.until_ended(1, 2) == [SUCCEEDED, SUCCEEDED]
@@ -132,7 +132,7 @@ def test_a_job_handed_over_while_the_site_goes_down_is_given_the_reason(post: Po
 
 def test_a_site_that_no_job_waits_for_is_not_polled_again(post: Post, site: ProcessSite) -> None:
     site.down = True
-    post.until(lambda: "nobody is there" in (post.engine.offer().trouble or ""), "the trouble")
+    post.until(lambda: "connection refused" in (post.engine.offer().trouble or ""), "the trouble")
     looks = len(site.calls)
     post.until(lambda: len(site.calls) > looks or post.engine.offer(), "one more look, as it was asked for")
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpuyard.daemon.server.connection import ConnectionLimits
 from gpuyard.daemon.server.http_parser import HttpError, Parser, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
-from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, hear_all, served, status_of, wait_until
+from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, receive_all, served, status_of, wait_until
 from tests.in_time import in_time
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -75,7 +75,7 @@ def test_pipelined_requests_are_answered_in_order(path: Path) -> None:
         return asyncio.ensure_future(later(request)) if request.path == "/slow" else echo(request)
 
     with served(path, handle) as daemon:
-        answers = daemon.say(GET + b"GET /slow HTTP/1.1\r\n\r\n" + GET * 1000 + LAST)
+        answers = daemon.exchange(GET + b"GET /slow HTTP/1.1\r\n\r\n" + GET * 1000 + LAST)
     asked = [part.partition(b'"')[0] for part in answers.split(b'"path":"')[1:]]
     assert asked == [b"/a", b"/slow", *[b"/a"] * 1000, b"/last"]
 
@@ -98,10 +98,10 @@ def test_pipelined_requests_are_answered_in_order(path: Path) -> None:
     ],
 )
 def test_garbage_is_refused_and_the_next_client_is_served(daemon: Served, garbage: bytes) -> None:
-    answer = daemon.say(garbage)
+    answer = daemon.exchange(garbage)
     assert status_of(answer) == 400
     assert body_of(answer)["error"]
-    assert status_of(daemon.say(LAST)) == 200
+    assert status_of(daemon.exchange(LAST)) == 200
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_garbage_is_refused_and_the_next_client_is_served(daemon: Served, garbag
     ],
 )
 def test_a_body_that_is_too_long_or_of_unknown_length_is_refused(daemon: Served, oversized: bytes, status: int) -> None:
-    answer = daemon.say(oversized)
+    answer = daemon.exchange(oversized)
     assert status_of(answer) == status
     assert body_of(answer)["error"]
 
@@ -123,7 +123,7 @@ def test_a_body_that_is_too_long_or_of_unknown_length_is_refused(daemon: Served,
 def test_an_incomplete_request_times_out(path: Path) -> None:
     with served(path, limits=ConnectionLimits(half_request_s=0.1)) as daemon:
         for half in (b"G", GET[:-2], b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nfour", GET + b"GET /b"):
-            last = daemon.say(half).rpartition(b"HTTP/1.1 ")[2]
+            last = daemon.exchange(half).rpartition(b"HTTP/1.1 ")[2]
             assert last.startswith(b"408 ")
             assert body_of(last)["error"] == "the rest of the request did not arrive in time"
 
@@ -132,13 +132,13 @@ def test_a_request_that_arrives_byte_by_byte_is_complete_in_the_end(daemon: Serv
     with daemon.dial() as connection:
         for byte in b"POST /b HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi":
             connection.sendall(bytes([byte]))
-        assert body_of(hear_all(connection))["body"] == "hi"
+        assert body_of(receive_all(connection))["body"] == "hi"
 
 
 def test_silent_clients_do_not_block_others(daemon: Served) -> None:
     silent = [daemon.dial() for _ in range(200)]
     wait_until(lambda: daemon.server.connections == 200)
-    assert status_of(in_time(1.0, lambda: daemon.say(LAST))) == 200
+    assert status_of(in_time(1.0, lambda: daemon.exchange(LAST))) == 200
     assert daemon.server.connections >= 200, "it was answered while all of them were there"
     for connection in silent:
         connection.close()
@@ -148,7 +148,7 @@ def test_silent_clients_are_dropped_after_a_timeout(path: Path) -> None:
     with served(path, limits=ConnectionLimits(silent_s=0.1)) as daemon:
         silent = [daemon.dial() for _ in range(10)]
         for connection in silent:
-            assert hear_all(connection) == b""
+            assert receive_all(connection) == b""
             connection.close()
 
 
@@ -157,7 +157,7 @@ def test_an_idle_connection_that_has_sent_a_request_is_kept_longer_than_a_silent
         connection.sendall(GET)
         assert status_of(connection.recv(65536)) == 200
         with daemon.dial() as silent:
-            assert hear_all(silent) == b""
+            assert receive_all(silent) == b""
         connection.sendall(GET)
         assert status_of(connection.recv(65536)) == 200
 
@@ -165,12 +165,12 @@ def test_an_idle_connection_that_has_sent_a_request_is_kept_longer_than_a_silent
 def test_a_client_beyond_the_limit_is_refused(path: Path) -> None:
     with served(path, limits=ConnectionLimits(connections=2)) as daemon:
         first, second = daemon.dial(), daemon.dial()
-        answer = daemon.say(LAST)
+        answer = daemon.exchange(LAST)
         assert status_of(answer) == 503
         assert "which is its limit" in str(body_of(answer)["error"])
         first.close()
         wait_until(lambda: daemon.server.connections == 1)
-        assert status_of(daemon.say(LAST)) == 200
+        assert status_of(daemon.exchange(LAST)) == 200
         second.close()
 
 
@@ -194,7 +194,7 @@ def test_an_error_raised_by_a_handler_becomes_the_response(
         raise error
 
     with served(path, (lambda _: fail()) if is_awaited else handle) as daemon:
-        answer = daemon.say(LAST)
+        answer = daemon.exchange(LAST)
     assert (status_of(answer), body_of(answer)["error"]) == (status, message)
 
 
@@ -211,7 +211,7 @@ def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_continues(
         return asyncio.ensure_future(fail()) if is_awaited else Response(body=b"%d" % (1 // 0))
 
     with caplog.at_level(logging.ERROR), served(path, handle) as daemon:
-        answers = daemon.say(GET + LAST)
+        answers = daemon.exchange(GET + LAST)
     assert status_of(answers) == 500
     assert b"ZeroDivisionError" in answers
     assert b"HTTP/1.1 200 OK" in answers
@@ -250,14 +250,14 @@ def test_a_client_that_does_not_read_is_dropped(path: Path) -> None:
     with served(path, handle, ConnectionLimits(unread_answer_s=0.1)) as daemon, daemon.dial() as connection:
         wait_until(lambda: daemon.server.connections == 1)
         connection.sendall(GET * 100)
-        assert status_of(daemon.say(LAST)) == 200
+        assert status_of(daemon.exchange(LAST)) == 200
         wait_until(lambda: daemon.server.connections == 0)
-        assert len(hear_all(connection)) < 8_000_000
+        assert len(receive_all(connection)) < 8_000_000
 
 
 def test_a_client_that_reads_late_gets_the_whole_response(path: Path) -> None:
     with served(path, lambda _: Response(body=b"x" * 1_000_000)) as daemon:
-        assert daemon.say(GET * 30 + LAST).count(b"x" * 1_000_000) == 31
+        assert daemon.exchange(GET * 30 + LAST).count(b"x" * 1_000_000) == 31
 
 
 def test_closing_cancels_pending_handlers_and_removes_the_socket(path: Path) -> None:
@@ -272,7 +272,7 @@ def test_closing_cancels_pending_handlers_and_removes_the_socket(path: Path) -> 
             busy.sendall(GET)
             assert begun.wait(DEADLINE_S)
             daemon.call(daemon.server.close)
-            assert hear_all(busy) + hear_all(idle) == b""
+            assert receive_all(busy) + receive_all(idle) == b""
         assert not path.exists()
         with pytest.raises(FileNotFoundError):
             daemon.dial()
@@ -289,15 +289,15 @@ def test_a_handler_may_close_the_server(path: Path, is_awaited: bool) -> None:
         return asyncio.ensure_future(later()) if is_awaited else Response(body=b"stopped")
 
     with served(path, stop) as running:
-        answer = running.say(GET)
+        answer = running.exchange(GET)
     assert answer.endswith(b"stopped") != is_awaited
 
 
 def test_head_and_http_1_0_are_answered_correctly(daemon: Served) -> None:
-    head = daemon.say(b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
+    head = daemon.exchange(b"HEAD /a HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert head.endswith(b"\r\n\r\n")
-    assert body_of(daemon.say(b"\r\nGET /old HTTP/1.0\r\n\r\n"))["path"] == "/old"
+    assert body_of(daemon.exchange(b"\r\nGET /old HTTP/1.0\r\n\r\n"))["path"] == "/old"
 
 
 def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
@@ -357,7 +357,7 @@ def test_a_socket_path_may_be_longer_than_an_address(length: int) -> None:
         path = Path(home) / ("d" * (length - len(home) - len("//daemon.sock"))) / "daemon.sock"
         assert len(str(path)) == length
         with served(path) as daemon:
-            assert status_of(daemon.say(LAST)) == 200
+            assert status_of(daemon.exchange(LAST)) == 200
 
 
 def test_the_socket_of_a_dead_daemon_is_replaced(path: Path) -> None:
@@ -365,7 +365,7 @@ def test_the_socket_of_a_dead_daemon_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with served(path) as daemon:
-        assert status_of(daemon.say(LAST)) == 200
+        assert status_of(daemon.exchange(LAST)) == 200
 
 
 def _put_file(path: Path) -> None:
