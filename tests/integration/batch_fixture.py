@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import end_what_is_left, until
+from tests.integration.queue_fixture import end_leftovers, until
 
-# Where gates are not the point: the machine may be busy with other tests.
+# Open all gates: the machine may be busy with other tests.
 OPEN = ("--gpus", "0", "--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0", "--stagger", "0")
 DEADLINE_S = 90.0
 
@@ -22,7 +22,7 @@ def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.chdir(own_home.parent)
     yield
-    end_what_is_left(own_home)
+    end_leftovers(own_home)
 
 
 def batch(count: int, *arguments: str, program: str) -> "subprocess.CompletedProcess[str]":
@@ -37,7 +37,7 @@ GATED = "echo {seed} >> seeds; touch {output}/begun; until [ -e go-{index} ]; do
 
 
 def await_run(folder: Path, index: int) -> None:
-    """Of those that stand at the gate."""
+    """Wait until this gated run has begun."""
     until((folder / f"out/run-{index:06d}/begun").exists, f"the beginning of run {index}")
 
 
@@ -49,7 +49,7 @@ def let_go(folder: Path, *indexes: int) -> None:
 
 @contextlib.contextmanager
 def begun(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """In the foreground, but not on a terminal."""
+    """Start a command in the foreground, but not on a terminal."""
     command = [*GPUYARD, *arguments]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""A cluster engine with a site of real processes, and daemons that succeed each other."""
+"""A cluster engine with a site of real processes, and daemons that replace each other."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from tests.fakes.site import ProcessSite
 
 TERMS = ClusterTerms(need=Need(devices=0), name="job")
 SUCCEEDED = (OutcomeKind.SUCCEEDED, 0)
-UNBEGUN = (OutcomeKind.NEVER_STARTED, None)
+NEVER_STARTED = (OutcomeKind.NEVER_STARTED, None)
 
 
 class GatedSite(ProcessSite):
@@ -25,11 +25,11 @@ class GatedSite(ProcessSite):
 
     def __init__(self, *, most: int = 8, free: Amount | None = None) -> None:
         super().__init__(most=most, free=free)
-        self.gate, self.came = threading.Event(), threading.Event()
+        self.gate, self.reached = threading.Event(), threading.Event()
         self.gate.set()
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        self.came.set()
+        self.reached.set()
         assert self.gate.wait(DEADLINE_S)
         return super().report(live)
 
@@ -37,24 +37,24 @@ class GatedSite(ProcessSite):
     def shut(self) -> Iterator[None]:
         """Shut the gate, and wait until the engine's thread has reached it."""
         self.gate.clear()
-        self.came.clear()
-        assert self.came.wait(DEADLINE_S)
+        self.reached.clear()
+        assert self.reached.wait(DEADLINE_S)
         yield
         self.gate.set()
 
 
-class Post:
+class EngineHarness:
     """A cluster engine as a daemon uses it, and its results so far."""
 
     def __init__(self, folder: Path, site: Site) -> None:
         self.folder = folder
         self.site = site
-        self.seen: list[SiteStatus] = []
+        self.statuses: list[SiteStatus] = []
         self.ends: dict[int, Ended] = {}
         (folder / "runs").mkdir(exist_ok=True)
         self.engine = ClusterEngine(site, folder / "shared", lambda: None, poll_s=0.05)
 
-    def succeed(self, *attempts: Attempt) -> None:
+    def take_over(self, *attempts: Attempt) -> None:
         """Take over as the next daemon does, which knows the recorded attempts."""
         self.close()
         self.engine = ClusterEngine(self.site, self.folder / "shared", lambda: None, poll_s=0.05)
@@ -92,14 +92,14 @@ class Post:
     def listen(self) -> None:
         """Record results at once, as a controller does."""
         self.ends.update((ended.job_id, ended) for ended in self.engine.ended())
-        self.seen += self.engine.site_changes()
+        self.statuses += self.engine.site_changes()
 
-    def until(self, is_so: Callable[[], object], what: str) -> None:
-        def hears() -> object:
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        def listens() -> object:
             self.listen()
-            return is_so()
+            return condition()
 
-        until(hears, what, every_s=0.01)
+        until(listens, what, every_s=0.01)
 
     def until_ended(self, *job_ids: int) -> list[tuple[OutcomeKind, int | None]]:
         self.until(lambda: set(job_ids) <= self.ends.keys(), f"the ends of {job_ids}")

@@ -1,4 +1,4 @@
-"""What integration tests share: scripts of their own that take GPUs, a queue and an engine of their own."""
+"""Shared fixtures of the integration tests: scripts that lease GPUs, a queue, an engine."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 from gpuyard.scripting.gpu_info import BANNED_GPU_NAMES, BANNED_GPUS
 from tests.integration.engine_fixture import engine, folder, pipe  # noqa: F401 - fixtures are found where they are named
 from tests.integration.queue_fixture import (
-    end_what_is_left,
+    end_leftovers,
     own_queue,  # noqa: F401 - fixtures are found where they are named
     queue,  # noqa: F401 - fixtures are found where they are named
 )
@@ -29,19 +29,19 @@ Script = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a queue with two simulated GPUs. Daemons that are left there are ended."""
+    """The folder of a queue with two simulated GPUs. Ends a daemon that the test left there."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     yield own_home
-    end_what_is_left(own_home)
+    end_leftovers(own_home)
 
 
 @pytest.fixture
 def script(request: pytest.FixtureRequest) -> Script:
-    """Starts a command, or a script that takes GPUs, says which, and holds them until it is told to go on."""
+    """Start a command, or a script that leases GPUs, prints them, and holds them until it reads a line."""
 
     def start(*command: str, **options: object) -> "subprocess.Popen[str]":
-        words = [*command] if command else [sys.executable, "-c", HOLD, repr(options)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        arguments = [*command] if command else [sys.executable, "-c", HOLD, repr(options)]
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         request.addfinalizer(process.communicate)
         request.addfinalizer(process.kill)
         return process
@@ -51,7 +51,7 @@ def script(request: pytest.FixtureRequest) -> Script:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulated, and all of them visible; what the test bans is banned for it alone."""
+    """Two simulated GPUs, all visible. Bans made by the test are removed after it."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield

@@ -17,8 +17,8 @@ from tests.integration.suspend_fixture import begun, script, wait_for_line
 CARD = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
 MIB = 1048576
 
-# Says that it uses the device, works on it (each piece waits while the driver holds it), and starts another like itself
-# where it is told to, until it is told to finish.
+# A program that prints that it uses the device, works on it (each piece waits while the driver holds it), and starts
+# another like itself when the file `spawn` exists, until the file `finish` exists.
 USER = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -41,7 +41,7 @@ for other in others:
     other.wait()
 print("done", me, flush=True)
 """
-# A shell that starts two of them and one that uses no device.
+# A shell that starts two of these programs, and a `sleep` that uses no device.
 TREE = """
 "$1" -c "$2" $3 &
 "$1" -c "$2" $3 &
@@ -60,7 +60,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Card:
-    """The card as the test sets it, and what the programs on it do."""
+    """A card whose state the test sets, and the state of the programs on it."""
 
     def __init__(self, libraries: Path, tmp_path: Path) -> None:
         self.nvml = FakeNvml(library=libraries / "libnvidia-ml.so.1", state_file=tmp_path / "nvml")
@@ -96,7 +96,7 @@ def card(libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def users_in(folder: Path, job_id: int, count: int) -> list[int]:
-    """The pids of those that use the device, when so many do."""
+    """Wait until `count` processes use the device, and return their pids."""
 
     def found() -> list[int]:
         path = folder / "logs" / f"{job_id}.1.log"
@@ -112,9 +112,9 @@ def one_user(engine: LocalEngine, folder: Path, job_id: int = 1) -> tuple[Attemp
     return attempt, users_in(folder, job_id, 1)[0]
 
 
-def tree_of_users(engine: LocalEngine, folder: Path, *words: str) -> tuple[Attempt, list[int], int]:
-    """The attempt, the pids of the two that use the device, and that of their shell."""
-    attempt = begun(engine, 1, "/bin/sh", "-c", TREE, "sh", sys.executable, USER, *words, devices=(CARD,))
+def tree_of_users(engine: LocalEngine, folder: Path, *arguments: str) -> tuple[Attempt, list[int], int]:
+    """Start `TREE`. Return the attempt, the pids of the two processes that use the device, and their shell's."""
+    attempt = begun(engine, 1, "/bin/sh", "-c", TREE, "sh", sys.executable, USER, *arguments, devices=(CARD,))
     users = users_in(folder, 1, 2)
     wait_for_line(folder, 1, "shell ")
     shell = next(int(line.split()[1]) for line in log_of(folder, 1).splitlines() if line.startswith("shell "))

@@ -1,4 +1,4 @@
-"""An engine of the test's own, daemons that can be killed, and what is needed to watch them."""
+"""An engine for one test, daemons that can be killed, and helpers to watch them."""
 
 import os
 import select
@@ -33,7 +33,7 @@ def engine(folder: Path) -> Iterator[LocalEngine]:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """What a program can wait at until the test lets it go on."""
+    """A pipe at which a program waits until the test calls `let_go`."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
@@ -67,23 +67,23 @@ def started(engine: LocalEngine, job_id: int, *command: str, lease: int | None =
     return attempt_of(prepared)
 
 
-def wait_for(is_so: Callable[[], object], what: str) -> None:
+def wait_for(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
         select.select([], [], [], 0.02)
 
 
 def outcomes(engine: LocalEngine, count: int = 1) -> dict[int, Outcome]:
-    """What the next so many that end came to, by job."""
-    told: dict[int, Outcome] = {}
+    """Wait for the next `count` ends, and return their outcomes by job."""
+    ended: dict[int, Outcome] = {}
     deadline = time.monotonic() + DEADLINE_S
-    while len(told) < count:
-        assert time.monotonic() < deadline, f"{len(told)} of {count} ended"
-        told.update((one.job_id, one.outcome) for one in engine.ended())
-        if len(told) < count:
+    while len(ended) < count:
+        assert time.monotonic() < deadline, f"{len(ended)} of {count} ended"
+        ended.update((one.job_id, one.outcome) for one in engine.ended())
+        if len(ended) < count:
             select.select([engine.fileno()], [], [], 0.5)
-    return told
+    return ended
 
 
 def outcome_of(engine: LocalEngine, launch: Launch, lease: int | None = None) -> Outcome:
@@ -108,7 +108,7 @@ def wait_until_gone(pid: int, what: str) -> None:
     wait_for(lambda: is_gone(pid), f"the end of {what}")
 
 
-# Launches come by its input, as they may be long; what was prepared is its answer.
+# Reads the launches from standard input, as they may be long, and prints what it prepared.
 _DAEMON = """
 import sys
 from pathlib import Path
@@ -137,9 +137,9 @@ class Daemon:
 
 
 @contextmanager
-def daemon(folder: Path, word: str, *launches: Launch, adopted: list[Attempt] | None = None) -> Iterator[Daemon]:
-    """Another process with an engine that adopts, prepares and, at the word `begin`, begins; killed in the end."""
-    command = [sys.executable, "-c", _DAEMON, str(folder), msgspec.json.encode(adopted or []).decode(), word]
+def daemon(folder: Path, action: str, *launches: Launch, adopted: list[Attempt] | None = None) -> Iterator[Daemon]:
+    """Run an engine in another process: it adopts, prepares and, if `action` is `begin`, starts. Kill it at the end."""
+    command = [sys.executable, "-c", _DAEMON, str(folder), msgspec.json.encode(adopted or []).decode(), action]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

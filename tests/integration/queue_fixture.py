@@ -1,4 +1,4 @@
-"""A queue of its own for a test: the real daemon, simulated GPUs, real jobs, and what must hold when all is over."""
+"""A queue for one test: the real daemon, simulated GPUs, real jobs, and checks of the invariants at the end."""
 
 import contextlib
 import os
@@ -27,9 +27,9 @@ DAEMON = (sys.executable, "-m", "gpuyard.daemon")
 _RUNS = "the daemon is running"
 
 
-def until(is_so: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
         select.select([], [], [], 0.02)
 
@@ -42,8 +42,8 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def end_what_is_left(home: Path) -> None:
-    """Whatever a test leaves behind in its queue ends with it, even where the commands under test are broken."""
+def end_leftovers(home: Path) -> None:
+    """End the daemon and the jobs that a test left, even if the commands under test are broken."""
     lock = home / "daemon.lock"
     pid = running_pid(lock)
     if pid is not None:
@@ -54,14 +54,14 @@ def end_what_is_left(home: Path) -> None:
 
 
 class Daemon:
-    """One life of the daemon, as a child; what it logs is heard as it comes."""
+    """A daemon process as a child; its log is read as it is written."""
 
     def __init__(self, command: Sequence[str] = DAEMON) -> None:
         self.lines: list[str] = []
         self.status: int | None = None
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         self.pid = self._process.pid
-        self._has_spoken = threading.Event()
+        self._ready_or_ended = threading.Event()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -70,16 +70,16 @@ class Daemon:
         for line in self._process.stderr:
             self.lines.append(line)
             if _RUNS in line:
-                self._has_spoken.set()
-        self._has_spoken.set()
+                self._ready_or_ended.set()
+        self._ready_or_ended.set()
 
     @property
     def log(self) -> str:
         return "".join(self.lines)
 
     def serves(self) -> bool:
-        """Whether it came as far as to serve; where it did not, it has said why."""
-        assert self._has_spoken.wait(DEADLINE_S), "the daemon neither runs nor ends"
+        """Wait until the daemon serves or ends, and return whether it serves. If not, `log` says why."""
+        assert self._ready_or_ended.wait(DEADLINE_S), "the daemon neither runs nor ends"
         return _RUNS in self.log
 
     def kill(self, signum: int = signal.SIGKILL) -> int:
@@ -95,7 +95,7 @@ class Daemon:
 
 
 class QueueUnderTest:
-    """The queue in GPUYARD_HOME, spoken to through its socket."""
+    """The queue in GPUYARD_HOME, used through its socket."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -120,7 +120,7 @@ class QueueUnderTest:
         self.start()
 
     def await_end(self) -> Daemon:
-        """Of a daemon that ends by itself."""
+        """Wait for a daemon that ends by itself, and return it."""
         daemon = self.daemon
         assert daemon is not None
         daemon.wait()
@@ -144,13 +144,13 @@ class QueueUnderTest:
         return self.client.request("POST", path, body=body, timeout_s=DEADLINE_S)
 
     def send(self, *command: str, token: str | None = None, **options: Any) -> Any:
-        """The answer to a submission; of the options, `cwd`, `list` and `table` are not typed as such."""
+        """Submit, and return the answer. `cwd`, `environment`, `list` and `table` are fields, the rest are options."""
         return self.client.request(
             "POST", "/submissions", body=submission(*command, token=token, **options), timeout_s=DEADLINE_S
         )
 
     def submit(self, *command: str, **options: Any) -> int:
-        """The id of the job, or of the first."""
+        """Submit, and return the id of the (first) job."""
         return int(self.send(*command, **options)["first"])
 
     def shell(self, script: str, **options: Any) -> int:
@@ -163,11 +163,13 @@ class QueueUnderTest:
         return str(self.job(job_id)["state"])
 
     def why(self, job_id: int) -> str:
-        told = self.get(f"/jobs/{job_id}/why")
-        return "\n".join([told["summary"], *(f"{reason['text']}\n{reason['remedy']}" for reason in told["reasons"])])
+        answer = self.get(f"/jobs/{job_id}/why")
+        return "\n".join(
+            [answer["summary"], *(f"{reason['text']}\n{reason['remedy']}" for reason in answer["reasons"])]
+        )
 
     def counts(self) -> dict[str, int]:
-        """Of the states that any job is in."""
+        """Return the number of jobs per state, without empty states."""
         return {state: count for state, count in self.get("/status")["counts"].items() if count}
 
     def wait(self, ids: str | int = "all") -> Any:
@@ -186,30 +188,30 @@ class QueueUnderTest:
     # Jobs that wait for the test
 
     def gate(self, name: str = "gate") -> Path:
-        """`read word < gate` in a job waits until the test writes to it."""
+        """Return a new pipe: `read word < gate` in a job waits until the test writes to it."""
         path = self._scratch / name
         os.mkfifo(path)
         return path
 
     def start_gated(self, name: str = "gate", **options: Any) -> tuple[int, Path]:
-        """A job that runs until the test lets it go, and the gate it stands at."""
+        """Start a job that runs until the test writes to its gate. Return its id and the gate."""
         gate = self.gate(name)
-        is_there = Path(f"{gate}.reached")
-        job_id = self.shell(f": > {is_there}; read word < {gate}", **options)
-        until(is_there.exists, "its program at the gate")
+        reached = Path(f"{gate}.reached")
+        job_id = self.shell(f": > {reached}; read word < {gate}", **options)
+        until(reached.exists, "its program at the gate")
         self.until_state(job_id, "running")
         return job_id, gate
 
-    # When all is over
+    # At the end of a test
 
     def close(self) -> None:
-        """Ends whatever the test left, by pid, and checks what must hold."""
+        """End the processes that the test left, by pid, and check the invariants."""
         try:
             if self.daemon is None:
                 self.start()
             if not set(self.counts()) <= FINISHED:
                 self.post("/jobs/cancel", ids="all")
-                self._kill_the_live()
+                self._kill_running_attempts()
                 self.wait()
         finally:
             self.kill_processes()
@@ -217,65 +219,65 @@ class QueueUnderTest:
                 self.stop()
         self.check()
 
-    def _kill_the_live(self) -> None:
+    def _kill_running_attempts(self) -> None:
         with contextlib.closing(sqlite3.connect(self.home / "queue.db")) as database:
             jobs = database.execute("SELECT job FROM attempts WHERE ended_at IS NULL").fetchall()
-        for pid, words in processes_of(self.home):
-            if any(words.get("GPUYARD_JOB_ID") == str(job) for (job,) in jobs):
+        for pid, variables in processes_of(self.home):
+            if any(variables.get("GPUYARD_JOB_ID") == str(job) for (job,) in jobs):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """Of jobs; supervisors are of them."""
+        """Return the pids of all jobs, including supervisors."""
         return [pid for pid, _ in processes_of(self.home)]
 
     def kill_processes(self) -> None:
-        """What jobs left in the background; supervisors have the same mark, and end by themselves."""
+        """Kill the background processes of jobs. Supervisors carry the same variable, and end by themselves."""
         until(lambda: not list(map(_kill, self.processes())), "the end of all processes")
 
     def check(self) -> None:
-        """The invariants of a queue at rest."""
+        """Check the invariants of a queue without active jobs."""
         assert open_ledger().leases() == ()
         with contextlib.closing(sqlite3.connect(self.home / "queue.db")) as database:
-            ask = database.execute
-            assert ask("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert ask("PRAGMA foreign_key_check").fetchall() == []
-            counted = dict(ask("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
-            assert {state: jobs for state, jobs in ask("SELECT state, jobs FROM counts") if jobs} == counted
+            query = database.execute
+            assert query("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert query("PRAGMA foreign_key_check").fetchall() == []
+            counted = dict(query("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+            assert {state: jobs for state, jobs in query("SELECT state, jobs FROM counts") if jobs} == counted
             assert set(counted) <= FINISHED
-            assert ask("SELECT job FROM attempts WHERE ended_at IS NULL OR outcome IS NULL").fetchall() == []
-            numbers = ask(
+            assert query("SELECT job FROM attempts WHERE ended_at IS NULL OR outcome IS NULL").fetchall() == []
+            numbers = query(
                 "SELECT job, group_concat(number) FROM (SELECT * FROM attempts ORDER BY job, number) GROUP BY 1"
             )
-            counts = dict(ask("SELECT id, attempts FROM jobs WHERE attempts"))
+            counts = dict(query("SELECT id, attempts FROM jobs WHERE attempts"))
             assert dict(numbers) == {job: ",".join(map(str, range(1, n + 1))) for job, n in counts.items()}
 
 
 def submission(*command: str, token: str | None = None, **options: Any) -> dict[str, object]:
-    """A submission as it is sent; a name's underscores are dashes."""
+    """Return the body of a submission. Underscores in option names become dashes."""
     cwd, environment = options.pop("cwd", "/"), options.pop("environment", {"PATH": os.environ["PATH"]})
     files: dict[str, Any] = {name: options.pop(name) for name in ("list", "table") if name in options}
-    typed = {name.replace("_", "-"): value for name, value in options.items()}
+    named_options = {name.replace("_", "-"): value for name, value in options.items()}
     return {
         "token": secrets.token_hex(8) if token is None else token,
         "command": command or None,
         "cwd": cwd,
         "environment": environment,
-        "options": typed,
+        "options": named_options,
         **files,
     }
 
 
 def processes_of(home: Path) -> list[tuple[int, dict[str, str]]]:
-    """Every living process that is marked as one of this queue's jobs, with its environment."""
+    """Return every live process that carries this queue's GPUYARD_QUEUE, with its environment."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             if name.isdecimal() and not is_gone(int(name)):
                 content = Path(f"/proc/{name}/environ").read_bytes()
-                words = dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if b"=" in item)
-                if words.get("GPUYARD_QUEUE") == str(home):
-                    found.append((int(name), words))
+                variables = dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if b"=" in item)
+                if variables.get("GPUYARD_QUEUE") == str(home):
+                    found.append((int(name), variables))
     return found
 
 
@@ -287,7 +289,7 @@ def _kill(pid: int) -> int:
 
 @pytest.fixture
 def own_queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueUnderTest]:
-    """Not started yet, for tests that prepare its folder first."""
+    """A queue whose daemon is not started yet, for tests that prepare its folder first."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     queue = QueueUnderTest(own_home)
     yield queue

@@ -23,13 +23,13 @@ import fcntl, json, os, pathlib, signal, time
 import numpy as np
 
 def render(scene, frames, label, out_dir):
-    """All that it was given, in a way that is the same each time."""
+    """Write a deterministic digest of all arguments."""
     parts = ([scene] if scene else []) + list(frames)
     sums = [[float(np.asarray(part[name], "f8").sum()) for name in part] for part in parts]
     (out_dir / "image.json").write_text(json.dumps({"sums": sums, "label": label}, sort_keys=True))
 
 def gated(scene, frames, label, out_dir):
-    """Begins, and goes on when the test lets it."""
+    """Begin, and continue when the gate is open."""
     pathlib.Path("begun", label["name"]).touch()
     with open("gate") as gate:
         fcntl.flock(gate, fcntl.LOCK_SH)
@@ -40,7 +40,7 @@ def failing(scene, frames, label, out_dir):
         raise ValueError("no such camera")
     render(scene, frames, label, out_dir)
 
-def noting(scene, frames, label, out_dir):
+def recording_order(scene, frames, label, out_dir):
     with open("order", "a") as order:
         order.write(label["name"] + "\\n")
 
@@ -50,7 +50,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def dying(scene, frames, label, out_dir):
-    """In the middle of its seventh output."""
+    """Die in the middle of the seventh output."""
     calls.append(label)
     if len(calls) == 7:
         (out_dir / "image.json").write_text("half of it")
@@ -59,20 +59,20 @@ def dying(scene, frames, label, out_dir):
 
 rename = pathlib.Path.rename
 
-def dying_before_its_name(scene, frames, label, out_dir):
+def dying_before_rename(scene, frames, label, out_dir):
     render(scene, frames, label, out_dir)
     calls.append(label)
     if len(calls) == 5:
         pathlib.Path.rename = lambda *_: die()
 
-def dying_after_its_name(scene, frames, label, out_dir):
-    """While another one has none yet."""
+def dying_after_rename(scene, frames, label, out_dir):
+    """Die after renaming an output, while another is not renamed yet."""
     render(scene, frames, label, out_dir)
     calls.append(label)
     if len(calls) == 5:
-        pathlib.Path.rename = name_it_and_die
+        pathlib.Path.rename = rename_and_die
 
-def name_it_and_die(*paths):
+def rename_and_die(*paths):
     pathlib.Path.rename = lambda *_: die()
     rename(*paths)
     deadline = time.monotonic() + 30
@@ -133,7 +133,7 @@ def render(
 
 @contextlib.contextmanager
 def rendering(function: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """In the foreground of nobody."""
+    """Start a render in the background."""
     command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", f"renderers:{function}", *BUDGETS, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -157,7 +157,7 @@ def await_begun(count: int) -> set[str]:
 
 
 def outputs(root: str = "out") -> dict[str, bytes]:
-    """All that is there for others to see, byte for byte."""
+    """Return the content of every output file by path, without hidden files."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in Path(root).rglob("*")

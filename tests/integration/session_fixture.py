@@ -1,4 +1,4 @@
-"""Tasks under their runner, and a tmux of the test's own to look at them with."""
+"""Tasks under their runner, and a tmux server of the test to view them."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from gpuyard.engines.session import runner
 from tests.integration.engine_fixture import DEADLINE_S, wait_for, wait_until_gone
 
 OWNER = "tag/12345678"
-# As the keeper does.
+# Passes the lease as the keeper does.
 _WITH_LEASE = (
     "import os, sys\n"
     "lease = int(sys.argv[1])\n"
@@ -30,16 +30,16 @@ _WITH_LEASE = (
 
 
 class OwnTmux:
-    """A server that no other test sees; its socket's path has to be short."""
+    """A tmux server that no other test sees. The path of its socket has to be short."""
 
     def __init__(self, home: Path) -> None:
-        self.place = tempfile.mkdtemp(prefix="gy", dir="/tmp")
-        self.environment = {"TMUX_TMPDIR": self.place, "HOME": str(home)}
+        self.folder = tempfile.mkdtemp(prefix="gy", dir="/tmp")
+        self.environment = {"TMUX_TMPDIR": self.folder, "HOME": str(home)}
 
-    def __call__(self, *words: str) -> str:
+    def __call__(self, *arguments: str) -> str:
         environment = {**os.environ, **self.environment}
         environment.pop("TMUX", None)
-        done = subprocess.run(["tmux", "-u", *words], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(["tmux", "-u", *arguments], env=environment, capture_output=True, text=True, check=False)
         return done.stdout.rstrip("\n") if not done.returncode else ""
 
     def server(self) -> int:
@@ -52,7 +52,7 @@ class OwnTmux:
         return int(self("list-panes", "-t", f"={name}:", "-F", "#{pane_pid}"))
 
     def screen(self, name: str) -> str:
-        """With all that can be scrolled back to."""
+        """Return the screen with its scrollback."""
         return self("capture-pane", "-p", "-S", "-", "-t", f"={name}:")
 
     def wait_to_see(self, name: str, text: str) -> None:
@@ -62,13 +62,13 @@ class OwnTmux:
         wait_for(lambda: self("list-panes", "-t", f"={name}:", "-F", "#{pane_dead}") == "1", f"a dead pane in {name}")
 
     def close(self) -> None:
-        with contextlib.suppress(ValueError, ProcessLookupError):  # where none was ever started, or it is gone
+        with contextlib.suppress(ValueError, ProcessLookupError):  # no server was started, or it has ended
             os.kill(self.server(), signal.SIGKILL)
-        shutil.rmtree(self.place)
+        shutil.rmtree(self.folder)
 
 
 class Task:
-    """`said` is what its runner wrote: the job's own log."""
+    """A task; `output` is what its runner wrote to the log of the job."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", spec: dict[str, Any], output: Path) -> None:
         self._process = process
@@ -90,7 +90,7 @@ class Task:
         return self._output.read_text(errors="surrogateescape")
 
     def wait_for_output(self, text: str) -> None:
-        wait_for(lambda: text in self.output(), f"{text!r} in what the task says")
+        wait_for(lambda: text in self.output(), f"{text!r} in the output of the task")
 
     def program(self) -> int:
         children = Path(f"/proc/{self.runner}/task/{self.runner}/children")
@@ -98,13 +98,13 @@ class Task:
         return int(children.read_text().split()[-1])
 
     def send(self, signum: int) -> None:
-        """As the daemon does: to all processes of the attempt, the runner first."""
+        """Send a signal as the daemon does: to all processes of the attempt, the runner first."""
         program = self.program()
         os.kill(self.runner, signum)
         os.kill(program, signum)
 
     def close(self) -> None:
-        """What the program leaves loses its terminal."""
+        """Kill the runner and its children, which lose their terminal."""
         with contextlib.suppress(FileNotFoundError):
             left = Path(f"/proc/{self.runner}/task/{self.runner}/children").read_text().split()
             self._process.kill()
@@ -133,18 +133,18 @@ class Tasks:
         limit: int | None = None,
         **other: Any,
     ) -> Task:
-        """`limit` is how many bytes a file of its may have, as on a disk that is full."""
+        """Start a task. `limit`: the largest file size in bytes, to simulate a full disk."""
         spec = self._spec(list(command), **other)
         path = Path(output or self.folder / f"{spec['key']}.log")
         marks = {"GPUYARD_JOB_ID": str(spec["job"]), "GPUYARD_ATTEMPT": str(spec["attempt"])}
-        words = [*runner.command(spec)]
+        arguments = [*runner.command(spec)]
         if lease is not None:
-            words = [sys.executable, "-c", _WITH_LEASE, str(lease), *words]
+            arguments = [sys.executable, "-c", _WITH_LEASE, str(lease), *arguments]
         if limit is not None:
-            words = ["prlimit", f"--fsize={limit}", *words]
+            arguments = ["prlimit", f"--fsize={limit}", *arguments]
         with path.open("ab") as file:
             process = subprocess.Popen(
-                words,
+                arguments,
                 cwd=self.folder / "work",
                 env={**os.environ, **self.tmux.environment, **marks, **(environment or {})},
                 stdin=subprocess.DEVNULL,

@@ -1,9 +1,8 @@
-"""Batches of the stand-in simulator: a daemon that sees CPU and RAM as this test uses them, hogs, and what can be read
-after.
+"""Batches of the stand-in simulator: a daemon that sees only this test's use of CPU and RAM, programs that load the
+machine, and readers of the results.
 
-How busy and how full the rest of the machine is must not matter to a test. So the daemon of these tests looks only at
-the processes of the test's own home: those that run or want to are what they would take of the CPU, whoever else is on
-it, and what they hold is all that is taken of its RAM.
+The load of the rest of the machine must not affect a test. So the daemon of these tests measures only the processes
+with the test's GPUYARD_HOME: its CPU load is the number of those that are runnable, and its used RAM is what they hold.
 """
 
 import json
@@ -25,7 +24,7 @@ from tests.integration.queue_fixture import QueueUnderTest, until
 SIM_VIEW = Path(__file__).parents[1] / "fakes" / "sim_view.py"
 CPUS = max(2, os.cpu_count() or 1)
 RAM_MB = 16000.0
-# As if there was no smoothing to wait for: what is under test is that gates close and open, not how fast.
+# Nearly no smoothing: the tests check that gates close and open, not how fast.
 BRISK = {"smoothing": "0.1s", "steady": "0.2s", "stagger": "0s"}
 OPEN = {"max_cpu": 100, "min_free_mem_mb": 0}
 
@@ -39,7 +38,7 @@ from gpuyard.probes.host import PsutilHost
 
 whole, home = PsutilHost.read, b"GPUYARD_HOME=" + os.fsencode(os.environ["GPUYARD_HOME"])
 
-def look_at(process):
+def measure(process):
     try:
         if process.name == str(os.getpid()) or home not in (process / "environ").read_bytes().split(b"\\0"):
             return 0, 0.0
@@ -49,7 +48,7 @@ def look_at(process):
         return 0, 0.0
 
 def read(self):
-    busy, held_mb = map(sum, zip(*map(look_at, pathlib.Path("/proc").glob("[1-9]*"))))
+    busy, held_mb = map(sum, zip(*map(measure, pathlib.Path("/proc").glob("[1-9]*"))))
     figures = {
         "cpu_percent": min(100.0, 100.0 * busy / max(2, os.cpu_count())),
         "memory_total_mb": RAM_MB,
@@ -66,13 +65,13 @@ run_daemon()
 
 
 def quiet_daemon(*hidden: str) -> tuple[str, ...]:
-    """One that cannot read the `hidden` figures of the host. Where no GPU is simulated, it knows only those of the
-    `nvidia-smi` on PATH."""
+    """Return the command of a daemon that cannot read the `hidden` figures of the host. If no GPU is simulated, it
+    reads only the `nvidia-smi` on PATH."""
     return (sys.executable, "-c", _QUIET_DAEMON.replace("RAM_MB", str(RAM_MB)), *hidden)
 
 
 QUIET_DAEMON = quiet_daemon()
-# Each takes something when it is told to, and keeps it until it is ended.
+# Each takes a resource when it reads a line, and keeps it until it is killed.
 GPU_HOG = """
 import sys
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
@@ -100,7 +99,7 @@ while True:
 
 
 def percent_of(processes: float) -> float:
-    """Of the CPU, for so many processes that do nothing else than to use it."""
+    """Return the CPU load in percent of this many processes that are always busy."""
     return 100.0 * processes / CPUS
 
 
@@ -115,7 +114,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Hog:
-    """Somebody else's program, ready to take what it takes."""
+    """A foreign process that takes its resource on `take`."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -135,7 +134,7 @@ class Hog:
 
 
 class Batch:
-    """Runs of the stand-in simulator, in folders of the test's own."""
+    """A batch of the stand-in simulator, in folders of the test."""
 
     def __init__(self, queue: QueueUnderTest, folder: Path) -> None:
         self.queue = queue
@@ -143,18 +142,18 @@ class Batch:
         self.journal, self.sample_log = folder / "journal", folder / "samples.jsonl"
         self.gate = folder / "gate"
 
-    def command(self, count: int, simulator: Sequence[str] = (), **typed: object) -> list[str]:
-        """As a user would type it. Of the options, underscores are dashes, and `True` is a flag."""
+    def command(self, count: int, simulator: Sequence[str] = (), **options: object) -> list[str]:
+        """Return the command line. Underscores in option names become dashes, and `True` is a flag."""
         roots = {"output_root": self.root, "prune_output_root": self.pruned, "sample_log": self.sample_log}
-        words = ["datagen", "--count", str(count)]
-        for name, value in {**BRISK, **OPEN, **roots, **typed}.items():
-            words.append(f"--{name.replace('_', '-')}")
-            words += [] if value is True else [str(value)]
-        return [*words, "--", "--journal", str(self.journal), *simulator]
+        arguments = ["datagen", "--count", str(count)]
+        for name, value in {**BRISK, **OPEN, **roots, **options}.items():
+            arguments.append(f"--{name.replace('_', '-')}")
+            arguments += [] if value is True else [str(value)]
+        return [*arguments, "--", "--journal", str(self.journal), *simulator]
 
-    def begin(self, count: int, simulator: Sequence[str] = (), **typed: object) -> None:
-        """Leaves it to the daemon."""
-        done = run(*self.command(count, simulator, detach=True, **typed))
+    def begin(self, count: int, simulator: Sequence[str] = (), **options: object) -> None:
+        """Start the batch detached."""
+        done = run(*self.command(count, simulator, detach=True, **options))
         assert done.returncode == 0, done.stderr
 
     @property
@@ -169,7 +168,7 @@ class Batch:
         return answer
 
     def gated(self, first: int = 0) -> list[str]:
-        """For the simulator: runs from this seed on stay until the test lets them go."""
+        """Return the simulator's options: runs from this seed on wait for `let_go`."""
         return ["--gate", str(self.gate), "--gated-from", str(first)]
 
     def let_go(self) -> None:
@@ -182,19 +181,19 @@ class Batch:
         until(lambda: self.standing()["gate"] == gate, f"a launch held back by {gate}")
 
     def finished(self) -> Summary:
-        """When all is over, the work that follows the last run included."""
+        """Wait for the end of all jobs, including the summary, and return the summary."""
         self.queue.wait()
         summary = read_summary(self.root)
         assert summary is not None
         return summary
 
-    # What can be read after
+    # Results
 
     def entries(self, *what: str) -> list[Entry]:
         found = []
         for line in self.journal.read_text().splitlines() if self.journal.exists() else []:
-            word, seed, at, pid, device = line.split()
-            found.append(Entry(what=word, seed=int(seed), at=float(at), pid=int(pid), device=device))
+            event, seed, at, pid, device = line.split()
+            found.append(Entry(what=event, seed=int(seed), at=float(at), pid=int(pid), device=device))
         return [entry for entry in found if not what or entry.what in what]
 
     def most_at_once(self, device: str | None = None) -> int:
@@ -209,14 +208,14 @@ class Batch:
         rows = map(json.loads, self.sample_log.read_text().splitlines() if self.sample_log.exists() else [])
         return [row for row in rows if row["event"] == event]
 
-    def looks(self) -> int:
-        """At the machine that led to no launch."""
+    def sample_count(self) -> int:
+        """Return the number of logged samples that led to no launch."""
         return len({row["taken_at"] for row in self.rows("sample")})
 
 
 @pytest.fixture(name="sim_view")
 def put_sim_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in simulator on PATH."""
+    """Put the stand-in simulator on PATH."""
     program = tmp_path / "bin" / "sim_view"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {SIM_VIEW} "$@"\n')
@@ -226,7 +225,7 @@ def put_sim_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(name="batch")
 def make_batch(own_queue: QueueUnderTest, sim_view: None, unmeasured: None, tmp_path: Path) -> Batch:
-    """Nothing of it is begun; its daemon is not started yet."""
+    """A batch that is not started, nor is its daemon."""
     return Batch(own_queue, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A suspender of the test's own over the test's engine, and how to wait for what it tells."""
+"""A suspender over the test's engine, and how to wait for its results."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _begun: list[Attempt] = []
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(folder: Path) -> Iterator[None]:
-    """However a test ends, its programs and helpers do."""
+    """End the programs and helpers of a test, however it ends."""
     _begun.clear()
     yield
     for attempt in _begun:
@@ -44,7 +44,7 @@ def suspender(folder: Path) -> Iterator[LocalSuspender]:
 
 
 def begun(engine: LocalEngine, job_id: int, *command: str, devices: tuple[str, ...]) -> Attempt:
-    """An attempt that sees what the test's own environment names."""
+    """Start an attempt with the GPUYARD_, FAKE_ and LD_ variables of the test."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(("GPUYARD_", "FAKE_", "LD_"))}
     prepared = engine.prepare(launch_of(job_id, *command, environment=environment), None)
     engine.start_prepared()
@@ -52,8 +52,8 @@ def begun(engine: LocalEngine, job_id: int, *command: str, devices: tuple[str, .
     return _begun[-1]
 
 
-def script(engine: LocalEngine, job_id: int, program: str, *words: str, devices: tuple[str, ...]) -> Attempt:
-    return begun(engine, job_id, sys.executable, "-c", program, *words, devices=devices)
+def script(engine: LocalEngine, job_id: int, program: str, *arguments: str, devices: tuple[str, ...]) -> Attempt:
+    return begun(engine, job_id, sys.executable, "-c", program, *arguments, devices=devices)
 
 
 def wait_for_line(folder: Path, job_id: int, line: str) -> None:
@@ -64,12 +64,12 @@ def wait_for_line(folder: Path, job_id: int, line: str) -> None:
 
 
 def next_result(suspender: LocalSuspender) -> SuspendResult:
-    """The next that comes out; there must be no other with it."""
+    """Wait for the next result and return it; there must be only one."""
     deadline = time.monotonic() + DEADLINE_S
-    while not (news := suspender.moved()):
-        assert time.monotonic() < deadline, "nothing came out"
+    while not (results := suspender.moved()):
+        assert time.monotonic() < deadline, "no result"
         select.select([suspender.fileno()], [], [], 0.5)
-    (one,) = news
+    (one,) = results
     return one
 
 
@@ -79,13 +79,13 @@ def suspended(suspender: LocalSuspender, attempt: Attempt) -> SuspendResult:
 
 
 def resumed(suspender: LocalSuspender, attempt: Attempt, needs_mb: float) -> SuspendResult:
-    """With so much needed on each of its devices."""
+    """Resume with `needs_mb` on each device, and return the result."""
     suspender.resume(attempt, dict.fromkeys(attempt.devices, needs_mb))
     return next_result(suspender)
 
 
 def helper_pid() -> int:
-    """Of the one helper at work, once those before it have come to their end."""
+    """Wait until only one helper is left, and return its pid."""
     wait_for(lambda: len(_helpers()) == 1, "a single helper")
     (pid,) = _helpers()
     return pid
@@ -94,7 +94,7 @@ def helper_pid() -> int:
 def _helpers() -> list[int]:
     found = []
     for one in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # just ended
             if "gpuyard.engines.suspend.helper_process" in one.cmdline():
                 found.append(one.pid)
     return found

@@ -122,7 +122,7 @@ def test_memory_expected_of_a_run_counts_beside_that_of_a_foreign_process(batch:
     batch.queue.start(QUIET_DAEMON)
     bounds = {"run_vram": "3000M", "max_gpu_mem_mb": 8000, "device": "0"}
     batch.begin(2, ["--vram", "3000"], concurrency=2, **bounds)
-    until(batch.looks, "a look that led to no launch")
+    until(batch.sample_count, "a sample that led to no launch")
     assert (batch.standing()["gate"], batch.rows("launch")) == ("gpu-memory", [])
     stranger.end()
     assert batch.finished().succeeded == 2
@@ -182,8 +182,8 @@ def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) ->
         each.take()
     batch.let_go()
     batch.until_held_by(gate)
-    closed_at, launched, looks = time.time(), len(batch.rows("launch")), batch.looks()
-    until(lambda: batch.looks() >= looks + 2, "two looks more")
+    closed_at, launched, samples = time.time(), len(batch.rows("launch")), batch.sample_count()
+    until(lambda: batch.sample_count() >= samples + 2, "two more samples")
     assert batch.standing()["gate"] == gate
     assert words in batch.standing()["held_by"]
     assert len(batch.rows("launch")) == launched

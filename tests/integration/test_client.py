@@ -16,7 +16,7 @@ from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
 from gpuyard.ui.cli import QUEUE_VERBS
-from tests.integration.queue_fixture import QueueUnderTest, end_what_is_left
+from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 
 SCRIPT = """\
 from gpuyard import Client
@@ -50,7 +50,7 @@ def test_five_lines_submit_wait_and_read_the_log_and_no_daemon_need_run(
         done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
         assert (done.stdout, done.stderr, done.returncode) == ("trained\n", "", 0)
     finally:
-        end_what_is_left(own_home)
+        end_leftovers(own_home)
 
 
 def test_a_client_has_every_verb_of_the_queue() -> None:

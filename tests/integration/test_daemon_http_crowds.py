@@ -13,7 +13,7 @@ import pytest
 from gpuyard.daemon.server.connection import ConnectionLimits
 from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream, StreamClient
 from tests.fakes.daemon import DEADLINE_S, served, wait_until
-from tests.integration.web_fixture import hear_until
+from tests.integration.web_fixture import receive_until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -39,7 +39,7 @@ def test_a_response_longer_than_the_unread_limit_reaches_a_viewer_that_reads(pat
     begun, limits = streaming(lambda viewer: viewer.send(long)), ConnectionLimits(unread_bytes=1000)
     with served(path, lambda _: begun, limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
-        assert hear_until(viewer, b"its end").endswith(b"its end")
+        assert receive_until(viewer, b"its end").endswith(b"its end")
 
 
 def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
     limits = ConnectionLimits(unread_answer_s=1.0, unread_bytes=4_000_000)
     with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
-        hear_until(viewer, b"all that was")
-        assert hear_until(viewer, b"later") == b"what comes later"
+        receive_until(viewer, b"all that was")
+        assert receive_until(viewer, b"later") == b"what comes later"
 
 
 def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_client_that_pipelines_many_requests_does_not_starve_others(path: Path
         assert is_busy.wait(DEADLINE_S)
         modest.sendall(LAST)
         has_come.set()
-        hear_until(modest, b"\r\n\r\n")
+        receive_until(modest, b"\r\n\r\n")
         assert order.index("/last") < 500
 
 
@@ -98,5 +98,5 @@ def test_clients_that_disconnect_while_being_refused_are_not_logged(
     with served(path, limits=ConnectionLimits(connections=1)) as daemon, daemon.dial():
         wait_until(lambda: daemon.server.connections == 1)
         with daemon.dial() as vanishing, contextlib.suppress(ConnectionResetError):
-            hear_until(vanishing, b"nothing ends so")
+            receive_until(vanishing, b"nothing ends so")
     assert caplog.text == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import end_what_is_left
+from tests.integration.queue_fixture import end_leftovers
 
 ROOT = Path(__file__).parents[2]
 # It hands over to processes on this machine, and need not be slow about it.
@@ -52,7 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def queue(own_home: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     yield
-    end_what_is_left(own_home)
+    end_leftovers(own_home)
 
 
 def submit(*arguments: str) -> str:

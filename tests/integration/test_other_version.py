@@ -278,7 +278,7 @@ def test_a_request_for_a_newer_daemon_is_refused_before_anything_is_done(
         head = f"POST /v1/submissions HTTP/1.1\r\n{AT_LEAST_FIELD}: {wanted}\r\nConnection: close\r\n"
         # Of the one that is refused, the body never comes.
         length = "Content-Length: 5\r\n\r\n" if status == TOO_OLD else "Content-Length: 2\r\n\r\n{}"
-        answer = daemon.say((head + length).encode())
+        answer = daemon.exchange((head + length).encode())
     assert status_of(answer) == status
     assert f"{VERSION_FIELD}: {__version__}".encode() in answer
     assert len(done) == (0 if status == TOO_OLD else 1)

@@ -12,14 +12,14 @@ import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
-from tests.integration.queue_fixture import end_what_is_left, until
+from tests.integration.queue_fixture import end_leftovers, until
 
 
 @pytest.fixture(autouse=True)
 def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     yield
-    end_what_is_left(own_home)
+    end_leftovers(own_home)
 
 
 def submit(*arguments: str) -> str:

@@ -64,7 +64,7 @@ def test_the_answer_as_json_says_what_came_of_it() -> None:
 def test_the_order_of_the_manifest_is_kept_where_it_is_asked_for() -> None:
     mixed = entries()[::2] + entries()[1::2]
     write_manifest(Path("manifest.jsonl"), *mixed)
-    assert render("noting", "--order", "manifest", "--workers", "1").returncode == 0
+    assert render("recording_order", "--order", "manifest", "--workers", "1").returncode == 0
     order = [label["name"] for entry in mixed for label in entry["labels"]]
     assert Path("order").read_text().split() == order
 

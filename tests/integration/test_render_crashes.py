@@ -15,7 +15,7 @@ from tests.integration.render_fixture import (
 pytestmark = pytest.mark.usefixtures("folder", "unmeasured")
 
 
-@pytest.mark.parametrize("dying", ["dying", "dying_before_its_name", "dying_after_its_name"])
+@pytest.mark.parametrize("dying", ["dying", "dying_before_rename", "dying_after_rename"])
 def test_after_kill_9_again_and_again_the_outputs_are_those_of_a_run_that_nobody_disturbed(dying: str) -> None:
     assert render("render", "--out", "undisturbed").returncode == 0
     expected = outputs("undisturbed")

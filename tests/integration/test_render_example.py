@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.queue_fixture import end_what_is_left
+from tests.integration.queue_fixture import end_leftovers
 from tests.render_pictures import EXAMPLE, LABELS, Picture, pictures
 
 BIN = Path(sys.executable).parent
@@ -107,7 +107,7 @@ def test_the_guide_leads_from_files_and_a_function_to_rendered_labels(tmp_path: 
     try:
         told = type_all(GUIDE, folder)
     finally:
-        end_what_is_left(own_home)
+        end_leftovers(own_home)
     for text in (
         "5 of 5 labels rendered",
         "scenes/attic.ply: there is no such file",

@@ -11,7 +11,7 @@ from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script
-from tests.integration.queue_fixture import end_what_is_left, is_gone, until
+from tests.integration.queue_fixture import end_leftovers, is_gone, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -26,7 +26,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("GPUYARD_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     yield home
-    end_what_is_left(state_of(home))
+    end_leftovers(state_of(home))
 
 
 def state_of(user: Path) -> Path:

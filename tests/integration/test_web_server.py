@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
-from tests.integration.web_fixture import WebPage, hear_until
+from tests.integration.web_fixture import WebPage, receive_until
 from tests.unit.leases import as_root, child, wait_for_word
 
 HEADERS = {
@@ -129,7 +129,7 @@ def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(
 def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("GET", EVENTS))
-        stream = hear_until(connection, b"\r\n\r\n").lower()
+        stream = receive_until(connection, b"\r\n\r\n").lower()
     for name, value in HEADERS.items():
         assert f"\r\n{name}: {value}\r\n".lower().encode() in stream
     answers = [
@@ -196,11 +196,11 @@ def test_a_page_for_looking_shows_and_changes_nothing(queue: QueueUnderTest) -> 
 def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("POST", "/v1/submissions", **web.from_page, Content_Length=str(9 * 2**20)))
-        assert b" 413 " in hear_until(connection, b"\r\n\r\n")
+        assert b" 413 " in receive_until(connection, b"\r\n\r\n")
     with web.dial() as connection:
         head = web.head("POST", "/v1/submissions", Cookie="", **web.from_page, Content_Length="1000000")
         connection.sendall(head + b"{")
-        assert b" 401 " in hear_until(connection, b"\r\n\r\n")
+        assert b" 401 " in receive_until(connection, b"\r\n\r\n")
     long = web.post("/v1/submissions", {"command": ["true", "x" * 100_000], "options": {"hold": True}})
     assert long.json["count"] == 1
 
@@ -208,7 +208,7 @@ def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(web: WebPage)
 def test_who_asks_too_much_at_once_is_told_when_to_ask_again(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("GET", "/v1/session") * 399 + web.head("GET", "/v1/session", Connection="close"))
-        told = hear_until(connection, b"nothing ends so")
+        told = receive_until(connection, b"nothing ends so")
     served, refused = told.count(b"HTTP/1.1 200 "), told.count(b"HTTP/1.1 429 ")
     assert served + refused == 400
     assert served >= 200
@@ -223,12 +223,12 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(web: WebP
         viewers = [stack.enter_context(web.dial()) for _ in range(64)]
         for viewer in viewers:
             viewer.sendall(web.head("GET", EVENTS))
-            assert b"200 OK" in hear_until(viewer, b"\r\n\r\n")
+            assert b"200 OK" in receive_until(viewer, b"\r\n\r\n")
         refused = web.get(EVENTS)
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         assert web.get("/v1/status").status == 200
         idle = [stack.enter_context(web.dial()) for _ in range(70)]
-        until(lambda: b" 503 " in hear_until(idle[-1], b"\r\n\r\n"), "the bound")
+        until(lambda: b" 503 " in receive_until(idle[-1], b"\r\n\r\n"), "the bound")
         assert web.queue.get("/status")["pid"]
         viewers[0].close()
 
@@ -237,7 +237,7 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(web: WebP
                 each.close()
             with web.dial() as one:
                 one.sendall(web.head("GET", EVENTS))
-                return b"200 OK" in hear_until(one, b"\r\n\r\n")
+                return b"200 OK" in receive_until(one, b"\r\n\r\n")
 
         until(is_room, "room for a viewer")
 
@@ -256,7 +256,7 @@ def test_strangers_who_stay_connected_keep_nobody_out(web: WebPage) -> None:
         for target, headers in asked * 28:
             stranger = stack.enter_context(web.dial())
             stranger.sendall(web.head("GET", target, **{"Cookie": "", **headers}))
-            hear_until(stranger, b"nothing ends so")  # it is not kept
+            receive_until(stranger, b"nothing ends so")  # it is not kept
         assert web.get("/v1/status").status == 200
 
 
@@ -270,12 +270,12 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -
         for priority in range(1, 50):
             web.queue.post("/jobs/priority", ids=str(job), priority=priority)
             for nth in range(3):
-                hear_until(reader, f'nth={nth}", "answer"'.encode())
+                receive_until(reader, f'nth={nth}", "answer"'.encode())
             if web.queue.get("/status")["viewers"] == 1:
                 break
         assert priority < 49, "who does not read is still there"
         web.queue.post("/jobs/priority", ids=str(job), priority=77)
-        assert b'"priority":77' in hear_until(reader, b'"priority":77')
+        assert b'"priority":77' in receive_until(reader, b'"priority":77')
 
 
 # Over time
@@ -284,9 +284,9 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -
 def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(web: WebPage) -> None:
     with web.dial() as viewer:
         viewer.sendall(web.head("GET", EVENTS))
-        hear_until(viewer, b"\n\n")
+        receive_until(viewer, b"\n\n")
         fresh = WebPage(web.queue, port=web.port, new_token=True)
-        hear_until(viewer, b"nothing ends so")  # to its end
+        receive_until(viewer, b"nothing ends so")  # to its end
     assert (fresh.port, fresh.token != web.token) == (web.port, True)
     assert web.get("/v1/status").status == 401
     assert web.ask("GET", "/v1/status", **web.bearer).status == 401

@@ -17,7 +17,7 @@ from gpuyard.connect.fast_http import connect
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.task_names import workspace_tag
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
-from tests.integration.queue_fixture import end_what_is_left, until
+from tests.integration.queue_fixture import end_leftovers, until
 
 BIN = Path(sys.executable).parent
 TRAIN = """
@@ -50,7 +50,7 @@ def workspace(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     os.mkfifo(folder / "gate")
     monkeypatch.chdir(folder)
     yield folder
-    end_what_is_left(own_home)
+    end_leftovers(own_home)
 
 
 def add_configs(workspace: Path, *names: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
-from tests.integration.queue_fixture import end_what_is_left, processes_of
+from tests.integration.queue_fixture import end_leftovers, processes_of
 from tests.integration.session_fixture import OwnTmux
 from tests.integration.workspace_fixture import BIN, make_tmux  # noqa: F401 - fixtures are found where they are named
 
@@ -43,7 +43,7 @@ def test_the_tutorial_leads_to_a_finished_sweep_and_leaves_nothing_running(
         answer = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
     finally:
         monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-        end_what_is_left(own_home)
+        end_leftovers(own_home)
     assert (answer["counts"]["completed"], answer["counts"]["total"], answer["over"]) == (6, 6, True)
     assert {(row["state"], row["attempt"]) for row in answer["tasks"]} == {("completed", 1)}
     markers = sorted((empty / "lines/out").iterdir())

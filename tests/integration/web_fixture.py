@@ -1,4 +1,4 @@
-"""The page of a queue, spoken to as a browser would, a script, or somebody ill-disposed."""
+"""The web page of a queue, requested as a browser, a script or an attacker would."""
 
 import contextlib
 import http.client
@@ -23,7 +23,7 @@ class PageResponse(NamedTuple):
 
 
 class WebPage:
-    """Where the page is, and its keys."""
+    """The address of the page, and its credentials."""
 
     def __init__(self, queue: QueueUnderTest, **settings: object) -> None:
         self.queue = queue
@@ -37,14 +37,14 @@ class WebPage:
         self.from_page = {"Origin": f"http://{self.host}", "Content-Type": "application/json"}
 
     def ask(self, method: str, target: str, body: str | None = None, **headers: str) -> PageResponse:
-        """Once, on a connection of its own; of the headers' names, underscores are dashes."""
+        """Send one request on a new connection. Underscores in header names become dashes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         with contextlib.closing(connection):
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, target, body, {"Host": self.host, **named})
             answer = connection.getresponse()
-            told = {name.lower(): value for name, value in answer.getheaders()}
-            return PageResponse(answer.status, told, answer.read())
+            lower = {name.lower(): value for name, value in answer.getheaders()}
+            return PageResponse(answer.status, lower, answer.read())
 
     def get(self, target: str, **headers: str) -> PageResponse:
         return self.ask("GET", target, **{**self.cookie, **headers})
@@ -62,18 +62,18 @@ class WebPage:
             yield connection
 
     def head(self, method: str, target: str, **headers: str) -> bytes:
-        """Of a request with the cookie."""
+        """Return the head of a request with the cookie."""
         named = {"Host": self.host, **self.cookie, **headers}
         fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
         return f"{method} {target} HTTP/1.1\r\n{fields}\r\n".encode()
 
 
-def hear_until(connection: socket.socket, part: bytes) -> bytes:
-    """What comes, up to and with that part; what came where the other end closes before."""
-    heard = b""
-    while part not in heard and (data := connection.recv(65536)):
-        heard += data
-    return heard
+def receive_until(connection: socket.socket, part: bytes) -> bytes:
+    """Receive up to and including `part`, or until the other end closes."""
+    received = b""
+    while part not in received and (data := connection.recv(65536)):
+        received += data
+    return received
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Workspaces for a test: a queue, a tmux and simulated GPUs of its own, and a real training script that they run."""
+"""Workspaces for a test: its own queue, tmux server and simulated GPUs, and a real training script."""
 
 import contextlib
 import json
@@ -32,18 +32,18 @@ SETTINGS = {"task_name": "T", "startup_delay": 0, "command_delay": 0, "log_dir":
 TRAINING = {"seed": 7, "epochs": 2, "lr": 0.1}
 DEADLINE_S = 90.0
 _GPU = re.compile(r"_gpu(\d+)")
-_LOOK_EVERY_S = 0.03  # a task is three processes, and they need the machine more than those who wait for them
+_POLL_S = 0.03  # a task is three processes; polling must not slow them down
 
 
-def until(is_so: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
-        select.select([], [], [], _LOOK_EVERY_S)
+        select.select([], [], [], _POLL_S)
 
 
 class Workspace:
-    """Its configs may stand at gates: those run until the test lets them go."""
+    """A workspace. Gated configs run until the test calls `let_go`."""
 
     def __init__(self, folder: Path, queue: QueueUnderTest, tmux: OwnTmux, **settings: Any) -> None:
         self.folder, self.work_dir, self.tmux = folder, folder, tmux
@@ -59,7 +59,7 @@ class Workspace:
         return workspace_tag(self.folder)
 
     def configure(self, **settings: Any) -> None:
-        """What its configuration says from now on."""
+        """Write the configuration."""
         text = yaml.safe_dump({**SETTINGS, **settings}, allow_unicode=True)
         (self.folder / "scheduler_config.yml").write_text(text, encoding="utf-8")
 
@@ -74,17 +74,17 @@ class Workspace:
             os.mkfifo(gate)
             self.add(config, gate=str(gate), **content)
 
-    # What is typed
+    # Commands
 
-    def scheduler(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def scheduler(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [self.folder / "scheduler.sh", *words],
+            [self.folder / "scheduler.sh", *arguments],
             capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=self.folder,
             env={**os.environ, "COLUMNS": "300"},
         )  # fmt: skip
 
-    def do(self, *words: str) -> str:
-        done = self.scheduler(*words)
+    def do(self, *arguments: str) -> str:
+        done = self.scheduler(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -94,26 +94,26 @@ class Workspace:
     def rows(self) -> dict[str, Any]:
         return {row["config"]: row for row in self.status()["tasks"]}
 
-    # What its tasks do
+    # Tasks
 
     def starts(self, config: str | None = None) -> list[Any]:
-        return self._told("starts", config)
+        return self._records("starts", config)
 
     def ends(self, config: str | None = None) -> list[Any]:
-        """One for each marker that was left."""
-        return self._told("ends", config)
+        """Return one record for each marker that was written."""
+        return self._records("ends", config)
 
-    def _told(self, name: str, config: str | None) -> list[Any]:
+    def _records(self, name: str, config: str | None) -> list[Any]:
         path = self.work_dir / name
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        told = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return [each for each in told if config in (None, each["config"])]
+        records = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [each for each in records if config in (None, each["config"])]
 
     def until_started(self, *configs: str, times: int = 1) -> None:
         until(lambda: all(len(self.starts(each)) >= times for each in configs), f"the start of {', '.join(configs)}")
 
     def let_go(self, *configs: str) -> None:
-        """Each as soon as it stands at its gate; one that was let go before, when it has started again."""
+        """Open the gate of each config as soon as it waits there; if opened before, after its next start."""
         for config in configs:
             self._let_one_go(config)
 
@@ -123,7 +123,7 @@ class Workspace:
         self._let_go[config] = len(self.starts(config))
 
     def program(self, config: str) -> int:
-        """The pid of its last start."""
+        """Return the pid of its last start."""
         self.until_started(config)
         return int(self.starts(config)[-1]["pid"])
 
@@ -133,10 +133,10 @@ class Workspace:
     def keeper(self, config: str) -> int:
         return psutil.Process(self.runner(config)).ppid()
 
-    # How they stand
+    # States
 
     def tasks(self) -> dict[str, Any]:
-        """As the queue has them."""
+        """Return the tasks of the queue by config."""
         return {task["config"]: task for task in self._queue.get("/tasks", tag=self.tag)["tasks"]}
 
     def until_state(self, config: str, *states: str) -> Any:
@@ -144,7 +144,7 @@ class Workspace:
         return self.tasks()[config]
 
     def until_running(self, *configs: str) -> None:
-        """And at work: the programs of these very runs have started."""
+        """Wait until the configs are running and their programs have started."""
         for config in configs:
             self.until_state(config, "running")
             until(partial(self._is_at_work, config), f"the program of {config}")
@@ -154,15 +154,15 @@ class Workspace:
         return bool(starts) and not is_gone(int(starts[-1]["pid"]))
 
     def until_over(self) -> dict[str, Any]:
-        """The rows of its status then."""
+        """Wait for the end of all tasks, and return the rows of the status."""
         until(lambda: all(task["is_finished"] for task in self.tasks().values()), "the end of all tasks")
         return self.rows()
 
     def per_gpu(self) -> Counter[int]:
-        """How many run on each."""
+        """Return how many tasks run on each GPU."""
         return Counter(index for task in self.tasks().values() if task["is_live"] for index in task["gpu_indexes"])
 
-    # What they leave
+    # Files and sessions
 
     def marker(self, config: str) -> Path:
         return self.folder / "out" / f"{config}_completed.txt"
@@ -171,7 +171,7 @@ class Workspace:
         return {path.name.removesuffix("_completed.txt") for path in (self.folder / "out").iterdir()}
 
     def log(self, config: str) -> str:
-        """Nothing before it has one."""
+        """Return the log, or an empty string if there is none yet."""
         path = self.folder / "logs/train_logs" / f"{config}.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -179,7 +179,7 @@ class Workspace:
         return (self.folder / "logs/T_scheduler.log").read_text(encoding="utf-8")
 
     def sessions(self) -> dict[str, list[str]]:
-        """Those of its tasks in tmux, by their marks."""
+        """Return the names of tmux sessions by the owner in their @gpuyard option."""
         listed = self.tmux("list-sessions", "-F", "#{@gpuyard} #{session_name}").splitlines()
         pairs = [line.split(" ", 1) for line in listed]
         return {owner: [n for o, n in pairs if o == owner] for owner, _ in pairs if owner.startswith(f"{self.tag}/")}
@@ -189,7 +189,7 @@ class Workspace:
 
 
 class Workspaces:
-    """All of one test; the queue starts with the first."""
+    """The workspaces of one test; the queue starts with the first."""
 
     def __init__(self, place: Path, queue: QueueUnderTest, tmux: OwnTmux) -> None:
         self.place, self.queue, self.tmux = place, queue, tmux
@@ -201,7 +201,7 @@ class Workspaces:
 
     @contextlib.contextmanager
     def attached(self, session: str) -> Iterator[Terminal]:
-        """A person who looks at it, as soon as it is there."""
+        """Attach a terminal to the session as soon as it exists."""
         until(lambda: session in self.tmux.sessions(), f"the session {session}")
         terminal = Terminal(["tmux", "-u", "attach", "-t", f"={session}"], self.tmux.environment)
         try:
@@ -226,7 +226,7 @@ def kill_server(tmux: OwnTmux) -> None:
 
 
 def _is_opened(gate: Path) -> bool:
-    """As soon as somebody waits there, who then goes on."""
+    """Open the gate if a program waits there; return whether it did."""
     try:
         os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
@@ -235,18 +235,18 @@ def _is_opened(gate: Path) -> bool:
 
 
 def _with_tmux(tmux: OwnTmux) -> dict[int, str]:
-    """The processes that know of it: its servers, and what runs in them."""
+    """Return the processes of this tmux server: the servers, and the programs in them."""
     found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("TMUX_TMPDIR") == tmux.place and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get("TMUX_TMPDIR") == tmux.folder and process.status() != psutil.STATUS_ZOMBIE:
                 found[process.pid] = process.name()
     return found
 
 
 @pytest.fixture(name="tmux")
 def make_tmux(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTmux]:
-    """One that every program of the test finds; nothing of it is left."""
+    """A tmux server that every program of the test finds. Checks that no process of it is left."""
     tmux = OwnTmux(own_home.parent)
     for name, value in tmux.environment.items():
         monkeypatch.setenv(name, value)
