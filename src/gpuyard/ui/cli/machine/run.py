@@ -63,7 +63,7 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
 def command(**typed: Any) -> int:
     """Run a program on its own GPUs as soon as they are free.
 
-    Exits with the program's status (128 plus the signal number if a signal ended it), 1 if the GPUs were not free in
+    Exits with the program's status (128 plus the signal number if a signal ended it), 124 if the GPUs were not free in
     time, 126 or 127 if the program cannot be executed. The GPUs stay reserved until every process that the program
     started has ended, even if gpuyard itself is killed.
     """
