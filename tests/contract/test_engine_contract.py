@@ -18,8 +18,8 @@ from gpuyard.ports import Ended, Engine, Launch, Prepared
 from gpuyard.system.process_identity import boot_id
 from tests.contract.cluster_engines import process_place
 from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs
+from tests.simulation.behaviors import Behavior
 from tests.simulation.engine import SimulatedEngine
-from tests.simulation.natures import Nature
 from tests.simulation.world import World
 
 # A daemon that is killed, before or after it started what it prepared.
@@ -85,8 +85,12 @@ class SimulatedPlace:
     places_work = False
 
     def __init__(self) -> None:
-        natures = {"succeeds": Nature(runs_s=0.5), "fails": Nature(runs_s=0.5, word="3"), "waits": Nature(runs_s=1e9)}
-        self._world = World(1, lambda words, _: natures[words[0]])
+        behaviors = {
+            "succeeds": Behavior(runs_s=0.5),
+            "fails": Behavior(runs_s=0.5, exit_status="3"),
+            "waits": Behavior(runs_s=1e9),
+        }
+        self._world = World(1, lambda words, _: behaviors[words[0]])
 
     def engine(self) -> SimulatedEngine:
         return SimulatedEngine(self._world, {})

@@ -20,8 +20,8 @@ from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
 from gpuyard.system.process_identity import start_time
 from tests.in_time import wait_until_gone
-from tests.simulation.leases import SimulatedBook
-from tests.simulation.natures import Nature
+from tests.simulation.behaviors import Behavior
+from tests.simulation.ledger import SimulatedLedger
 from tests.simulation.world import World
 
 DEADLINE_S = 90.0
@@ -110,13 +110,13 @@ class FolderPlace:
 
 class SimulatedPlace:
     def __init__(self) -> None:
-        self._world = World(1, lambda *_: Nature(runs_s=1e9), devices=len(DEVICES))
+        self._world = World(1, lambda *_: Behavior(runs_s=1e9), devices=len(DEVICES))
         self._lives = 0
 
-    def ledger(self) -> SimulatedBook:
+    def ledger(self) -> SimulatedLedger:
         self._lives += 1
         me = Holder(uid=1, user="me", pid=self._lives)
-        return SimulatedBook(self._world, me, f"life {self._lives}")
+        return SimulatedLedger(self._world, me, f"life {self._lives}")
 
     def inherit(self, held: HeldClaim) -> int:
         program = self._world.spawn(1, 1, ("program",), held.lease.id)

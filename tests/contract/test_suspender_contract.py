@@ -21,8 +21,8 @@ from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.ports import Launch, Suspender, SuspendResult
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.system.process_identity import boot_id
-from tests.simulation.moving import SimulatedSuspender
-from tests.simulation.natures import Nature
+from tests.simulation.behaviors import Behavior
+from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World
 
 DEADLINE_S = 90.0
@@ -119,7 +119,7 @@ class LocalPlace:
 
 class SimulatedPlace:
     def __init__(self) -> None:
-        self._world = World(1, lambda *_: Nature(runs_s=1e9, climbs=((0.0, HELD_MB),)), devices=1)
+        self._world = World(1, lambda *_: Behavior(runs_s=1e9, climbs=((0.0, HELD_MB),)), devices=1)
 
     def attempt(self) -> Attempt:
         program = self._world.spawn(1, 1, ("program",), None)
@@ -149,7 +149,7 @@ class SimulatedPlace:
         return CARD_MB - self._world.free_mb(self._world.device_ids[0])
 
     def fill(self, megabytes: float) -> None:
-        self._world.come_or_go(self._world.device_ids[0], megabytes)
+        self._world.set_foreign_memory(self._world.device_ids[0], megabytes)
 
     def kill(self, attempt: Attempt) -> None:
         self._world.signal(attempt.job_id, attempt.number, signal.SIGKILL)

@@ -3,8 +3,8 @@
 from tests.faults.fault import Fault
 
 _CONTROL = "src/gpuyard/control"
-_STORIES = "tests/simulation/test_stories.py"
-_MEMORY = "tests/simulation/test_memory_stories.py"
+_SCENARIOS = "tests/simulation/test_scenarios.py"
+_MEMORY = "tests/simulation/test_memory_scenarios.py"
 _FAULTS = "tests/integration/test_queue_faults.py"
 
 FAULTS = (
@@ -29,7 +29,7 @@ FAULTS = (
         old="        for held in granted:\n            held.leave()\n",
         new="",
         breaks="The GPU of a job that has ended stays leased until the daemon ends.",
-        near=(_STORIES,),
+        near=(_SCENARIOS,),
     ),
     Fault(
         id="control-lease-of-a-failed-step-kept",
@@ -45,7 +45,7 @@ FAULTS = (
         old="                self.engines.signal(attempt, signal.SIGKILL)\n",
         new="                self.engines.signal(attempt, signal.SIGTERM)\n",
         breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
-        near=(f"{_STORIES}::test_a_cancelled_job_that_ignores_the_request_is_killed_after_its_grace",),
+        near=(f"{_SCENARIOS}::test_a_cancelled_job_that_ignores_sigterm_is_killed_after_its_grace",),
     ),
     Fault(
         id="control-time-limit-runs-while-suspended",
@@ -53,7 +53,7 @@ FAULTS = (
         old="            is_running = live.job.state is JobState.RUNNING  #",
         new="            is_running = live.job.state is not JobState.STOPPING  #",
         breaks="A suspended job is stopped by a time limit that includes its suspended time.",
-        near=(f"{_MEMORY}::test_the_time_of_a_suspended_job_does_not_run",),
+        near=(f"{_MEMORY}::test_the_time_limit_does_not_count_while_a_job_is_suspended",),
     ),
     Fault(
         id="control-half-a-submission-stays",
@@ -81,7 +81,7 @@ FAULTS = (
         new="        if True:  #",
         breaks="An end that could not be recorded because the disk was full is never recorded.",
         near=(
-            _STORIES,
+            _SCENARIOS,
             f"{_FAULTS}::test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room",
         ),
     ),
@@ -91,7 +91,7 @@ FAULTS = (
         old="            del self.events[known:]\n",
         new="",
         breaks="Users are notified of an end that was rolled back, and then of the same end again.",
-        near=("tests/unit/control/test_news.py",),
+        near=("tests/unit/control/test_published_events.py",),
     ),
     Fault(
         id="control-devices-named-twice",
@@ -107,7 +107,7 @@ FAULTS = (
         old="due_at=now + verdict.delay_s if state is JobState.DELAYED else None,",
         new="due_at=now if state is JobState.DELAYED else None,",
         breaks="A job that fails at once uses up all its retries within a second.",
-        near=(f"{_STORIES}::test_a_job_that_fails_is_tried_again_after_pauses_that_double",),
+        near=(f"{_SCENARIOS}::test_a_job_that_fails_is_retried_after_pauses_that_double",),
     ),
     Fault(
         id="control-rerun-with-the-same-memory",
@@ -123,7 +123,7 @@ FAULTS = (
         old="return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
         new="return False",
         breaks="A job that succeeded just as it was being preempted runs a second time.",
-        near=("tests/unit/control/test_ends.py",),
+        near=("tests/unit/control/test_attempt_ends.py",),
     ),
     Fault(
         id="control-resumed-without-a-lease",
@@ -131,7 +131,7 @@ FAULTS = (
         old="if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
         new="if key in self._requested:",
         breaks="After a crash, a suspended job is resumed on a GPU whose memory other jobs use by then.",
-        near=("tests/unit/control/test_ends.py",),
+        near=("tests/unit/control/test_attempt_ends.py",),
     ),
     Fault(
         id="control-memory-given-away-before-it-is-free",
@@ -179,7 +179,7 @@ FAULTS = (
         old="                    self._transitions.settle_dependants(other.job_id, self._clock.now())\n",
         new="                    pass\n",
         breaks="A large array waits forever for a job that ended while the array was being submitted.",
-        near=("tests/unit/control/test_waiting_for_many.py",),
+        near=("tests/unit/control/test_many_dependencies.py",),
     ),
     Fault(
         id="control-place-in-line-kept-after-a-start",

@@ -92,7 +92,7 @@ FAULTS = (
         old='"UPDATE jobs SET failures = 0, growth = NULL WHERE id = ?"',
         new='"UPDATE jobs SET growth = NULL WHERE id = ?"',
         breaks="A job that a user retries has no retries left.",
-        near=(f"{_TESTS}/test_job_store.py", "tests/simulation/test_memory_stories.py"),
+        near=(f"{_TESTS}/test_job_store.py", "tests/simulation/test_memory_scenarios.py"),
     ),
     Fault(
         id="store-long-lane-read-in-part",

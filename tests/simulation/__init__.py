@@ -1,1 +1,1 @@
-"""A simulated machine with real control on top: seeded stories, crashes between any two port calls, invariants."""
+"""A simulated machine under the real controller: seeded scenarios, crashes between any two port calls, invariants."""

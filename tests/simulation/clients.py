@@ -9,9 +9,9 @@ from gpuyard.control.user_requests import ChangeResult, fit_to_machine
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.errors import StoreFault, UserError
+from tests.simulation.behaviors import DECLARED
 from tests.simulation.engine import UNPASSABLE
-from tests.simulation.life import Life
-from tests.simulation.natures import DECLARED
+from tests.simulation.simulated_daemon import SimulatedDaemon
 from tests.simulation.world import World
 
 MOST_TRIES = 5
@@ -19,7 +19,7 @@ KINDS = {
     "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
     "kill": 4, "reboot": 3, "why": 5, "suspend": 8, "resume": 6,
 }  # fmt: skip
-# For stories about memory: devices are full, and jobs compete.
+# For scenarios about memory: devices are full, and jobs compete.
 CROWDED = {"suspend": 30, "resume": 20, "hold": 2, "cancel": 6, "pause": 0, "submit": 70}
 
 
@@ -80,23 +80,23 @@ class Clients:
     def jobs(self) -> list[int]:
         return [job_id for one in self.sent.values() if one.ids for job_id in range(one.ids[0], one.ids[1] + 1)]
 
-    # Asking
+    # Sending
 
-    def ask(self, operation: Operation, life: Life) -> None:
+    def ask(self, operation: Operation, daemon: SimulatedDaemon) -> None:
         random = Random(f"{self.world.seed} operation {operation.number}")
         if operation.kind == "submit":
-            self.submit(operation.asked or self._submission(f"s{operation.number}", random), life)
+            self.submit(operation.asked or self._submission(f"s{operation.number}", random), daemon)
         elif operation.kind in ("pause", "unpause"):
-            life.requests.set_paused(paused=operation.kind == "pause")
+            daemon.requests.set_paused(paused=operation.kind == "pause")
         elif operation.kind == "why":
             for job_id in self.jobs():
-                life.explain(job_id)
+                daemon.explain(job_id)
         elif self.jobs():
             priority = random.randint(-2, 3) if operation.priority is None else operation.priority
-            meant = operation.jobs or self._selection(random, likes_all=operation.kind in ("suspend", "resume"))
-            self.change(operation.kind, meant, priority, life)
+            meant = operation.jobs or self._selection(random, prefers_all=operation.kind in ("suspend", "resume"))
+            self.change(operation.kind, meant, priority, daemon)
 
-    def submit(self, asked: SubmissionRequest, life: Life) -> None:
+    def submit(self, asked: SubmissionRequest, daemon: SimulatedDaemon) -> None:
         sent = Sent(asked=asked, count=0)
         try:
             sent.count = sent.submission().count
@@ -104,9 +104,9 @@ class Clients:
             self.refused += 1
             return
         self.sent[asked.token] = sent
-        self.send(sent, life)
+        self.send(sent, daemon)
 
-    def send(self, sent: Sent, life: Life) -> None:
+    def send(self, sent: Sent, daemon: SimulatedDaemon) -> None:
         sent.tries += 1
         try:
             fitted = fit_to_machine(sent.submission(), self.world.snapshot(), ())
@@ -119,13 +119,13 @@ class Clients:
             assert sent.ids in (None, ids), "a submission that was sent again has other ids"
             assert ids[1] - ids[0] + 1 == sent.count
             sent.ids = ids
-            self.world.tell("acknowledged", (sent.asked.token, ids))
+            self.world.record("acknowledged", (sent.asked.token, ids))
 
-        self.waiting.append(Request(pieces=life.requests.submit(fitted, "me"), done=done, sent=sent))
+        self.waiting.append(Request(pieces=daemon.requests.submit(fitted, "me"), done=done, sent=sent))
 
-    def change(self, kind: str, text: str, priority: int, life: Life) -> None:
+    def change(self, kind: str, text: str, priority: int, daemon: SimulatedDaemon) -> None:
         selection = parse_selection(text)
-        requests = life.requests
+        requests = daemon.requests
         verbs = {
             "cancel": requests.cancel, "hold": requests.hold, "release": requests.release, "retry": requests.retry,
             "resume": requests.resume,
@@ -133,24 +133,24 @@ class Clients:
         if kind == "priority":
             pieces = requests.prioritise(selection, priority)
         elif kind == "suspend":
-            pieces = requests.suspend(selection, life.look())
+            pieces = requests.suspend(selection, daemon.sample())
         else:
             pieces = verbs[kind](selection)
         if kind in ("release", "retry"):
-            self.frozen.clear()  # it may happen from now on, whether or not anybody is told
+            self.frozen.clear()  # it may happen from now on, even if the answer is lost
         self.retried += kind == "retry"
 
         def done(changed: ChangeResult) -> None:
-            self.world.tell(kind, (text, changed.ids))
+            self.world.record(kind, (text, changed.ids))
             if kind in ("cancel", "hold"):
                 self.frozen.update(dict.fromkeys(changed.ids, kind))
 
         self.waiting.append(Request(pieces=pieces, done=done))
 
-    # Being answered
+    # Answers
 
     def proceed(self) -> None:
-        """Advance each request in progress by one piece."""
+        """Advance each request in progress by one chunk."""
         for request in list(self.waiting):
             try:
                 next(request.pieces)
@@ -169,10 +169,10 @@ class Clients:
         for request in waiting:
             self._try_again(request)
 
-    def send_again(self, life: Life) -> None:
+    def send_again(self, daemon: SimulatedDaemon) -> None:
         again, self.again = self.again, []
         for sent in again:
-            self.send(sent, life)
+            self.send(sent, daemon)
 
     def _try_again(self, request: Request) -> None:
         sent = request.sent
@@ -183,7 +183,7 @@ class Clients:
         else:
             sent.is_given_up = True
 
-    # What is asked for
+    # Contents of requests
 
     def _submission(self, token: str, random: Random) -> SubmissionRequest:
         gpus = random.choice((1, 1, 1, 1, 2) if self.is_crowded else (0, 0, 1, 1, 1, 1, 2))
@@ -200,13 +200,13 @@ class Clients:
         if random.random() < 0.3:
             options["array"] = f"0-{random.randint(0, 7)}{random.choice(('', '%1', '%2', '%3'))}"
             command.append("{index}")
-        self._add_wishes(options, random)
+        self._add_options(options, random)
         if random.random() < 0.03:
             command.append(UNPASSABLE)
         return SubmissionRequest(cwd="/", environment={}, token=token, command=tuple(command), options=options)
 
-    def _add_wishes(self, options: dict[str, Any], random: Random) -> None:
-        wishes: tuple[tuple[float, str, Callable[[], Any]], ...] = (
+    def _add_options(self, options: dict[str, Any], random: Random) -> None:
+        chances: tuple[tuple[float, str, Callable[[], Any]], ...] = (
             (0.4, "priority", lambda: str(random.randint(-2, 3))),
             (0.4, "retries", lambda: str(random.randint(1, 2))),
             (0.3, "time-limit", lambda: f"{random.randint(1, 12)}s"),
@@ -217,7 +217,7 @@ class Clients:
             (0.5, "on-reboot", lambda: random.choice(("requeue", "hold", "fail"))),
             (0.4, "on-preempt", lambda: random.choice(("suspend", "requeue", "never"))),
         )
-        for chance, name, value in wishes:
+        for chance, name, value in chances:
             if random.random() < chance:
                 options[name] = value()
         if self.jobs() and random.random() < 0.4:
@@ -225,9 +225,9 @@ class Clients:
             some = [str(random.choice(self.jobs())) for _ in range(random.randint(1, 2))]
             options[kind] = random.choice((some, some, some, ["all"]))
 
-    def _selection(self, random: Random, *, likes_all: bool) -> str:
+    def _selection(self, random: Random, *, prefers_all: bool) -> str:
         jobs = self.jobs()
         first = random.choice(jobs)
         names = [f"name={one.asked.token}" for one in self.sent.values() if one.ids]
         kinds = (str(first), str(first), f"{first}-{first + 2}", random.choice(names), "all")
-        return random.choice((*kinds, *["all"] * 4 * likes_all))
+        return random.choice((*kinds, *["all"] * 4 * prefers_all))

@@ -1,4 +1,4 @@
-"""What all stories share."""
+"""Fixtures of all scenarios."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gpuyard.control import user_requests
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An array of four is a large request, done in pieces."""
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an array of four a large request, which is processed in several chunks."""
     monkeypatch.setattr(user_requests, "_PIECE", 3)
     monkeypatch.setattr(user_requests, "_SMALL", 3)

@@ -75,14 +75,14 @@ class SimulatedEngine(PlacesNothing):
             self._world.journal.clear()
         over, self._over = self._over, []
         over += [name for name, program in self._watched.items() if not program.is_supervised]
-        words = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
+        command = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
         for name in over:
             self._watched.pop(name, None)
         return [
             Ended(
                 job_id=name[0],
                 attempt=name[1],
-                outcome=outcome_of(words.get(name), StartContext()),
+                outcome=outcome_of(command.get(name), StartContext()),
                 shortage=self._shortage_of(name),
             )
             for name in over

@@ -1,4 +1,4 @@
-"""The invariants after every turn of a story and at its end, checked against the database and the world."""
+"""The invariants after every turn of a scenario and at its end, checked against the database and the world."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
 from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
-from tests.simulation.life import LIMITS, Life
 from tests.simulation.pace_invariants import PaceWatch
 from tests.simulation.programs import Program
+from tests.simulation.simulated_daemon import LIMITS, SimulatedDaemon
 from tests.simulation.world import World
 
 _STATE_OF = {
@@ -43,25 +43,25 @@ class Checker:
         self._database = database
         self._clients = clients
         self._ends: dict[int, set[JobState]] = {}
-        self._told = 0
+        self._checked_entries = 0
         self._queued: dict[int, Job] = {}
         self._was_paused = False
         self._paces = PaceWatch(world, database)
 
-    def watch(self, life: Life) -> None:
+    def watch(self, daemon: SimulatedDaemon) -> None:
         """Check a new daemon from its first step on."""
-        self._paces.watch(life.controller)
+        self._paces.watch(daemon.controller)
 
     @property
     def launches(self) -> int:
-        """Of runs of batches."""
+        """Return how many runs of batches were started."""
         return self._paces.launches
 
     # After every turn
 
     def check(self, transitions: JobTransitions | None = None) -> None:
         assert not self._execute("PRAGMA foreign_key_check").fetchall()
-        store = JobStore(self._database)  # a new one each time: it remembers nothing
+        store = JobStore(self._database)  # a new one each time: it caches nothing
         states = self._states()
         self._check_counts(states)
         self._check_live(store, states)
@@ -69,13 +69,17 @@ class Checker:
         self._check_begun(store)
         self._check_blocked(store, states)
         if transitions is not None:
-            on_desk = [(live.job, live.attempt) for live in transitions.live.values()]
-            assert _essence(on_desk) == _essence(store.live_attempts()), "the transitions is not in step with the store"
+            in_memory = [(live.job, live.attempt) for live in transitions.live.values()]
+            assert _without_usage(in_memory) == _without_usage(store.live_attempts()), (
+                "the live jobs in memory differ from those in the store"
+            )
 
     def _check_counts(self, states: dict[int, JobState]) -> None:
         counted = Counter(states.values())
-        told = dict(self._execute("SELECT state, jobs FROM counts WHERE state <> 'arriving'").fetchall())
-        assert told == {state: counted.get(JobState(state), 0) for state in told}, "jobs are not counted right"
+        recorded = dict(self._execute("SELECT state, jobs FROM counts WHERE state <> 'arriving'").fetchall())
+        assert recorded == {state: counted.get(JobState(state), 0) for state in recorded}, (
+            "the counts of jobs are wrong"
+        )
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
         live = store.live_attempts()
@@ -90,17 +94,19 @@ class Checker:
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
         commands = {job.id: job.argv for job, _ in live}
         for program in running:
-            assert (*program.name, program.pid) in recorded, f"{program.name} runs, and nobody knows of it"
-            assert commands[program.job_id] == program.words, f"{program.name} runs the command of another"
+            assert (*program.name, program.pid) in recorded, f"{program.name} runs and is not recorded"
+            assert commands[program.job_id] == program.command, f"{program.name} runs the command of another job"
 
     def _check_limits(self, jobs: Sequence[Job]) -> None:
         groups = Counter(job.group for job in jobs if job.group_limit is not None)
         most = {job.group: job.group_limit for job in jobs}
-        assert all(count <= (most[group] or 0) for group, count in groups.items()), "more of an array than its limit"
+        assert all(count <= (most[group] or 0) for group, count in groups.items()), (
+            "more jobs of an array than its limit"
+        )
         tags = Counter(job.spec.tag for job in jobs)
-        assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), "more of a tag than its limit"
+        assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), "more jobs of a tag than its limit"
         without_devices = sum(not job.spec.need.devices and job.spec.pace is None for job in jobs)
-        assert without_devices <= LIMITS.cpu_jobs, "more without devices than their limit"
+        assert without_devices <= LIMITS.cpu_jobs, "more jobs without devices than their limit"
 
     def _note_ends(self, states: dict[int, JobState]) -> None:
         for job_id, state in states.items():
@@ -109,8 +115,8 @@ class Checker:
 
     def _check_begun(self, store: JobStore) -> None:
         """Assert that programs that started since the last check were allowed to."""
-        new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
-        self._told = len(self._world.log)
+        new = [what for _, kind, what in self._world.log[self._checked_entries :] if kind == "begins"]
+        self._checked_entries = len(self._world.log)
         self._paces.check_begun()
         for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
@@ -123,7 +129,7 @@ class Checker:
         for job_id, state in states.items():
             if state is JobState.BLOCKED and job_id not in arriving:
                 assert outlook_of_all(store.dependencies(job_id))[0] is DependencyOutlook.PENDING, (
-                    f"job {job_id} waits in vain"
+                    f"job {job_id} waits for dependencies that cannot be met"
                 )
 
     # Around a step
@@ -136,13 +142,13 @@ class Checker:
         jobs = [store.job(job_id) for (job_id,) in rows if job_id not in arriving]
         self._queued = {job.id: job for job in jobs if job is not None}
 
-    def after_step(self, life: Life, started: int) -> list[int]:
+    def after_step(self, daemon: SimulatedDaemon, started: int) -> list[int]:
         """Return the jobs that started ahead of the head of the queue; only short jobs may (backfilling)."""
         store = JobStore(self._database)
         memory_invariants.check_after_step(
-            self._world, store, life.suspender, life.controller, asked_ledger=life.asked_ledger
+            self._world, store, daemon.suspender, daemon.controller, asked_ledger=daemon.asked_ledger
         )
-        plan = life.controller.plan
+        plan = daemon.controller.plan
         self._paces.check_plan(plan)
         head = None if plan.head is None else plan.head.job_id
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
@@ -156,7 +162,7 @@ class Checker:
         return [] if first is None else [job.id for job in begun if self._rank(job) > self._rank(first)]
 
     def _is_before(self, job: Job, other: Job) -> bool:
-        """Assert queue order among jobs that differ only in their positions."""
+        """Return whether the job comes before the other: only among jobs that differ only in their positions."""
         mine, others = lane_of(job), lane_of(other)
         is_alike = (mine.user, mine.tag, mine.need, mine.preempts, mine.pace) == (
             others.user, others.tag, others.need, others.preempts, others.pace,
@@ -186,7 +192,7 @@ class Checker:
             job = store.job(job_id)
             assert job is not None
             numbers = [attempt.number for attempt in attempts]
-            assert numbers == list(range(1, job.attempts + 1)), "attempts are not counted right"
+            assert numbers == list(range(1, job.attempts + 1)), "the count of attempts is wrong"
             self._check_verdict(job, attempts)
             memory_invariants.check_job_at_end(self._world, job, attempts, self._clients.retried)
 
@@ -196,9 +202,9 @@ class Checker:
             if sent.ids is not None:
                 first, last = self._execute("SELECT min(id), max(id) FROM jobs WHERE name = ?", (token,)).fetchone()
                 assert (first, last) == sent.ids, f"{token} was acknowledged as {sent.ids}"
-                assert count == sent.count, f"{token} is there {count} times, and not {sent.count}"
+                assert count == sent.count, f"{token} has {count} jobs instead of {sent.count}"
             else:
-                assert count in (0, sent.count), f"{token} was never acknowledged, and is there in part"
+                assert count in (0, sent.count), f"{token} was never acknowledged, and a part of it is stored"
 
     def _check_runs(self, attempts: Sequence[Attempt], limits: Mapping[int, float | None]) -> None:
         begun = {_key(program): program for program in self._world.programs if program.began_at is not None}
@@ -224,9 +230,9 @@ class Checker:
             assert outcome.kind in _STATE_OF[job.state]
         if job.state is JobState.REJECTED:
             dependencies = self._execute("SELECT on_job, kind FROM dependencies WHERE job = ?", (job.id,)).fetchall()
-            assert self._is_in_vain(dependencies) or "cannot be passed" in (job.reason or "")
+            assert self._is_unmeetable(dependencies) or "cannot be passed" in (job.reason or "")
 
-    def _is_in_vain(self, dependencies: list[tuple[int, str]]) -> bool:
+    def _is_unmeetable(self, dependencies: list[tuple[int, str]]) -> bool:
         return any(
             outlook(DependencyKind(kind), end) is DependencyOutlook.NEVER
             for other, kind in dependencies
@@ -237,10 +243,10 @@ class Checker:
         """Assert that the database is empty after all jobs were deleted."""
         for table in ("jobs", "attempts", "dependencies", "events", "specs", "batches"):
             left = self._execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            assert not left, f"{left} {table} are left though all jobs were forgotten"
+            assert not left, f"{left} {table} are left though all jobs were deleted"
         self.check()
 
-    # What stands in the database
+    # Contents of the database
 
     def is_all_finished(self) -> bool:
         return all(state in FINISHED for state in self._states().values())
@@ -253,7 +259,7 @@ class Checker:
         by_hand = {job_id for (job_id,) in self._execute(query, (SuspendedBy.BY_PERSON,)).fetchall()}
         return [job_id for job_id, state in self._states().items() if state is JobState.SUSPENDED and job_id in by_hand]
 
-    def standing(self) -> dict[int, str]:
+    def unfinished(self) -> dict[int, str]:
         return {job_id: str(state) for job_id, state in self._states().items() if state not in FINISHED}
 
     def names(self) -> dict[int, str]:
@@ -273,7 +279,7 @@ class Checker:
         return {job_id for first, last in self._execute(query).fetchall() for job_id in range(first, last + 1)}
 
 
-def _essence(live: Sequence[tuple[Job, Attempt]]) -> dict[int, tuple[JobState, int, Attempt]]:
+def _without_usage(live: Sequence[tuple[Job, Attempt]]) -> dict[int, tuple[JobState, int, Attempt]]:
     """Return the attempt without its usage, which is stored only now and then."""
     return {job.id: (job.state, job.failures, replace(attempt, usage=None)) for job, attempt in live}
 
@@ -287,14 +293,20 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     outcome = attempt.outcome
     assert outcome is not None, f"{program.name} has no outcome"
     if attempt.stopping is not None:
-        made_it = attempt.stopping is OutcomeKind.PREEMPTED and program.word == "0"
-        assert outcome.kind is (OutcomeKind.SUCCEEDED if made_it else attempt.stopping)
+        has_succeeded = attempt.stopping is OutcomeKind.PREEMPTED and program.journal_entry == "0"
+        assert outcome.kind is (OutcomeKind.SUCCEEDED if has_succeeded else attempt.stopping)
     elif outcome == REBOOTED:
-        assert program.word != "0", f"{program.name} had succeeded before the machine was restarted"
+        assert program.journal_entry != "0", f"{program.name} had succeeded before the machine was restarted"
     elif program.shortage is not None:
-        assert outcome.kind is OutcomeKind.OUT_OF_MEMORY, f"{program.name} ran out of memory, and nobody saw it"
+        assert outcome.kind is OutcomeKind.OUT_OF_MEMORY, f"{program.name} ran out of memory, and this was not recorded"
     elif outcome.kind is OutcomeKind.OUT_OF_MEMORY:
-        assert program.word in ("134", "139"), f"{program.name} did not crash, and left {program.word}"
+        assert program.journal_entry in ("134", "139"), (
+            f"{program.name} did not crash, and left {program.journal_entry}"
+        )
     else:
-        expected = outcome_of(program.word or (BEGAN if program.began_at is not None else None), StartContext())
-        assert (outcome.kind, outcome.status) == (expected.kind, expected.status), f"{program.name} left {program.word}"
+        expected = outcome_of(
+            program.journal_entry or (BEGAN if program.began_at is not None else None), StartContext()
+        )
+        assert (outcome.kind, outcome.status) == (expected.kind, expected.status), (
+            f"{program.name} left {program.journal_entry}"
+        )

@@ -1,6 +1,6 @@
-"""What must hold of batches: when their runs begin, by which look, and what that look had seen.
+"""Invariants of batches: when their runs begin, after which sample, and what that sample contained.
 
-All of it is worked out anew here, from what daemons were shown and from what programs did, in whichever life.
+All of it is computed again here, from the samples that daemons got and from what programs did, across restarts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
-from tests.simulation.natures import MEMORY_MB
+from tests.simulation.behaviors import MEMORY_MB
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -29,7 +29,7 @@ _OF_GATES = {
 
 @dataclass
 class Average:
-    """Of the readings, each weighed by how long ago it was."""
+    """An average of readings that weighs each by its age."""
 
     last: float | None = None
     value: float | None = None
@@ -52,8 +52,8 @@ class Average:
 
 
 @dataclass
-class Seen:
-    """What a daemon has seen for a batch, since that had runs to start."""
+class BatchSamples:
+    """The samples that a daemon got for a batch since the batch had runs to start."""
 
     pace: BatchPace
     taken_at: float | None = None
@@ -63,11 +63,11 @@ class Seen:
     def figure(self, name: str) -> Average:
         return self.figures.get(name, Average())
 
-    def add(self, look: Sample, now: float) -> None:
-        snapshot = look.snapshot
+    def add(self, sample: Sample, now: float) -> None:
+        snapshot = sample.snapshot
         if snapshot.taken_at == self.taken_at:
             return
-        self.taken_at, self.ram_mb = snapshot.taken_at, dict(look.ram_mb)
+        self.taken_at, self.ram_mb = snapshot.taken_at, dict(sample.ram_mb)
         usable = snapshot.usable_devices()
         readings = {"cpu": snapshot.host.cpu_percent, "ram": snapshot.host.memory_available_mb}
         readings |= {f"load {device.id}": device.utilization_percent for device in usable}
@@ -78,19 +78,19 @@ class Seen:
 
 
 class PaceWatch:
-    """Stands beside whatever daemon there is."""
+    """Checks the batches of the current daemon; it survives the daemon."""
 
     def __init__(self, world: World, database: Database) -> None:
         self._world = world
         self._store = JobStore(database)
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, BatchSamples] = {}
         self._last: dict[int, float] = {}
-        self._told = 0
+        self._checked_entries = 0
         self.launches = 0
         world.on_grant.append(self._check_granted)
 
     def watch(self, controller: Controller) -> None:
-        """Hears what it is shown, before it does."""
+        """Record each sample before the controller gets it."""
         self.check_begun()
         self._seen.clear()
         batch_gates = controller.batch_gates
@@ -108,27 +108,31 @@ class PaceWatch:
 
         batch_gates.update, batch_gates.forget = check_and_update, forget_all  # type: ignore[method-assign]
 
-    def _note(self, lanes: Sequence[Lane], look: Sample, now: float) -> None:
+    def _note(self, lanes: Sequence[Lane], sample: Sample, now: float) -> None:
         waiting = {lane.group: lane.pace for lane in lanes if lane.pace is not None and lane.group is not None}
         self._seen = {
-            group: self._seen.get(group) or Seen(pace=pace) for group, pace in waiting.items() if pace is not None
+            group: self._seen.get(group) or BatchSamples(pace=pace)
+            for group, pace in waiting.items()
+            if pace is not None
         }
         for seen in self._seen.values():
-            seen.add(look, now)
+            seen.add(sample, now)
 
     # After a step
 
     def check_plan(self, plan: Plan) -> None:
-        """One that waits for a gate stands in nobody's way."""
+        """Assert that a job that waits for a gate does not keep other jobs waiting."""
         held = {hold.job_id for hold in plan.waiting if hold.lane.pace is not None and _are_of_gates(hold.reasons)}
-        assert plan.head is None or plan.head.job_id not in held, f"all wait for job {plan.head.job_id}, at its gate"
+        assert plan.head is None or plan.head.job_id not in held, (
+            f"job {plan.head.job_id} waits at its gate, and all others wait for it"
+        )
 
     # When a run begins
 
     def check_begun(self) -> None:
-        """Those that have begun since the last time: before anybody looks again, and before another daemon comes."""
-        new = [what for _, kind, what in self._world.log[self._told :] if kind == "begins"]
-        self._told = len(self._world.log)
+        """Check the runs that began since the last check; called before the next sample and before the next daemon."""
+        new = [what for _, kind, what in self._world.log[self._checked_entries :] if kind == "begins"]
+        self._checked_entries = len(self._world.log)
         for name in new:
             job = self._store.job(name[0])
             if job is not None and job.spec.pace is not None:
@@ -140,16 +144,16 @@ class PaceWatch:
         assert group is not None
         assert program.began_at is not None
         seen, last = self._seen.get(group), self._last.get(group)
-        assert seen is not None, f"job {job.id} began, and nobody had looked for its batch"
+        assert seen is not None, f"job {job.id} began without a sample for its batch"
         if last is not None:
             apart = program.began_at - last
             assert apart >= pace.stagger_s - _ROUNDING, f"job {job.id} began {apart} s after another of its batch"
             assert seen.taken_at is not None
-            assert seen.taken_at > last, f"job {job.id} began by a look that is older than the last launch"
+            assert seen.taken_at > last, f"job {job.id} began after a sample that is older than the last launch"
         for other, attempt in self._store.live_attempts():
             is_later = other.spec.pace is not None and attempt.started_at >= (seen.taken_at or 0.0)
             assert other.id == job.id or not is_later, (
-                f"job {job.id} and {other.id}, of whatever batch, began by one look"
+                f"job {job.id} and {other.id}, of any batch, began after one sample"
             )
         self._check_host(job, pace, seen)
         for device_id in program.devices:
@@ -157,28 +161,29 @@ class PaceWatch:
         self._last[group] = program.began_at
         self.launches += 1
 
-    def _check_host(self, job: Job, pace: BatchPace, seen: Seen) -> None:
+    def _check_host(self, job: Job, pace: BatchPace, seen: BatchSamples) -> None:
         cpu = seen.figure("cpu").value
         if cpu is not None and pace.max_cpu_percent is not None:
             assert cpu <= pace.max_cpu_percent + _ROUNDING, f"job {job.id} began while the CPU was at {cpu}%"
         if seen.figure("ram").known() and pace.min_free_memory_mb is not None:
-            left = min(seen.figure("ram").known()) - self._spoken_for(job, seen)
+            left = min(seen.figure("ram").known()) - self._reserved_ram_mb(job, seen)
             assert left >= pace.min_free_memory_mb - _ROUNDING, f"job {job.id} began while {left} MB of RAM were left"
 
-    def _spoken_for(self, job: Job, seen: Seen) -> float:
-        """RAM that runs which had begun before have not taken by then, and that of this one, unless it is the first of
-        its batch: as far as they said how much that is."""
-        spoken_for, is_first = 0.0, True
-        for job_of, attempt in self._store.live_attempts():
-            pace, name = job_of.spec.pace, (job_of.id, attempt.number)
-            if pace is None or job_of.id == job.id:
-                continue
-            spoken_for += max(0.0, (pace.run_ram_mb or 0.0) - seen.ram_mb.get(name, 0.0))
-            is_first = is_first and job_of.group != job.group
-        own = job.spec.pace.run_ram_mb if job.spec.pace is not None and not is_first else None
-        return spoken_for + (own or 0.0)
+    def _reserved_ram_mb(self, job: Job, seen: BatchSamples) -> float:
+        """Return the declared RAM that earlier runs had not taken at the sample, and that of this run.
 
-    def _check_device(self, job: Job, pace: BatchPace, seen: Seen, device_id: str) -> None:
+        The first run of a batch does not count its own."""
+        reserved_mb, is_first = 0.0, True
+        for other, attempt in self._store.live_attempts():
+            pace, name = other.spec.pace, (other.id, attempt.number)
+            if pace is None or other.id == job.id:
+                continue
+            reserved_mb += max(0.0, (pace.run_ram_mb or 0.0) - seen.ram_mb.get(name, 0.0))
+            is_first = is_first and other.group != job.group
+        own = job.spec.pace.run_ram_mb if job.spec.pace is not None and not is_first else None
+        return reserved_mb + (own or 0.0)
+
+    def _check_device(self, job: Job, pace: BatchPace, seen: BatchSamples, device_id: str) -> None:
         load, used = seen.figure(f"load {device_id}").value, seen.figure(f"used {device_id}").known()
         if load is not None and pace.max_gpu_percent is not None:
             assert load <= pace.max_gpu_percent + _ROUNDING, f"job {job.id} began while {device_id} was at {load}%"
@@ -204,18 +209,16 @@ class PaceWatch:
     def _charged_mb(self, device_id: str, leases: Sequence[Lease], seen: Snapshot) -> float:
         measured = self._world.measure(seen, leases)
         device = next(device for device in seen.devices if device.id == device_id)
-        strangers = max(
-            0.0, (device.memory_used_mb or 0.0) - sum(measured[each.id, device_id] or 0.0 for each in leases)
-        )
+        foreign = max(0.0, (device.memory_used_mb or 0.0) - sum(measured[each.id, device_id] or 0.0 for each in leases))
         charged = 0.0
         for lease in leases:
             share = lease.on(device_id)
             assert share is not None
             reserved = MEMORY_MB if share.is_exclusive or share.memory_mb is None else share.memory_mb
             charged += max(reserved, measured[lease.id, device_id] or 0.0)
-        return strangers + charged
+        return foreign + charged
 
 
 def _are_of_gates(reasons: Sequence[Reason]) -> bool:
-    """Where it is room that is waited for, it is also told how many devices are wanting."""
+    """Return whether all reasons are gates. A job that waits for memory also has a reason with a number of devices."""
     return bool(reasons) and all(reason.kind in _OF_GATES for reason in reasons)

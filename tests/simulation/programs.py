@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.simulator.machine_parts import ScheduledEvent
-from tests.simulation.natures import Nature
+from tests.simulation.behaviors import Behavior
 
 
 @dataclass(kw_only=True)
 class Program:
-    """`word` is the program's last entry in the journal; `fate` says what happened to a program without one.
+    """`journal_entry` is the program's last one; `fate` says what happened to a program without one.
 
-    `memory_mb` is held on devices, `seen_mb` is the most of it that a probe has read, and `stash_mb` was moved to RAM
-    while the program is suspended. A frozen program does not run: `ran_s` is its time until then, `goes_since` the time
-    since which it runs. `events` are planned while it runs; freezing it cancels them.
+    `memory_mb` is held on devices, `measured_mb` is the most of it that a probe has read, and `stash_mb` was moved to
+    RAM while the program is suspended. A frozen program does not run: `ran_s` is its run time until then, `goes_since`
+    the time since which it runs. `events` are planned while it runs; freezing it cancels them.
     """
 
     job_id: int
@@ -22,8 +22,8 @@ class Program:
     pid: int
     born_at: float
     boot: int
-    words: tuple[str, ...]
-    nature: Nature
+    command: tuple[str, ...]
+    behavior: Behavior
     lease_id: str | None
     devices: tuple[str, ...] = ()
     runs_out: int = 0
@@ -31,16 +31,16 @@ class Program:
     ended_at: float | None = None
     is_supervised: bool = True
     is_running: bool = False
-    word: str | None = None
+    journal_entry: str | None = None
     fate: str | None = None
     memory_mb: dict[str, float] = field(default_factory=dict)
     stash_mb: dict[str, float] | None = None
-    seen_mb: dict[str, float] = field(default_factory=dict)
+    measured_mb: dict[str, float] = field(default_factory=dict)
     goes_since: float | None = None
     ran_s: float = 0.0
     events: list[ScheduledEvent] = field(default_factory=list)
     climbed: int = 0
-    is_told_to_end: bool = False
+    has_sigterm: bool = False
     is_ruined: bool = False
     shortage: Shortage | None = None
     orders: list[Callable[[], None]] = field(default_factory=list)
@@ -54,8 +54,8 @@ class Program:
         return self.is_running and self.goes_since is None
 
     def target_mb(self, climb: int) -> float:
-        target = self.nature.climbs[climb][1]
-        return target / 2**self.runs_out if self.nature.halves and target > 0 else target
+        target = self.behavior.climbs[climb][1]
+        return target / 2**self.runs_out if self.behavior.halves and target > 0 else target
 
     def freeze(self, now: float) -> None:
         if self.goes_since is not None:

@@ -1,4 +1,4 @@
-"""That the checks of memory_invariants.py have teeth: daemons that break a rule of memory are caught."""
+"""The checks of memory_invariants.py fail for daemons that break a rule of memory."""
 
 import re
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from gpuyard.core.job import retry
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.core.memory import sizing
-from tests.simulation.test_stories import complaints
+from tests.simulation.test_scenarios import failed_checks
 
 
-def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forget_to_request_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     real = SuspendControl.__init__
 
     def begin(self: SuspendControl, *given: Any) -> None:
@@ -25,10 +25,10 @@ def _forget_to_ask_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
         self._requested.update((job_id, state) for job_id in range(50) for state in suspend_jobs._MOVING)
 
     monkeypatch.setattr(SuspendControl, "__init__", begin)
-    monkeypatch.setattr(SuspendControl, "request", _ask_without_forgetting)
+    monkeypatch.setattr(SuspendControl, "request", _request_without_forgetting)
 
 
-def _ask_without_forgetting(self: SuspendControl) -> None:
+def _request_without_forgetting(self: SuspendControl) -> None:
     for job_id, live in self._transitions.live.items():
         key = (job_id, live.job.state)
         if live.job.state in suspend_jobs._MOVING and key not in self._requested:
@@ -39,7 +39,7 @@ def _leave_leases_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SuspendControl, "release_leases", lambda self, leases, now: [])
 
 
-def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def _resume_without_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Need(memory=FixedMemory(0.0))
     monkeypatch.setattr(
         suspend_jobs,
@@ -48,7 +48,7 @@ def _resume_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _let_time_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def _count_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
     real = JobTransitions.move_suspension
 
     def move(self: JobTransitions, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
@@ -67,12 +67,12 @@ def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _never_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def _rerun_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "MOST_RERUNS", 6)
     monkeypatch.setattr(sizing, "_GROWTH", (1.25, 1.6, 1.6, 1.6, 1.6))
 
 
-def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def _preempt_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         SuspendControl,
         "with_costs",
@@ -83,17 +83,17 @@ def _displace_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sabotage", "caught"),
     [
-        (_forget_to_ask_after_a_crash, "and nobody is at it"),
-        (_leave_leases_as_they_are, "its lease is for something"),
-        (_resume_without_room, "and holds more"),
-        (_let_time_run, "and might for"),
-        (_count_shortages, "had no such many failures"),
-        (_never_give_up, "was run again too often|out of memory 5 times"),
-        (_displace_anybody, "never to make room|no higher priority"),
+        (_forget_to_request_after_a_crash, "and no helper works on it"),
+        (_leave_leases_as_they_are, "its lease has shares"),
+        (_resume_without_free_memory, "and holds more"),
+        (_count_suspended_time, "below its limit of"),
+        (_count_shortages, "has more failures than attempts"),
+        (_rerun_too_often, "was run again too often|out of memory 5 times"),
+        (_preempt_any_job, "must never be preempted|no higher priority"),
     ],
 )
-def test_a_daemon_that_breaks_a_rule_of_memory_is_caught(
+def test_the_checks_catch_a_daemon_that_breaks_a_rule_of_memory(
     sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    assert any(re.search(caught, complaint) for complaint in complaints(200))
+    assert any(re.search(caught, message) for message in failed_checks(200))

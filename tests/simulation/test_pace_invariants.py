@@ -1,4 +1,4 @@
-"""That the checks of pace_invariants.py have teeth: daemons that break the pace of a batch are caught."""
+"""The checks of pace_invariants.py fail for daemons that break the pace of a batch."""
 
 from collections.abc import Callable
 from random import Random
@@ -12,14 +12,14 @@ from gpuyard.core.scheduling import batch_pacing, planner, start_limits
 from gpuyard.core.scheduling.batch_pacing import ExpectedUse
 from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
 from gpuyard.store.job_store import JobStore
-from tests.simulation.test_batches import play_paced
+from tests.simulation.test_batches import simulate_batches
 
 
 def _forget_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobStore, "last_start_in_batch", lambda self, group: None)
 
 
-def _note_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def _record_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchGates, "record", lambda self, plan, sample, now: None)
 
 
@@ -37,7 +37,7 @@ def _leave_all_gates_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_pacing, "judge_steadily", lambda *given: SteadyGate())
 
 
-def _go_by_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_only_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_pacing, "smooth", lambda before, reading, now, _: smooth(before, reading, now, 0.0))
 
 
@@ -45,19 +45,19 @@ def _charge_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_pacing, "_charged_mb", lambda *_: 0.0)
 
 
-def _count_only_what_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def _count_only_measured_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchGates, "_expected_use", lambda self, *given: ExpectedUse())
 
 
-def _go_to_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ignore_gates_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "gated_variants", lambda lane, need, placement, view: ((need,), ()))
 
 
-def _forget_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ignore_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobTransitions, "running", lambda self: [])
 
 
-def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def _let_all_wait_for_a_gated_job(monkeypatch: pytest.MonkeyPatch) -> None:
     real = planner._Planner._consider
 
     def consider(self: planner._Planner, lane: Any, candidate: Any) -> None:
@@ -73,26 +73,26 @@ def _have_all_wait_at_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sabotage", "caught"),
     [
         (_forget_the_last_start, "s after another of its batch|older than the last launch"),
-        (_note_no_launch, "s after another of its batch|older than the last launch"),
-        (_start_several_at_once, "s after another of its batch|older than the last launch|began by one look"),
+        (_record_no_launch, "s after another of its batch|older than the last launch"),
+        (_start_several_at_once, "s after another of its batch|older than the last launch|began after one sample"),
         (_leave_all_gates_open, "began while"),
-        (_go_by_the_last_reading, "began while"),
+        (_use_only_the_last_reading, "began while"),
         (_charge_nothing, "charged"),
-        (_count_only_what_shows, "MB of RAM were left"),
-        (_go_to_any_device, "charged|began while SIM-"),
-        (_forget_who_runs, "more of an array than its limit|more of a tag|more without devices"),
-        (_have_all_wait_at_a_gate, "at its gate"),
+        (_count_only_measured_use, "MB of RAM were left"),
+        (_ignore_gates_of_devices, "charged|began while SIM-"),
+        (_ignore_running_jobs, "more jobs of an array than its limit|more jobs of a tag|more jobs without devices"),
+        (_let_all_wait_for_a_gated_job, "waits at its gate"),
     ],
 )
-def test_a_daemon_that_breaks_the_pace_of_a_batch_is_caught(
+def test_the_checks_catch_a_daemon_that_breaks_the_pace_of_a_batch(
     sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
     with pytest.raises(AssertionError, match=caught):
-        _play_many()
+        _simulate_many()
 
 
-def _play_many() -> None:
+def _simulate_many() -> None:
     for seed in range(100):
         random = Random(seed)
-        play_paced(seed, frozenset(random.randrange(4000) for _ in range(10)))
+        simulate_batches(seed, frozenset(random.randrange(4000) for _ in range(10)))

@@ -22,7 +22,7 @@ def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
     return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     vram: int
     ram: int
     scene_slots: int
@@ -37,8 +37,8 @@ some_work = st.lists(
     min_size=1,
     max_size=25,
 )
-rooms = st.builds(
-    Room,
+limits_to_try = st.builds(
+    Limits,
     vram=st.integers(5_000, 4 * LARGEST),
     ram=st.integers(2 * PAGE, 4 * LARGEST),
     scene_slots=st.integers(1, 5),
@@ -48,14 +48,14 @@ rooms = st.builds(
 
 
 @settings(max_examples=EXAMPLES)
-@given(some_work, rooms)
+@given(some_work, limits_to_try)
 def test_every_label_ends_once_and_no_budget_is_exceeded(
-    asset_files: AssetFiles, work: list[tuple[int | None, int | None, int]], room: Room
+    asset_files: AssetFiles, work: list[tuple[int | None, int | None, int]], limits: Limits
 ) -> None:
     units = [asset_files.unit(*each) for each in work]
     with tempfile.TemporaryDirectory() as folder:
-        played = play(units, Path(folder), **msgspec.structs.asdict(room))
+        played = play(units, Path(folder), **msgspec.structs.asdict(limits))
     check_every_label(units, played, asset_files)
-    check_within_budgets(played, room.vram, room.ram)
+    check_within_budgets(played, limits.vram, limits.ram)
     assert played.status.state == "finished"
     assert {skip.kind for skip in played.skipped.values()} <= {"too-large"}

@@ -1,7 +1,8 @@
 """The simulated machine of the crash tests: clock, devices, supervised programs, foreign memory, leases and a journal.
 
 It survives the daemon: programs, leases and the journal stay when a daemon dies. It does not know the controller.
-What a program does is its nature (natures.py); here programs share devices, and run out of memory if a device is full.
+What a program does is its behavior (behaviors.py); here programs share devices, and run out of memory if a device is
+full.
 Clock, events, devices, their readings and shortages are those of `gpuyard simulate`.
 """
 
@@ -25,7 +26,7 @@ from gpuyard.simulator.machine_parts import (
     find_shortage,
     read_device,
 )
-from tests.simulation.natures import EVERYTHING, MEMORY_MB, NatureOf
+from tests.simulation.behaviors import EVERYTHING, MEMORY_MB, BehaviorOf
 from tests.simulation.programs import Program
 
 RAM_MB = 64_000.0
@@ -36,7 +37,7 @@ Granting = Callable[[Lease, Snapshot], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hog:
+class LoadSpike:
     """Foreign load on the host and on every device, for a while."""
 
     at: float
@@ -55,7 +56,7 @@ class Granted:
 
 
 class World:
-    def __init__(self, seed: int, nature_of: NatureOf, devices: int = 2) -> None:
+    def __init__(self, seed: int, behavior_of: BehaviorOf, devices: int = 2) -> None:
         self.seed = seed
         self.clock = VirtualClock()
         self.boot = 1
@@ -65,15 +66,15 @@ class World:
         self.journal: list[tuple[int, int, int, str]] = []
         self.granted: dict[str, Granted] = {}
         self.tickets: dict[str, tuple[Ticket, str]] = {}
-        self.strangers_mb = dict.fromkeys(self.device_ids, 0.0)
+        self.foreign_mb = dict.fromkeys(self.device_ids, 0.0)
         self.faults: dict[str, str] = {}
-        self.hogs: list[Hog] = []
+        self.load_spikes: list[LoadSpike] = []
         self.blind: frozenset[str] = frozenset()
         self.on_grant: list[Granting] = []
         self.log: list[LogEntry] = []
         self.ledger_woke = False
-        self.had_strangers = False
-        self._nature_of = nature_of
+        self.had_foreign_memory = False
+        self._behavior_of = behavior_of
         self._events = EventQueue(self.clock)
         self.next_event = self._events.next_time
         self.advance = self._events.advance
@@ -93,7 +94,7 @@ class World:
         """Return a new generator each time. Those of one kind do not depend on how many of another were drawn."""
         return Random(f"{self.seed} {kind} {self.number('random ' + kind)}")
 
-    def tell(self, kind: str, what: Any) -> None:
+    def record(self, kind: str, what: Any) -> None:
         self.log.append((round(self.now - EPOCH, 6), kind, what))
 
     def after(self, seconds: float, action: Action) -> ScheduledEvent:
@@ -102,7 +103,7 @@ class World:
     # Programs
 
     def spawn(
-        self, job_id: int, attempt: int, words: tuple[str, ...], lease_id: str | None, runs_out: int = 0
+        self, job_id: int, attempt: int, command: tuple[str, ...], lease_id: str | None, runs_out: int = 0
     ) -> Program:
         shares = self.granted[lease_id].lease.shares if lease_id is not None else ()
         program = Program(
@@ -111,8 +112,8 @@ class World:
             pid=100 + self.number(f"pid of boot {self.boot}"),
             born_at=self.now,
             boot=self.boot,
-            words=words,
-            nature=self._nature_of(words, attempt),
+            command=command,
+            behavior=self._behavior_of(command, attempt),
             lease_id=lease_id,
             devices=tuple(share.device_id for share in shares),
             runs_out=runs_out,
@@ -125,27 +126,27 @@ class World:
     def begin(self, program: Program) -> None:
         if not program.is_supervised:
             return
-        nature = program.nature
+        behavior = program.behavior
         program.began_at, program.is_running = self.now, True
         self.journal.append((program.job_id, program.attempt, program.pid, BEGAN))
-        self.tell("begins", program.name)
+        self.record("begins", program.name)
         self.thaw(program)
-        if nature.lost_after_s is not None:
-            self.after(nature.lost_after_s, lambda: self._lose(program))
+        if behavior.lost_after_s is not None:
+            self.after(behavior.lost_after_s, lambda: self._lose(program))
 
     def thaw(self, program: Program) -> None:
         """Let the program run on from where it was frozen."""
         if not program.is_running or program.goes_since is not None:
             return
         program.goes_since = self.now
-        nature = program.nature
+        behavior = program.behavior
 
         def plan(at_s: float, act: Action) -> None:
             program.events.append(self.after(max(0.0, at_s - program.ran_s), act))
 
-        for climb in range(program.climbed, len(nature.climbs)):
-            plan(nature.climbs[climb][0], lambda climb=climb: self._climb(program, climb))  # type: ignore[misc]
-        plan(nature.runs_s, lambda: self.exit(program, nature.word))
+        for climb in range(program.climbed, len(behavior.climbs)):
+            plan(behavior.climbs[climb][0], lambda climb=climb: self._climb(program, climb))  # type: ignore[misc]
+        plan(behavior.runs_s, lambda: self.exit(program, behavior.exit_status))
 
     def leave_unbegun(self, program: Program) -> None:
         if program.is_supervised and program.began_at is None:
@@ -154,7 +155,7 @@ class World:
     def kill_supervisor(self, program: Program, fate: str) -> None:
         if program.is_supervised:
             program.fate = fate
-            self._bury(program)
+            self._end(program)
 
     def signal(self, job_id: int, attempt: int, signum: int) -> int:
         """Send a signal to the programs of the attempt, not to their supervisors, and return how many it reached.
@@ -163,14 +164,14 @@ class World:
         """
         found = [program for program in self.programs if program.name == (job_id, attempt) and program.is_running]
         for program in found:
-            self.tell("signal", (program.name, int(signum)))
+            self.record("signal", (program.name, int(signum)))
             if signum == signal.SIGKILL:
                 self.exit(program, "137")
                 continue
-            program.is_told_to_end = program.is_told_to_end or signum == signal.SIGTERM
-            hears = signum == signal.SIGCONT or not program.is_frozen
-            if program.is_told_to_end and hears and program.nature.heeds_term:
-                self.after(program.nature.term_s, lambda program=program: self.exit(program, "143"))  # type: ignore[misc]
+            program.has_sigterm = program.has_sigterm or signum == signal.SIGTERM
+            reacts = signum == signal.SIGCONT or not program.is_frozen
+            if program.has_sigterm and reacts and program.behavior.heeds_term:
+                self.after(program.behavior.term_s, lambda program=program: self.exit(program, "143"))  # type: ignore[misc]
         return len(found)
 
     def exit(self, program: Program, word: str) -> None:
@@ -180,33 +181,33 @@ class World:
         program.is_running = False
         program.drop_all()
         if program.is_supervised:
-            program.word = word
+            program.journal_entry = word
             self.journal.append((program.job_id, program.attempt, program.pid, word))
-        self._bury(program)
+        self._end(program)
 
     def _lose(self, program: Program) -> None:
         if program.is_supervised:
-            program.is_running = program.is_running and program.nature.is_orphan
+            program.is_running = program.is_running and program.behavior.is_orphan
             if not program.is_running:
                 program.freeze(self.now)
                 program.drop_all()
             self.kill_supervisor(program, "lost")
 
-    def _bury(self, program: Program) -> None:
+    def _end(self, program: Program) -> None:
         if program.is_supervised:
             program.is_supervised = False
             program.ended_at = self.now
-            self.tell("over", (program.name, program.word or program.fate))
+            self.record("over", (program.name, program.journal_entry or program.fate))
         if not program.is_running and program.lease_id is not None:
             keeper, lease_id = f"pid {program.pid}", program.lease_id
-            lingers_s = program.nature.lingers_s if program.began_at is not None else 0.0
+            lingers_s = program.behavior.lingers_s if program.began_at is not None else 0.0
             if lingers_s:
                 self.after(lingers_s, lambda: self.let_go(lease_id, keeper))
             else:
                 self.let_go(lease_id, keeper)
 
     def reboot(self) -> None:
-        self.tell("reboot", self.boot)
+        self.record("reboot", self.boot)
         for program in self.programs:
             if program.is_supervised or program.is_running:
                 program.freeze(self.now)
@@ -221,7 +222,7 @@ class World:
 
     def free_mb(self, device_id: str) -> float:
         held = sum(program.memory_mb.get(device_id, 0.0) for program in self.programs)
-        return MEMORY_MB - self.strangers_mb[device_id] - held
+        return MEMORY_MB - self.foreign_mb[device_id] - held
 
     def _climb(self, program: Program, climb: int) -> None:
         """Take memory on all devices of the program. If it does not fit on one, the program runs out of memory."""
@@ -238,36 +239,36 @@ class World:
             program.memory_mb[device_id] = program.memory_mb.get(device_id, 0.0) + asked
 
     def _run_out(self, program: Program, device_id: str, asked_mb: float) -> None:
-        self.tell("out of memory", (program.name, device_id))
-        if not program.nature.silent:
+        self.record("out of memory", (program.name, device_id))
+        if not program.behavior.silent:
             device, held_mb = self.devices[self.device_ids.index(device_id)], program.memory_mb.get(device_id, 0.0)
             program.shortage = find_shortage(device, MEMORY_MB - self.free_mb(device_id), held_mb, asked_mb)
-        self.exit(program, "134" if program.nature.silent else "1")
+        self.exit(program, "134" if program.behavior.silent else "1")
 
-    def come_or_go(self, device_id: str, stranger_mb: float) -> None:
+    def set_foreign_memory(self, device_id: str, memory_mb: float) -> None:
         """Set the memory of foreign processes on a device, at most what is free."""
-        self.strangers_mb[device_id] = 0.0
-        self.strangers_mb[device_id] = min(stranger_mb, self.free_mb(device_id))
-        self.had_strangers = True
+        self.foreign_mb[device_id] = 0.0
+        self.foreign_mb[device_id] = min(memory_mb, self.free_mb(device_id))
+        self.had_foreign_memory = True
 
     # Leases
 
     def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str) -> Granted:
         lease = Lease(id=f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
         self.granted[lease.id] = Granted(lease=lease, keepers={keeper})
-        self.tell("granted", (holder.label, tuple(share.device_id for share in shares)))
+        self.record("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
 
-    def tell_granted(self, lease: Lease, seen: Snapshot) -> None:
+    def report_grant(self, lease: Lease, seen: Snapshot) -> None:
         """Call the listeners with the lease, and with the snapshot that led to it."""
-        for told in self.on_grant:
-            told(lease, seen)
+        for listener in self.on_grant:
+            listener(lease, seen)
 
     def amend_lease(self, lease_id: str, shares: tuple[Share, ...]) -> None:
         granted = self.granted.get(lease_id)
         if granted is not None:
             granted.lease = replace(granted.lease, shares=shares)
-            self.tell("amended", (granted.lease.holder.label, tuple(share.device_id for share in shares)))
+            self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in shares)))
 
     def let_go(self, lease_id: str, keeper: str) -> None:
         granted = self.granted.get(lease_id)
@@ -307,21 +308,21 @@ class World:
     def _check_device(self, device: Device, measured: dict[tuple[str, str], float | None]) -> None:
         here = [(lease, share) for lease in self.leases() if (share := lease.on(device.id)) is not None]
         used = [measured[lease.id, device.id] or 0.0 for lease, _ in here]
-        strangers = (device.memory_used_mb or 0.0) - sum(used)
+        foreign = (device.memory_used_mb or 0.0) - sum(used)
         if any(share.is_exclusive for _, share in here):
-            assert len(here) == 1, f"{device.id} is somebody's alone, and leased to {len(here)}"
+            assert len(here) == 1, f"{device.id} is exclusive and leased to {len(here)}"
             asked = here[0][1].memory_mb
             if asked is None:
-                assert strangers <= max(1024.0, 0.05 * MEMORY_MB), f"strangers hold {strangers} MB of {device.id}"
+                assert foreign <= max(1024.0, 0.05 * MEMORY_MB), f"foreign processes hold {foreign} MB of {device.id}"
             else:
-                assert asked + strangers <= MEMORY_MB, f"{device.id} has no {asked} MB left"
+                assert asked + foreign <= MEMORY_MB, f"{device.id} has no {asked} MB left"
         elif len(here) > 1:
             charged = sum(
                 max(MEMORY_MB if share.memory_mb is None else share.memory_mb, seen)
                 for (_, share), seen in zip(here, used, strict=True)
             )
-            assert charged + strangers <= MEMORY_MB + 1e-6, (
-                f"{device.id} is promised {charged} MB, strangers hold {strangers}"
+            assert charged + foreign <= MEMORY_MB + 1e-6, (
+                f"{device.id} is promised {charged} MB, foreign processes hold {foreign}"
             )
 
     # Readings; those named in `blind` are unknown
@@ -329,24 +330,26 @@ class World:
     def ram_mb(self) -> dict[tuple[int, int], float]:
         """Return the RAM of programs, by job and attempt."""
         return {
-            program.name: program.nature.ram_mb
+            program.name: program.behavior.ram_mb
             for program in self.programs
-            if program.is_running and self.now - (program.began_at or 0.0) >= program.nature.ram_after_s
+            if program.is_running and self.now - (program.began_at or 0.0) >= program.behavior.ram_after_s
         }
 
     def _cpu_percent(self) -> float:
-        running = sum(program.nature.cpu_percent for program in self.programs if program.is_running)
-        return min(100.0, 10.0 + running + sum(hog.cpu_percent for hog in self.hogs))
+        running = sum(program.behavior.cpu_percent for program in self.programs if program.is_running)
+        return min(100.0, 10.0 + running + sum(spike.cpu_percent for spike in self.load_spikes))
 
     def _gpu_percent(self, device_id: str) -> float:
         here = (program for program in self.programs if program.is_running and device_id in program.devices)
         return min(
-            100.0, sum(program.nature.gpu_percent for program in here) + sum(hog.gpu_percent for hog in self.hogs)
+            100.0,
+            sum(program.behavior.gpu_percent for program in here)
+            + sum(spike.gpu_percent for spike in self.load_spikes),
         )
 
     def snapshot(self) -> Snapshot:
         stashed = sum(sum(program.stash_mb.values()) for program in self.programs if program.stash_mb)
-        taken = sum(self.ram_mb().values()) + sum(hog.ram_mb for hog in self.hogs)
+        taken = sum(self.ram_mb().values()) + sum(spike.ram_mb for spike in self.load_spikes)
         return Snapshot(
             taken_at=self.now,
             host=Host(
@@ -360,10 +363,10 @@ class World:
     def _read(self, device: Device) -> Device:
         running = [program for program in self.programs if program.memory_mb.get(device.id)]
         for program in running:
-            program.seen_mb[device.id] = max(program.seen_mb.get(device.id, 0.0), program.memory_mb[device.id])
+            program.measured_mb[device.id] = max(program.measured_mb.get(device.id, 0.0), program.memory_mb[device.id])
         memory = [(program.pid, program.memory_mb[device.id]) for program in running]
-        if self.strangers_mb[device.id]:
-            memory.append((_FOREIGN_PID, self.strangers_mb[device.id]))
+        if self.foreign_mb[device.id]:
+            memory.append((_FOREIGN_PID, self.foreign_mb[device.id]))
         load_percent = None if "gpu" in self.blind else self._gpu_percent(device.id)
         reading = read_device(device, MEMORY_MB - self.free_mb(device.id), load_percent, memory)
         return replace(reading, fault=self.faults.get(device.id))

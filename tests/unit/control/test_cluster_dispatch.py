@@ -1,4 +1,4 @@
-"""What the controller makes of an engine that places work itself: its words, its refusals, and how things end there."""
+"""The controller with a cluster engine: terms, states, refusals, and how attempts end at the site."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,21 +18,21 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SiteStatus
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from tests.simulation.gaps import Gaps
-from tests.simulation.life import RULES, Life
-from tests.simulation.natures import plain_nature
+from tests.simulation.behaviors import plain_behavior
+from tests.simulation.crash_points import CrashPoints
+from tests.simulation.simulated_daemon import RULES, SimulatedDaemon
 from tests.simulation.world import World
 
 
-class Yonder(PlacesNothing):
-    """An engine that does as it is told: what it was given, and what it is to say next."""
+class ClusterEngine(PlacesNothing):
+    """A cluster engine that records what it gets and reports what a test sets."""
 
     def __init__(self) -> None:
         self.offered = Offer()
-        self.given: dict[int, Launch] = {}
+        self.submitted: dict[int, Launch] = {}
         self.adopted: list[Attempt] = []
         self.signals: list[str] = []
-        self.sees: list[SiteStatus] = []
+        self.changes: list[SiteStatus] = []
         self.ends: list[Ended] = []
         self.fault: str | None = None
         self._prepared: list[Launch] = []
@@ -44,7 +44,7 @@ class Yonder(PlacesNothing):
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=0, log="/log")
 
     def start_prepared(self) -> None:
-        self.given |= {launch.job_id: launch for launch in self._prepared}
+        self.submitted |= {launch.job_id: launch for launch in self._prepared}
         self._prepared.clear()
 
     def discard_prepared(self) -> None:
@@ -58,8 +58,8 @@ class Yonder(PlacesNothing):
         return ends
 
     def site_changes(self) -> list[SiteStatus]:
-        sees, self.sees = self.sees, []
-        return sees
+        changes, self.changes = self.changes, []
+        return changes
 
     def offer(self) -> Offer:
         return self.offered
@@ -70,21 +70,23 @@ class Yonder(PlacesNothing):
 
 
 class QueueUnderTest:
-    """A controller with that engine, and a clock that stands still until it is told."""
+    """A controller with that engine, and a clock that only tests advance."""
 
     def __init__(self) -> None:
-        self.engine = Yonder()
-        self.world = World(1, plain_nature)
+        self.engine = ClusterEngine()
+        self.world = World(1, plain_behavior)
         self.database = open_database(None)[0]
-        self.life = Life(self.world, self.database, Gaps(), rules=RULES, trouble=0.0, moves_fail=0.0)
-        self.life.controller.engines._open_engine = lambda _: self.engine
-        self.life.controller.recover()
+        self.daemon = SimulatedDaemon(
+            self.world, self.database, CrashPoints(), rules=RULES, trouble=0.0, moves_fail=0.0
+        )
+        self.daemon.controller.engines._open_engine = lambda _: self.engine
+        self.daemon.controller.recover()
 
-    def submit(self, *command: str, crew: TagSharing | None = None, **options: Any) -> int:
+    def submit(self, *command: str, rule: TagSharing | None = None, **options: Any) -> int:
         typed = {"gpus": "0", "engine": "yonder", **{name.replace("_", "-"): each for name, each in options.items()}}
         own = {"CUDA_VISIBLE_DEVICES": "7"}
-        asked = SubmissionRequest(cwd="/", environment=own, token="", command=command, options=typed, crew=crew)
-        pieces = self.life.requests.submit(parse_submission(asked), "me")
+        asked = SubmissionRequest(cwd="/", environment=own, token="", command=command, options=typed, crew=rule)
+        pieces = self.daemon.requests.submit(parse_submission(asked), "me")
         while True:
             try:
                 next(pieces)
@@ -93,14 +95,14 @@ class QueueUnderTest:
 
     def step(self, after_s: float = 0.0) -> Step:
         self.world.advance(self.world.now + after_s)
-        return self.life.step()
+        return self.daemon.step()
 
     def wakes_after(self, step: Step) -> float:
         assert step.wake_at is not None
         return step.wake_at - self.world.now
 
-    def see(self, job_id: int, attempt: int = 1, **other: Any) -> None:
-        self.engine.sees.append(SiteStatus(job_id=job_id, attempt=attempt, **{"site_id": "77", **other}))
+    def report(self, job_id: int, attempt: int = 1, **other: Any) -> None:
+        self.engine.changes.append(SiteStatus(job_id=job_id, attempt=attempt, **{"site_id": "77", **other}))
         self.step()
 
     def end(self, job_id: int, kind: OutcomeKind, attempt: int = 1, reason: str | None = None) -> None:
@@ -117,8 +119,10 @@ class QueueUnderTest:
         return JobStore(self.database).attempts(job_id)[-1]
 
     def why(self, job_id: int) -> list[tuple[ReasonKind, str]]:
-        controller = self.life.controller
-        return [(reason.kind, reason.text) for reason in controller.explain(self.job(job_id), self.life.look()).reasons]
+        controller = self.daemon.controller
+        return [
+            (reason.kind, reason.text) for reason in controller.explain(self.job(job_id), self.daemon.sample()).reasons
+        ]
 
 
 @pytest.fixture
@@ -128,10 +132,10 @@ def queue() -> Iterator[QueueUnderTest]:
     queue.database.close()
 
 
-# On what terms
+# Terms
 
 
-def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(queue: QueueUnderTest) -> None:
+def test_the_typed_options_are_the_terms_and_no_local_device_is_named(queue: QueueUnderTest) -> None:
     job_id = queue.submit(
         "train",
         gpus="1",
@@ -144,45 +148,45 @@ def test_what_was_typed_are_the_terms_and_no_device_of_this_machine_is_named(que
         engine_option=["-q a"],
     )
     queue.step()
-    launch = queue.engine.given[job_id]
+    launch = queue.engine.submitted[job_id]
     terms = launch.terms
     assert terms is not None
     assert (terms.need.devices, terms.need.memory) == (1, FixedMemory(8192.0))
     assert (terms.cpus, terms.ram_mb, terms.limit_s) == (4, 2048.0, 60.0)
     assert (terms.priority, terms.name, terms.options) == (3, "x", ("-q a",))
     assert launch.environment["GPUYARD_JOB_ID"] == str(job_id)
-    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "7", "what is this machine's is left out on the node"
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "7", "the node leaves out variables of this machine"
 
 
-def test_an_array_s_limit_goes_with_it(queue: QueueUnderTest) -> None:
+def test_the_limit_of_an_array_is_part_of_its_terms(queue: QueueUnderTest) -> None:
     first = queue.submit("train", "{index}", array="0-2%2")
     queue.step()
-    assert {(launch.terms.group, launch.terms.at_most) for launch in queue.engine.given.values() if launch.terms} == {
-        (first, 2)
-    }
+    assert {
+        (launch.terms.group, launch.terms.at_most) for launch in queue.engine.submitted.values() if launch.terms
+    } == {(first, 2)}
 
 
-def test_those_of_a_crew_ask_for_their_share_of_a_card_where_nothing_is_known(queue: QueueUnderTest) -> None:
-    crew = TagSharing(most_per_device=3, stagger_s=0.0)
-    job_id = queue.submit("train", gpus="1", crew=crew, tag="w")
+def test_jobs_with_a_sharing_rule_ask_for_their_share_of_a_gpu_without_an_estimate(queue: QueueUnderTest) -> None:
+    rule = TagSharing(most_per_device=3, stagger_s=0.0)
+    job_id = queue.submit("train", gpus="1", rule=rule, tag="w")
     queue.step()
-    terms = queue.engine.given[job_id].terms
+    terms = queue.engine.submitted[job_id].terms
     assert terms is not None
     assert terms.need.memory == PartOfDevice(1 / 3)
 
 
-# How it stands there
+# States at the site
 
 
-def test_a_job_is_pending_until_its_engine_has_it_running_and_its_time_counts_from_there(queue: QueueUnderTest) -> None:
+def test_a_job_is_pending_until_it_runs_at_the_site_and_its_time_counts_from_then(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train", time_limit="100s")
     queue.step()
     assert queue.job(job_id).state is JobState.PENDING
-    queue.see(job_id, reason="Priority")
+    queue.report(job_id, reason="Priority")
     assert (queue.job(job_id).state, queue.job(job_id).reason) == (JobState.PENDING, "yonder 77: Priority")
     began = queue.world.now + 30.0
     queue.step(after_s=40.0)
-    queue.see(job_id, place="n3", at=began)
+    queue.report(job_id, place="n3", at=began)
     job, attempt = queue.job(job_id), queue.attempt(job_id)
     assert (job.state, job.reason, attempt.place, attempt.started_at) == (JobState.RUNNING, None, "n3", began)
     queue.step(after_s=began + 99.0 - queue.world.now)
@@ -193,34 +197,34 @@ def test_a_job_is_pending_until_its_engine_has_it_running_and_its_time_counts_fr
     assert step.wake_at is not None
 
 
-def test_what_runs_does_not_wait_again_and_keeps_the_name_that_it_had(queue: QueueUnderTest) -> None:
+def test_a_running_job_does_not_become_pending_and_keeps_its_name_at_the_site(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train")
     queue.step()
-    queue.see(job_id, place="n3", at=queue.world.now)
-    queue.see(job_id, reason="yonder cannot be reached", site_id="")
+    queue.report(job_id, place="n3", at=queue.world.now)
+    queue.report(job_id, reason="yonder cannot be reached", site_id="")
     assert (queue.job(job_id).state, queue.attempt(job_id).place) == (JobState.RUNNING, "n3")
-    queue.see(job_id, place="n4", at=queue.world.now, site_id="")
+    queue.report(job_id, place="n4", at=queue.world.now, site_id="")
     assert (queue.attempt(job_id).place, queue.attempt(job_id).site_id) == ("n4", "77")
 
 
-def test_what_is_told_of_an_earlier_attempt_changes_nothing(queue: QueueUnderTest) -> None:
+def test_a_report_about_an_earlier_attempt_changes_nothing(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train", retries="1")
     queue.step()
     queue.end(job_id, OutcomeKind.LOST)
     queue.step(after_s=1.0)
     assert queue.job(job_id).state is JobState.PENDING
-    queue.see(job_id, attempt=1, place="n3")
+    queue.report(job_id, attempt=1, place="n3")
     queue.end(job_id, OutcomeKind.SUCCEEDED, attempt=1)
     assert (queue.job(job_id).state, queue.attempt(job_id).number) == (JobState.PENDING, 2)
 
 
-# How it ends there
+# Ends at the site
 
 
-def test_what_was_cancelled_there_is_cancelled_in_the_engine_s_words(queue: QueueUnderTest) -> None:
+def test_a_job_cancelled_at_the_site_is_cancelled_with_the_engines_reason(queue: QueueUnderTest) -> None:
     ids = [queue.submit("train"), queue.submit("train")]
     queue.step()
-    queue.see(ids[1], place="n3", at=queue.world.now)
+    queue.report(ids[1], place="n3", at=queue.world.now)
     for job_id in ids:
         queue.end(job_id, OutcomeKind.CANCELLED, reason="cancelled at yonder (by root)")
         assert (queue.job(job_id).state, queue.job(job_id).reason) == (
@@ -229,7 +233,7 @@ def test_what_was_cancelled_there_is_cancelled_in_the_engine_s_words(queue: Queu
         )
 
 
-def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(queue: QueueUnderTest) -> None:
+def test_a_job_preempted_at_the_site_is_requeued_without_using_a_retry(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train")
     queue.step()
     queue.end(job_id, OutcomeKind.PREEMPTED)
@@ -238,7 +242,7 @@ def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(
 
 
 @pytest.mark.parametrize(
-    ("wish", "state", "failures"),
+    ("on_reboot", "state", "failures"),
     [
         (None, JobState.PENDING, 0),
         ("requeue", JobState.PENDING, 0),
@@ -246,10 +250,10 @@ def test_what_gave_its_place_to_another_is_queued_again_and_no_retry_is_used_up(
         ("fail", JobState.FAILED, 1),
     ],
 )
-def test_what_was_lost_is_run_again_unless_somebody_said_otherwise(
-    queue: QueueUnderTest, wish: str | None, state: JobState, failures: int
+def test_a_job_lost_at_the_site_is_retried_unless_an_option_forbids_it(
+    queue: QueueUnderTest, on_reboot: str | None, state: JobState, failures: int
 ) -> None:
-    options: dict[str, Any] = {} if wish is None else {"on_reboot": wish}
+    options: dict[str, Any] = {} if on_reboot is None else {"on_reboot": on_reboot}
     job_id = queue.submit("train", **options)
     queue.step()
     queue.end(job_id, OutcomeKind.LOST)
@@ -257,7 +261,7 @@ def test_what_was_lost_is_run_again_unless_somebody_said_otherwise(
     assert (queue.job(job_id).state, queue.job(job_id).failures) == (state, failures)
 
 
-def test_what_is_lost_again_and_again_waits_for_a_person(queue: QueueUnderTest) -> None:
+def test_a_job_that_is_lost_repeatedly_is_held(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train")
     for number in range(1, 8):
         queue.step()
@@ -268,40 +272,40 @@ def test_what_is_lost_again_and_again_waits_for_a_person(queue: QueueUnderTest) 
     assert "gpuyard release" in (queue.job(job_id).reason or "")
 
 
-def test_what_took_longer_than_ever_is_run_again_with_all_the_time_it_needs(queue: QueueUnderTest) -> None:
+def test_a_job_over_its_expected_time_is_rerun_without_an_expected_time(queue: QueueUnderTest) -> None:
     first = queue.submit("train")
     queue.step()
-    queue.see(first, place="n3", at=queue.world.now)
+    queue.report(first, place="n3", at=queue.world.now)
     queue.step(after_s=100.0)
     queue.end(first, OutcomeKind.SUCCEEDED)
     job_id = queue.submit("train")
     queue.step()
-    terms = queue.engine.given[job_id].terms
+    terms = queue.engine.submitted[job_id].terms
     assert terms is not None
     assert terms.expected_s is not None
     assert terms.expected_s > 300.0
     queue.end(job_id, OutcomeKind.TIMED_OUT)
     queue.step()
     assert queue.job(job_id).state is JobState.PENDING
-    again = queue.engine.given[job_id].terms
+    again = queue.engine.submitted[job_id].terms
     assert again is not None
     assert again.expected_s is None
     queue.end(job_id, OutcomeKind.TIMED_OUT, attempt=2)
     assert queue.job(job_id).state is JobState.FAILED
 
 
-# What an engine does not take
+# Refusals
 
 
 def refuse(queue: QueueUnderTest, job_id: int) -> float:
-    """How long it is waited then."""
+    """Let the engine refuse the job. Return the seconds until it is offered again."""
     queue.end(job_id, OutcomeKind.NEVER_STARTED, reason="no such partition")
     wait_s = queue.wakes_after(queue.step())
     assert queue.job(job_id).state is JobState.QUEUED
     return wait_s
 
 
-def test_what_was_refused_is_offered_again_later_and_later_and_was_no_attempt(queue: QueueUnderTest) -> None:
+def test_a_refused_job_is_offered_again_with_growing_delays_and_no_attempt_counts(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train")
     queue.step()
     waits = []
@@ -321,12 +325,12 @@ def test_a_refusal_of_long_ago_is_forgotten(queue: QueueUnderTest) -> None:
     queue.step()
     assert refuse(queue, job_id) == pytest.approx(5.0)
     queue.step(after_s=5.01)
-    queue.see(job_id, reason="Priority")
+    queue.report(job_id, reason="Priority")
     queue.step(after_s=3600.0)
     assert refuse(queue, job_id) == pytest.approx(5.0)
 
 
-def test_others_that_are_unlike_it_are_handed_over_meanwhile(queue: QueueUnderTest) -> None:
+def test_jobs_with_other_terms_are_submitted_meanwhile(queue: QueueUnderTest) -> None:
     refused, other = queue.submit("train"), queue.submit("train", priority="2")
     queue.step()
     queue.end(refused, OutcomeKind.NEVER_STARTED)
@@ -336,7 +340,7 @@ def test_others_that_are_unlike_it_are_handed_over_meanwhile(queue: QueueUnderTe
     assert states == [JobState.QUEUED, JobState.PENDING, JobState.PENDING, JobState.QUEUED]
 
 
-def test_what_cannot_even_be_prepared_waits_and_says_why(queue: QueueUnderTest) -> None:
+def test_a_job_that_cannot_be_prepared_waits_and_gives_the_reason(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train")
     queue.engine.fault = "the folder /net cannot be made"
     assert queue.wakes_after(queue.step()) == pytest.approx(5.0)
@@ -347,29 +351,29 @@ def test_what_cannot_even_be_prepared_waits_and_says_why(queue: QueueUnderTest) 
     assert queue.job(job_id).state is JobState.PENDING
 
 
-def test_an_engine_that_is_full_says_what_is_missing_and_is_not_asked_without_end(queue: QueueUnderTest) -> None:
+def test_a_full_engine_says_what_is_missing_and_is_not_polled(queue: QueueUnderTest) -> None:
     queue.engine.offered = Offer(free=Amount(gpus=1.0))
     first, second = queue.submit("a", gpus="1"), queue.submit("b", gpus="2")
     step = queue.step()
     assert [queue.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.QUEUED]
     assert queue.why(second) == [(ReasonKind.NO_ROOM, "yonder has 1 GPUs free, 2 needed")]
-    assert step.wake_at is None, "the engine tells when there is more"
+    assert step.wake_at is None, "the engine reports when GPUs become free"
 
 
 # Engines that cannot be opened
 
 
 class Door:
-    """How an engine is opened, or not."""
+    """Opens the engine, or raises `error`."""
 
     def __init__(self, error: Exception | None) -> None:
         self.error = error
         self.tries = 0
         self.now = 1000.0
-        self.engine = Yonder()
-        self.engines = EngineSet(Yonder(), self.open, lambda: self.now)
+        self.engine = ClusterEngine()
+        self.engines = EngineSet(ClusterEngine(), self.open, lambda: self.now)
 
-    def open(self, name: str) -> Yonder:
+    def open(self, name: str) -> ClusterEngine:
         self.tries += 1
         if self.error is not None:
             raise self.error
@@ -387,7 +391,9 @@ def attempt_of(job_id: int) -> Attempt:
         (KeyError("x"), "the engine yonder cannot be opened: KeyError: 'x'"),
     ],
 )
-def test_one_that_cannot_be_opened_says_why_and_is_tried_again_after_a_while(error: Exception, trouble: str) -> None:
+def test_an_engine_that_cannot_be_opened_gives_the_reason_and_is_tried_again_later(
+    error: Exception, trouble: str
+) -> None:
     door = Door(error)
     assert [door.engines.offer_of("yonder").trouble for _ in range(3)] == [trouble] * 3
     assert (door.tries, door.engines.is_closed("yonder")) == (1, True)
@@ -397,11 +403,11 @@ def test_one_that_cannot_be_opened_says_why_and_is_tried_again_after_a_while(err
     assert not door.engines.is_closed("yonder")
 
 
-def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(queue: QueueUnderTest) -> None:
+def test_an_engine_that_is_opened_late_adopts_the_attempts_of_an_earlier_daemon(queue: QueueUnderTest) -> None:
     door = Door(EnvironmentFault("no folder"))
     door.engines.adopt([attempt_of(1), attempt_of(2)])
     assert door.engines.ended() == []
-    assert door.engines.signal(attempt_of(1), 15) == 1, "it is not asked for again at once"
+    assert door.engines.signal(attempt_of(1), 15) == 1, "the engine is not opened again at once"
     assert door.tries == 1
     door.error = None
     door.now += OPEN_AGAIN_S
@@ -411,11 +417,11 @@ def test_one_that_is_opened_late_has_what_an_earlier_daemon_left_there(queue: Qu
     assert len(door.engine.adopted) == 2
 
 
-def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_comes_back_to_it(queue: QueueUnderTest) -> None:
-    def cannot(_: str) -> Yonder:
+def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_tries_again(queue: QueueUnderTest) -> None:
+    def cannot(_: str) -> ClusterEngine:
         raise EnvironmentFault("its package is broken")
 
-    queue.life.controller.engines._open_engine = cannot
+    queue.daemon.controller.engines._open_engine = cannot
     job_id, here = queue.submit("train"), queue.submit("run", "5", engine="local")
     assert queue.wakes_after(queue.step()) == pytest.approx(OPEN_AGAIN_S)
     assert queue.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]

@@ -1,4 +1,4 @@
-"""A batch on the machine that it was submitted on: with devices where there are any, else without."""
+"""Fitting a batch to the machine: its runs get devices if the machine has any."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def fitted(*devices: Device, **options: Any) -> JobSpec:
     return fit_to_machine(submission, Snapshot(taken_at=1.0, host=Host(), devices=devices), ()).spec
 
 
-def test_a_batch_that_says_nothing_of_devices_does_without_where_there_are_none() -> None:
+def test_a_batch_without_device_options_runs_without_devices_if_the_machine_has_none() -> None:
     spec = fitted(concurrency="2", max_gpu="80", vram="2G")
     assert spec.need.devices == 0
     assert not spec.learns_memory
@@ -29,28 +29,28 @@ def test_a_batch_that_says_nothing_of_devices_does_without_where_there_are_none(
     assert spec.pace.max_gpu_percent == 80.0
 
 
-def test_a_device_that_is_out_of_order_is_none() -> None:
+def test_a_faulty_device_does_not_count() -> None:
     assert fitted(card(0, fault="it fell off the bus"), concurrency="2").need.devices == 0
 
 
-def test_where_there_are_devices_a_run_has_one() -> None:
+def test_on_a_machine_with_devices_a_run_gets_one() -> None:
     spec = fitted(card(0), concurrency="2")
     assert spec.need.devices == 1
     assert spec.learns_memory
 
 
 @pytest.mark.parametrize("options", [{"gpus": "1"}, {"device": "0"}], ids=["gpus", "device"])
-def test_a_batch_that_asks_for_devices_is_refused_where_there_are_none(options: dict[str, str]) -> None:
+def test_a_batch_that_asks_for_devices_is_refused_on_a_machine_without(options: dict[str, str]) -> None:
     with pytest.raises(UserError):
         fitted(concurrency="2", **options)
 
 
-def test_a_single_job_is_refused_where_there_are_no_devices() -> None:
+def test_a_single_job_is_refused_on_a_machine_without_devices() -> None:
     with pytest.raises(UserError, match="there is no usable GPU"):
         fitted()
 
 
-def test_runs_do_not_share_devices_of_which_nobody_can_tell_how_full_they_are() -> None:
+def test_runs_do_not_share_devices_whose_memory_cannot_be_read() -> None:
     spec = fitted(BLIND, concurrency="2", vram="2G")
     assert spec.need.memory == WholeDevice()
     seen = fitted(BLIND, card(1), concurrency="2", vram="2G")

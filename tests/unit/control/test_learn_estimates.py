@@ -1,11 +1,11 @@
-"""What attempts teach is known at once, and outlives the daemon once it is written down."""
+"""Estimates are known as soon as an attempt ends, and survive the daemon once they are stored."""
 
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
 from tests.unit.store import QueueDb
 
 
-def test_what_was_learned_outlives_the_daemon_once_it_is_written_down(queue_db: QueueDb) -> None:
+def test_stored_estimates_survive_the_daemon(queue_db: QueueDb) -> None:
     job = queue_db.job(*queue_db.add())
     attempt = Attempt(
         job_id=job.id, number=1, keeper_pid=9, boot_id="b", started_at=100.0, devices=("G0",),

@@ -1,4 +1,4 @@
-"""The queue's place in the ledger's line: when it is taken, kept and left."""
+"""The ticket of the queue in the ledger: when it is taken, kept and returned."""
 
 from typing import Any, cast
 
@@ -12,17 +12,17 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.ports import LeaseLedger
 
 
-class Line:
-    """As much of a ledger as has a line."""
+class TicketLedger:
+    """The part of a ledger that has tickets."""
 
     def __init__(self) -> None:
-        self.entered: list[str] = []
+        self.tickets: list[str] = []
         self.ticket: str | None = None
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self.ticket is None:
             self.ticket = label
-            self.entered.append(label)
+            self.tickets.append(label)
 
     def return_ticket(self) -> None:
         self.ticket = None
@@ -32,13 +32,13 @@ class Line:
 
 
 @pytest.fixture
-def line() -> Line:
-    return Line()
+def ledger() -> TicketLedger:
+    return TicketLedger()
 
 
 @pytest.fixture
-def place(line: Line) -> QueueTicket:
-    return QueueTicket(cast("LeaseLedger", line))
+def queue_ticket(ledger: TicketLedger) -> QueueTicket:
+    return QueueTicket(cast("LeaseLedger", ledger))
 
 
 def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) -> WaitingJob:
@@ -46,36 +46,40 @@ def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) 
     return WaitingJob(job_id=job_id, lane=lane, need=Need(), reasons=(Reason(kind, "why"),))
 
 
-def test_a_job_that_waits_for_others_enters_the_line_after_a_while(line: Line, place: QueueTicket) -> None:
-    place.update(head(), 100.0, has_started=False)
-    assert [line.ticket] == [None]
-    assert place.wake_at(100.0) == 100.0 + TICKET_AFTER_S
-    place.update(head(), 100.0 + TICKET_AFTER_S, has_started=False)
-    assert line.ticket == "job 1"
-    assert place.wake_at(100.0 + TICKET_AFTER_S) is None
+def test_a_job_that_waits_for_leases_of_others_takes_a_ticket_after_a_while(
+    ledger: TicketLedger, queue_ticket: QueueTicket
+) -> None:
+    queue_ticket.update(head(), 100.0, has_started=False)
+    assert [ledger.ticket] == [None]
+    assert queue_ticket.wake_at(100.0) == 100.0 + TICKET_AFTER_S
+    queue_ticket.update(head(), 100.0 + TICKET_AFTER_S, has_started=False)
+    assert ledger.ticket == "job 1"
+    assert queue_ticket.wake_at(100.0 + TICKET_AFTER_S) is None
 
 
-def test_whoever_was_just_served_goes_behind_those_who_wait(line: Line, place: QueueTicket) -> None:
+def test_after_a_start_the_queue_takes_a_new_ticket_behind_the_others(
+    ledger: TicketLedger, queue_ticket: QueueTicket
+) -> None:
     for now in (100.0, 101.0):
-        place.update(head(), now, has_started=False)
-    place.update(head(job_id=2), 102.0, has_started=True)
-    assert line.ticket is None
-    place.update(head(job_id=2), 103.0, has_started=False)
-    assert line.entered == ["job 1", "job 2"]
+        queue_ticket.update(head(), now, has_started=False)
+    queue_ticket.update(head(job_id=2), 102.0, has_started=True)
+    assert ledger.ticket is None
+    queue_ticket.update(head(job_id=2), 103.0, has_started=False)
+    assert ledger.tickets == ["job 1", "job 2"]
 
 
-def test_where_nothing_waits_any_more_the_line_is_left(line: Line, place: QueueTicket) -> None:
+def test_the_ticket_is_returned_when_no_job_waits(ledger: TicketLedger, queue_ticket: QueueTicket) -> None:
     for now in (100.0, 101.0):
-        place.update(head(), now, has_started=False)
-    place.update(None, 102.0, has_started=False)
-    assert line.ticket is None
-    assert place.wake_at(102.0) is None
+        queue_ticket.update(head(), now, has_started=False)
+    queue_ticket.update(None, 102.0, has_started=False)
+    assert ledger.ticket is None
+    assert queue_ticket.wake_at(102.0) is None
 
 
 @pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.NO_ENGINE])
-def test_what_we_hold_back_ourselves_takes_no_place_from_others(
-    line: Line, place: QueueTicket, kind: ReasonKind
+def test_a_job_that_gpuyard_itself_holds_back_takes_no_ticket(
+    ledger: TicketLedger, queue_ticket: QueueTicket, kind: ReasonKind
 ) -> None:
     for now in (100.0, 101.0):
-        place.update(head(kind=kind), now, has_started=False)
-    assert line.entered == []
+        queue_ticket.update(head(kind=kind), now, has_started=False)
+    assert ledger.tickets == []

@@ -1,4 +1,4 @@
-"""A small machine's worth of made-up measurements, in the formats of the public traces."""
+"""Invented measurements of a small machine, in the formats of the public traces."""
 
 from pathlib import Path
 

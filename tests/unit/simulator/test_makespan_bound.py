@@ -70,7 +70,7 @@ def test_no_policy_beats_the_bound_or_loses_a_job(jobs: list[TraceJob], policy: 
         ([trace_job(load_percent=10.0, peak_mb=13_000.0)] * 4, 1200.0, "jobs that fit beside few others"),
     ],
 )
-def test_the_bound_says_what_makes_it(jobs: list[TraceJob], makespan_s: float, reason: str) -> None:
+def test_the_bound_names_its_reason(jobs: list[TraceJob], makespan_s: float, reason: str) -> None:
     bound = lower_bound(jobs, [24_576.0, 24_576.0], Sharing())
     assert bound.makespan_s == pytest.approx(makespan_s)
     assert bound.reason == reason

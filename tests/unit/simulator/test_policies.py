@@ -1,4 +1,4 @@
-"""Policies by their names, and varied."""
+"""Parsing policies: their names and options."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_policy_can_be_varied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("lifo", "there is no policy 'lifo'"),
         ("gpuyard:colour=3", "'colour=3' is not an option of a policy"),
@@ -29,8 +29,8 @@ def test_a_policy_can_be_varied() -> None:
         ("gpuyard:load=1.2.3", "'load=1.2.3' needs a number of 0 or more"),
     ],
 )
-def test_unknown_policies_and_options_are_rejected(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_unknown_policies_and_options_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         find_policies(["fifo", text])
 
 

@@ -1,4 +1,4 @@
-"""Random traces from measured programs, and other people's traces as they are."""
+"""Random traces from measured programs, and public traces as they are."""
 
 from pathlib import Path
 
@@ -45,16 +45,16 @@ def test_a_program_without_a_measured_load_gets_that_of_a_similar_program(folder
     assert similar_configuration("mobilenet_v2_cifar100", "128") == "MobileNetV2/CIFAR-10/128"
 
 
-def test_a_mean_duration_counts_what_was_measured_and_what_is_drawn(folder: Path) -> None:
+def test_the_mean_duration_counts_measured_and_drawn_values(folder: Path) -> None:
     assert mean_duration_s(read_programs(["carma"], folder)) == pytest.approx((894.9 + 1200.0 + 300.0) / 3)
 
 
-def test_an_unknown_mix_is_a_mistake(folder: Path) -> None:
+def test_an_unknown_mix_is_a_user_error(folder: Path) -> None:
     with pytest.raises(UserError, match="there is no mix 'imagenet'"):
         read_programs(["lucid", "imagenet"], folder)
 
 
-def test_a_figure_that_is_none_is_a_mistake(folder: Path) -> None:
+def test_an_invalid_figure_is_a_user_error(folder: Path) -> None:
     (folder / "carma-summary.csv").write_text("Model,Max memory.used [MB],Run folder,Execution time(s)\nx,much,x,1\n")
     with pytest.raises(UserError, match=r"Max memory\.used \[MB\] is 'much', not a number"):
         read_programs(["carma"], folder)

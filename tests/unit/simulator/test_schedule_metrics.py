@@ -1,4 +1,4 @@
-"""The figures of a pass."""
+"""The metrics of a simulated pass."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def run(
     )  # fmt: skip
 
 
-def test_the_figures_of_a_pass() -> None:
+def test_the_metrics_of_a_pass() -> None:
     jobs = [trace_job(10.0), trace_job(20.0), trace_job(30.0), trace_job(0.0, kind="foreign")]
     runs = [
         run(0, 10.0, 110.0),
@@ -41,12 +41,12 @@ def test_the_figures_of_a_pass() -> None:
     assert figures.wasted_s == 20.0 + 20.0 + 1.0
 
 
-def test_a_pass_in_which_nothing_was_done_has_figures_all_the_same() -> None:
+def test_a_pass_without_work_has_metrics() -> None:
     passed = SimulatedPass(jobs=[trace_job()], runs=[], devices_mb=(1000.0,), memory_mb_s=0.0, compute_s=0.0)
     figures = measure_pass("fifo", 1, passed, BOUND)
     assert (figures.lost, figures.makespan_s, figures.mean_wait_s) == (1, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("part", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1)])
-def test_a_percentile_is_the_smallest_that_so_many_do_not_exceed(part: float, value: int) -> None:
+def test_a_percentile_is_the_smallest_value_that_this_part_does_not_exceed(part: float, value: int) -> None:
     assert percentile([float(each) for each in range(1, 101)], part) == value

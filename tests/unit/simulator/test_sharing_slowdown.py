@@ -1,4 +1,4 @@
-"""Jobs beside each other are as slow as was measured, and no device does more than a device can."""
+"""Slowdown of jobs on one device: as measured, and never faster than the device allows."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_measured_pair_has_its_measured_speeds_but_never_more_than_alone(measu
     assert measured.speeds((("BERT/SQuAD/32", 99.0), ("NeuMF/MovieLens/128", 20.0))) == pytest.approx((0.97, 1.0))
 
 
-def test_others_go_by_the_curve() -> None:
+def test_pairs_that_were_not_measured_follow_the_curve() -> None:
     assert Sharing().speeds((("", 20.0), ("", 20.0)))[0] == pytest.approx(1.0, abs=0.01)
     assert Sharing().speeds((("", 100.0), ("", 100.0)))[0] == pytest.approx(curve(200.0) / (2 * curve(200.0)))
 
@@ -57,7 +57,7 @@ def test_no_measured_pair_breaks_the_demands_fitted_to_it(
     assert all(demands[kind] <= load / 100.0 + 1e-9 for kind, load in loads.items() if kind in demands)
 
 
-def test_a_device_seems_as_busy_as_all_on_it_together() -> None:
+def test_the_load_of_a_device_is_the_sum_of_its_jobs() -> None:
     assert utilization_percent([]) == 0.0
     assert utilization_percent([60.0]) == pytest.approx(60.0)
     assert utilization_percent([50.0, 50.0]) == pytest.approx(75.0)

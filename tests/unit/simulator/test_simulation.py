@@ -1,4 +1,4 @@
-"""What the real controller makes of jobs in the simulated world."""
+"""The real controller with jobs on a simulated machine."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -55,12 +55,12 @@ def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
     for policy, started_s in (("gpuyard:first=1:settle=60", 75.0), ("gpuyard:first=1:settle=none", 600.0)):
         with simulation(policy) as found:
             found.play([known])
-            # The last of its memory comes when three quarters of the ramp are over.
+            # Its memory reaches the peak after three quarters of the ramp.
             runs = last_runs(found.play([trace_job(0.0, ramp_s=20.0), known]))
         assert runs[1].started_s == pytest.approx(started_s, abs=0.1)
 
 
-def test_what_the_first_pass_taught_the_second_one_knows() -> None:
+def test_the_second_pass_uses_the_estimates_of_the_first() -> None:
     jobs = [trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0)]
     with simulation("gpuyard:first=1:settle=none:load=none") as found:
         first, second = found.play(jobs), found.play(jobs)
@@ -82,7 +82,7 @@ def test_a_job_that_runs_out_of_memory_is_run_again_with_more() -> None:
     ]
 
 
-def test_an_urgent_job_has_another_make_room_which_goes_on_later() -> None:
+def test_an_urgent_job_preempts_another_which_resumes_later() -> None:
     jobs = [
         trace_job(0.0, peak_mb=16_000.0, duration_s=1000.0, ramp_s=10.0),
         trace_job(300.0, peak_mb=20_000.0, duration_s=200.0, urgent=1, priority=10, program="python now.py"),
@@ -112,7 +112,7 @@ def test_a_job_on_two_gpus_takes_both() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "declared", "gpuyard"])
-def test_the_same_trace_gives_the_same_story(policy: str) -> None:
+def test_the_same_trace_gives_the_same_result(policy: str) -> None:
     jobs = [
         trace_job(
             7.0 * place,
@@ -126,7 +126,7 @@ def test_the_same_trace_gives_the_same_story(policy: str) -> None:
     assert play(policy, jobs, "2x24GB").runs == play(policy, jobs, "2x24GB").runs
 
 
-def test_a_quantum_sums_up_what_happens_within_it() -> None:
+def test_a_quantum_combines_the_events_within_it() -> None:
     jobs = [trace_job(float(place), duration_s=100.0, declared_mb=1000.0, peak_mb=1000.0) for place in range(20)]
     with simulation("declared") as exact, simulation("declared", quantum_s=10.0) as coarse:
         fine, summed_up = exact.play(jobs), coarse.play(jobs)
@@ -135,8 +135,8 @@ def test_a_quantum_sums_up_what_happens_within_it() -> None:
 
 
 def test_progress_is_reported_up_to_the_last_job() -> None:
-    told: list[int] = []
+    progress: list[int] = []
     with simulation("fifo") as found:
-        found.play([trace_job(), trace_job()], told.append)
-    assert told[-1] == 2
-    assert told == sorted(told)
+        found.play([trace_job(), trace_job()], progress.append)
+    assert progress[-1] == 2
+    assert progress == sorted(progress)

@@ -33,7 +33,7 @@ def test_there_is_a_bar_for_each_run_on_each_of_its_devices() -> None:
     assert len(bars(draw_timeline([panel(jobs, runs)], "three & a <title>"))) == 4
 
 
-def test_bars_beside_each_other_in_time_stand_above_each_other() -> None:
+def test_bars_that_overlap_in_time_are_stacked() -> None:
     both = bars(draw_timeline([panel([trace_job()] * 2, [run(0, 0.0, 0), run(1, 50.0, 0)])], "t"))
     spans = sorted((float(bar.get("y", "")), float(bar.get("height", ""))) for bar in both)
     assert spans[0][0] + spans[0][1] <= spans[1][0] + 0.1
@@ -55,7 +55,7 @@ def test_each_policy_has_its_panel_with_its_makespan() -> None:
     assert sum("makespan 1m 40s" in text for text in texts) == 2
 
 
-def test_of_many_devices_the_first_are_shown_and_the_picture_says_so() -> None:
+def test_only_the_first_of_many_devices_are_shown_and_the_picture_says_so() -> None:
     svg = draw_timeline([panel([trace_job()] * 100, [run(n, 0.0, n) for n in range(100)], cards=100)], "t")
     assert len(bars(svg)) == 32
     assert "the first 32 of 100 devices" in svg

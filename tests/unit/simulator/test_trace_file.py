@@ -1,4 +1,4 @@
-"""Traces are read as they were written, and a mistake in one is named with its line."""
+"""Trace files: written traces are read back, and an error names its line."""
 
 import io
 from pathlib import Path
@@ -40,7 +40,7 @@ def jobs(draw: st.DrawFn) -> TraceJob:
 
 
 @given(st.lists(jobs(), max_size=5))
-def test_what_is_written_is_read_again(written: list[TraceJob]) -> None:
+def test_a_written_trace_is_read_back(written: list[TraceJob]) -> None:
     file = io.StringIO()
     write_trace(written, file)
     assert list(parse_trace(io.StringIO(file.getvalue()), "trace")) == written
@@ -60,7 +60,7 @@ def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (f"{HEADER},gpu\n{LINE},1", "unknown columns: gpu"),
         ("at_s,program\n0,a", "lacks the columns duration_s, peak_mb, load_percent"),
@@ -79,12 +79,12 @@ def test_jobs_come_in_the_order_of_their_arrival(tmp_path: Path) -> None:
         (f'{HEADER}\n0,"a,60,1000,50', "line 2: unexpected end of data"),
     ],
 )
-def test_an_error_names_its_line(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_error_names_its_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         list(parse_trace(io.StringIO(text), "trace.csv"))
 
 
-def test_a_trace_without_jobs_is_a_mistake(tmp_path: Path) -> None:
+def test_a_trace_without_jobs_is_a_user_error(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"{HEADER}\n")
     with pytest.raises(UserError, match=r"trace\.csv has no jobs"):
@@ -106,6 +106,6 @@ def test_memory_only_grows_and_ends_at_the_peak(job: TraceJob) -> None:
     assert all(phase.from_s < job.duration_s for phase in phases)
 
 
-def test_what_comes_late_is_held_from_then_on() -> None:
+def test_memory_that_comes_late_is_held_from_then_on() -> None:
     phases = phases_of(trace_job(peak_mb=1000.0, duration_s=100.0, late_s=50.0, late_mb=300.0))
     assert [(phase.from_s, phase.memory_mb) for phase in phases] == [(0.0, 700.0), (50.0, 1000.0)]

@@ -1,4 +1,4 @@
-"""What the store keeps of batches: their pace, their last start, and what was noted of them."""
+"""Batches in the store: their pace, their last start and their record."""
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ def attempt_of(job_id: int) -> Attempt:
     return Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=0.0)
 
 
-def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(queue_db: QueueDb) -> None:
+def test_the_record_of_a_batch_is_replaced(queue_db: QueueDb) -> None:
     assert queue_db.store.batch_state(1) is None
     queue_db.store.set_batch_state(1, "first")
     queue_db.store.set_batch_state(1, "second")
@@ -26,9 +26,9 @@ def test_what_is_kept_of_a_batch_is_replaced_as_it_grows(queue_db: QueueDb) -> N
 
 def test_the_last_start_of_a_batch_counts_its_own_runs_in_any_state(queue_db: QueueDb) -> None:
     first, second, third = queue_db.add(3, is_array=True, pace=PACE)
-    (stranger,) = queue_db.add()
+    (other,) = queue_db.add()
     assert queue_db.store.last_start_in_batch(first) is None
-    for job_id, at in ((second, 300.0), (first, 200.0), (stranger, 900.0)):
+    for job_id, at in ((second, 300.0), (first, 200.0), (other, 900.0)):
         queue_db.store.start_attempt(replace(attempt_of(job_id), started_at=at))
     assert queue_db.store.last_start_in_batch(first) == 300.0
     queue_db.store.end_attempt(second, 1, FAILED, 310.0)
@@ -53,7 +53,7 @@ def test_the_pace_of_a_batch_is_read_back_with_its_jobs_and_its_lane(queue_db: Q
     assert (queue.lane.pace, queue.lane.group, queue.lane.group_limit) == (PACE, first, 2)
 
 
-def test_runs_of_two_batches_and_plain_jobs_stand_in_lanes_of_their_own(queue_db: QueueDb) -> None:
+def test_runs_of_two_batches_and_plain_jobs_have_separate_lanes(queue_db: QueueDb) -> None:
     queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
     queue_db.add(2, is_array=True, pace=PACE, group_limit=2)
     queue_db.add(2)

@@ -1,4 +1,4 @@
-"""A page of the queue, found by SQL, is the page that walking through all of it would give."""
+"""A page of the queue that SQL returns equals the page that a walk over all jobs gives."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ ALL = PageRange(offset=0, count=10_000)
 
 
 class Queue:
-    """A queue on disk, as its writer and its reader have it."""
+    """A queue on disk, with a writing and a reading connection."""
 
     def __init__(self, database: Database, reader: sqlite3.Connection) -> None:
         self.store = JobStore(database)
@@ -73,24 +73,24 @@ jobs = st.tuples(
 )
 def test_queued_jobs_are_paged_in_queue_order(
     tmp_path_factory: pytest.TempPathFactory,
-    told: list[tuple[str, str, int, int, int]],
+    facts: list[tuple[str, str, int, int, int]],
     used: dict[tuple[str, str], int],
 ) -> None:
     database, _ = open_database(tmp_path_factory.mktemp("queue") / "queue.db")
     with closing(database), closing(open_reader(database.path)) as reader:
         queue = Queue(database, reader)
-        for user, tag, priority, devices, age in told:
+        for user, tag, priority, devices, age in facts:
             job_id = queue.add(user=user, tag=tag, priority=priority, devices=devices, submitted_at=NOW)
             queue.store.change_state(job_id, JobState.QUEUED, queued_at=NOW - age * AGEING_S)
         weights = {party: float(weight) for party, weight in used.items()}
         expected = walked(queue, weights)
         pages = [
             queue.search.page(JobFilter(), weights, NOW, PageRange(offset=offset, count=4), show_all=False)
-            for offset in range(0, len(told) + 1, 4)
+            for offset in range(0, len(facts) + 1, 4)
         ]
         assert [job_id for page in pages for job_id in page.ids] == expected
-        assert {page.total for page in pages} == {len(told)}
-        nights = [job_id for job_id in expected if told[job_id - 1][1] == "night"]
+        assert {page.total for page in pages} == {len(facts)}
+        nights = [job_id for job_id in expected if facts[job_id - 1][1] == "night"]
         assert queue.search.page(JobFilter(tag="night"), weights, NOW, ALL, show_all=False).ids == nights
 
 

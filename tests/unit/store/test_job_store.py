@@ -1,4 +1,4 @@
-"""JobStore on a real SQLite: what the database itself refuses, what it counts, and what reading it costs."""
+"""JobStore on a real SQLite database: its constraints, its counts, and the cost of its queries."""
 
 import sqlite3
 from typing import Any
@@ -31,7 +31,7 @@ from tests.unit.store import QueueDb, full_scans
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 
 
-# What the database itself refuses
+# Constraints of the database
 
 
 def test_a_second_live_attempt_of_a_job_is_refused(queue_db: QueueDb) -> None:
@@ -68,7 +68,7 @@ def test_an_attempt_has_an_outcome_exactly_when_it_has_ended(queue_db: QueueDb) 
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=30))
-def test_no_circle_of_dependencies_can_be_stored(pairs: list[tuple[int, int]]) -> None:
+def test_a_cycle_of_dependencies_cannot_be_stored(pairs: list[tuple[int, int]]) -> None:
     queue_db = QueueDb()
     queue_db.add(6)
     for job_id, on in pairs:
@@ -97,7 +97,7 @@ def test_a_dependency_is_kept_once(queue_db: QueueDb) -> None:
     assert queue_db.store.dependants(first) == [second]
 
 
-def test_a_state_that_is_none_is_refused(queue_db: QueueDb) -> None:
+def test_an_unknown_state_is_refused(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
         queue_db.db.execute("UPDATE jobs SET state = 'lost'")
@@ -107,7 +107,7 @@ def test_a_state_that_is_none_is_refused(queue_db: QueueDb) -> None:
         queue_db.store.change_state(job_id, JobState.QUEUED, due_at=1.0)
 
 
-def test_a_job_with_attempts_is_not_deleted_from_under_them(queue_db: QueueDb) -> None:
+def test_a_job_with_attempts_cannot_be_deleted(queue_db: QueueDb) -> None:
     queue_db.run(*queue_db.add())
     with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
         queue_db.db.execute("DELETE FROM jobs")
@@ -117,7 +117,7 @@ def test_a_job_with_attempts_is_not_deleted_from_under_them(queue_db: QueueDb) -
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "drop", *JobState]), st.integers(0, 30)), max_size=40))
-def test_counts_are_what_counting_would_give(changes: list[tuple[str, int]]) -> None:
+def test_stored_counts_match_the_jobs(changes: list[tuple[str, int]]) -> None:
     queue_db = QueueDb()
     for what, at in changes:
         ids = [job_id for (job_id,) in queue_db.db.execute("SELECT id FROM jobs ORDER BY id").fetchall()]
@@ -136,7 +136,7 @@ def test_counts_are_what_counting_would_give(changes: list[tuple[str, int]]) -> 
 # Ready jobs
 
 
-def test_jobs_of_one_kind_stand_in_one_lane_in_the_order_of_their_ids(queue_db: QueueDb) -> None:
+def test_equal_jobs_share_a_lane_in_the_order_of_their_ids(queue_db: QueueDb) -> None:
     queue_db.add(2)
     queue_db.add(1, tag="night")
     queue_db.add(2)
@@ -147,9 +147,7 @@ def test_jobs_of_one_kind_stand_in_one_lane_in_the_order_of_their_ids(queue_db: 
 @pytest.mark.parametrize(
     "other", [{"priority": 1}, {"user": "you"}, {"tag": "t"}, {"need": Need(devices=2)}, {"group_limit": 2}]
 )
-def test_jobs_that_differ_in_what_the_policy_goes_by_stand_in_lanes_of_their_own(
-    queue_db: QueueDb, other: dict[str, Any]
-) -> None:
+def test_jobs_that_the_planner_treats_differently_have_separate_lanes(queue_db: QueueDb, other: dict[str, Any]) -> None:
     queue_db.add()
     queue_db.add(**other)
     assert queue_db.ready() == [[1], [2]]
@@ -187,31 +185,31 @@ def test_ready_jobs_are_found_by_their_index_alone(queue_db: QueueDb) -> None:
     queue_db.add(20)
     queue_db.add(20, tag="night")
 
-    def look() -> None:
+    def read_queues() -> None:
         for queue in queue_db.store.ready_queues():
             next(queue.jobs)
 
-    look()
-    plan = queue_db.plan_of(look)
+    read_queues()
+    plan = queue_db.plan_of(read_queues)
     assert [step for step in plan if "jobs" in step] == [step for step in plan if "jobs_ready" in step]
     assert full_scans(plan) == []
 
 
-def test_a_lane_costs_one_look_however_long_it_is(queue_db: QueueDb) -> None:
-    def look() -> None:
+def test_a_lane_costs_one_index_lookup_at_any_length(queue_db: QueueDb) -> None:
+    def read_queues() -> None:
         for queue in queue_db.store.ready_queues():
             next(queue.jobs)
 
     queue_db.add(10)
-    look()
-    little, few = queue_db.effort_of(look), len(queue_db.statements(look))
+    read_queues()
+    little, few = queue_db.effort_of(read_queues), len(queue_db.statements(read_queues))
     queue_db.add(20_000)
     queue_db.add(5_000, state=JobState.SUCCEEDED, ended_at=1.0)
-    assert queue_db.effort_of(look) <= little + 10
-    assert len(queue_db.statements(look)) == few == 2
+    assert queue_db.effort_of(read_queues) <= little + 10
+    assert len(queue_db.statements(read_queues)) == few == 2
 
 
-def test_what_a_step_asks_scans_no_table(queue_db: QueueDb) -> None:
+def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
     first, second = queue_db.add(2)
     queue_db.store.add_dependencies([second], [Dependency(job_id=first)])
     queue_db.run(first)
@@ -230,7 +228,7 @@ def test_what_a_step_asks_scans_no_table(queue_db: QueueDb) -> None:
 # Submissions
 
 
-def test_a_submission_that_is_sent_twice_is_known_by_its_token(queue_db: QueueDb) -> None:
+def test_a_submission_sent_twice_is_recognized_by_its_token(queue_db: QueueDb) -> None:
     store = queue_db.store
     number, first = store.start_submission("token", 3)
     assert store.find_submission("token") is None
@@ -241,19 +239,19 @@ def test_a_submission_that_is_sent_twice_is_known_by_its_token(queue_db: QueueDb
         store.start_submission("token", 3)
 
 
-def test_submissions_without_a_token_are_each_their_own(queue_db: QueueDb) -> None:
+def test_submissions_without_a_token_are_separate(queue_db: QueueDb) -> None:
     assert (queue_db.add(2), queue_db.add(1)) == ([1, 2], [3])
     assert queue_db.store.find_submission("") is None
 
 
-def test_jobs_of_a_large_submission_are_ready_when_all_of_them_are_there(queue_db: QueueDb) -> None:
+def test_jobs_of_a_large_submission_are_ready_when_all_are_stored(queue_db: QueueDb) -> None:
     queue_db.add(2, batch=True, complete=False)
     assert queue_db.ready() == []
     queue_db.store.complete_submission(1)
     assert queue_db.ready() == [[1, 2]]
 
 
-def test_a_job_that_is_moved_while_its_submission_arrives_waits_for_the_rest_all_the_same(queue_db: QueueDb) -> None:
+def test_a_job_whose_priority_changes_while_its_submission_arrives_still_waits_for_the_rest(queue_db: QueueDb) -> None:
     queue_db.add(2, batch=True, complete=False)
     queue_db.store.set_priority(1, 5)
     assert queue_db.ready() == []
@@ -261,7 +259,7 @@ def test_a_job_that_is_moved_while_its_submission_arrives_waits_for_the_rest_all
     assert sorted(queue_db.ready()) == [[1], [2]]
 
 
-def test_a_submission_that_was_never_acknowledged_is_dropped_and_its_ids_are_not_given_again(queue_db: QueueDb) -> None:
+def test_an_unacknowledged_submission_is_dropped_and_its_ids_are_not_reused(queue_db: QueueDb) -> None:
     (kept,) = queue_db.add()
     lost = queue_db.add(3, batch=True, complete=False)
     queue_db.store.add_dependencies(lost, [Dependency(job_id=kept)])
@@ -272,7 +270,7 @@ def test_a_submission_that_was_never_acknowledged_is_dropped_and_its_ids_are_not
     assert queue_db.add() == [5]
 
 
-def test_of_submissions_that_were_never_acknowledged_one_can_be_dropped_by_its_token(queue_db: QueueDb) -> None:
+def test_a_single_unacknowledged_submission_can_be_dropped_by_its_token(queue_db: QueueDb) -> None:
     for token in ("sent again", "under way"):
         queue_db.store.start_submission(token, 2)
     queue_db.store.drop_incomplete_submissions("sent again")
@@ -284,19 +282,19 @@ def test_of_submissions_that_were_never_acknowledged_one_can_be_dropped_by_its_t
 def test_a_reopened_store_knows_the_incomplete_submissions(queue_db: QueueDb) -> None:
     queue_db.add(2, batch=True, complete=False)
     queue_db.add()
-    anew = JobStore(queue_db.db)
-    assert [[each.job_id for each in queue.jobs] for queue in anew.ready_queues()] == [[3]]
-    assert [anew.is_arriving(job_id) for job_id in (1, 2, 3)] == [True, True, False]
+    reopened = JobStore(queue_db.db)
+    assert [[each.job_id for each in queue.jobs] for queue in reopened.ready_queues()] == [[3]]
+    assert [reopened.is_arriving(job_id) for job_id in (1, 2, 3)] == [True, True, False]
 
 
-def test_ids_go_on_after_those_that_are_known_from_elsewhere(queue_db: QueueDb) -> None:
+def test_ids_continue_after_a_given_last_id(queue_db: QueueDb) -> None:
     queue_db.store.reserve_ids_up_to(41)
     assert queue_db.add() == [42]
     queue_db.store.reserve_ids_up_to(7)
     assert queue_db.add() == [43]
 
 
-def test_what_sets_jobs_of_a_submission_apart_is_read_back(queue_db: QueueDb) -> None:
+def test_the_array_elements_of_a_submission_are_read_back(queue_db: QueueDb) -> None:
     elements = (
         ArrayElement(index=7),
         ArrayElement(values={"lr": "caf\udce9"}),
@@ -321,7 +319,7 @@ def test_a_job_is_moved_to_the_lane_of_its_new_priority(queue_db: QueueDb) -> No
     assert queue_db.store.lane_of(2) is queue_db.store.lane_of(urgent)
 
 
-def test_a_job_is_due_when_its_time_has_come(queue_db: QueueDb) -> None:
+def test_a_delayed_job_is_due_at_its_time(queue_db: QueueDb) -> None:
     for job_id, due_at in zip(queue_db.add(3), (30.0, 10.0, 20.0), strict=True):
         queue_db.store.change_state(job_id, JobState.DELAYED, due_at=due_at)
     assert queue_db.store.next_due() == 10.0
@@ -330,7 +328,7 @@ def test_a_job_is_due_when_its_time_has_come(queue_db: QueueDb) -> None:
     assert queue_db.store.next_due() == 20.0
 
 
-def test_a_job_that_is_delayed_later_is_noticed_however_often_there_was_none(queue_db: QueueDb) -> None:
+def test_a_job_delayed_after_an_empty_query_is_found(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     for due_at in (10.0, 20.0):
         assert (queue_db.store.next_due(), queue_db.store.due_jobs(99.0)) == (None, [])
@@ -339,7 +337,7 @@ def test_a_job_that_is_delayed_later_is_noticed_however_often_there_was_none(que
         queue_db.store.change_state(job_id, JobState.QUEUED)
 
 
-def test_a_start_clears_what_was_said_of_the_last_end(queue_db: QueueDb) -> None:
+def test_a_start_clears_the_reason_of_the_last_end(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     queue_db.store.change_state(
         job_id, JobState.FAILED, reason="exit status 1", ended_at=5.0, outcome=FAILED, failures=1
@@ -352,7 +350,7 @@ def test_a_start_clears_what_was_said_of_the_last_end(queue_db: QueueDb) -> None
     assert queue_db.job(job_id).failures == 0
 
 
-def test_an_attempt_is_read_back_as_it_was_and_so_is_how_it_is_stopped(queue_db: QueueDb) -> None:
+def test_an_attempt_and_its_stop_request_are_read_back(queue_db: QueueDb) -> None:
     begun = queue_db.run(*queue_db.add())
     assert queue_db.store.attempts(1) == [begun]
     stopped = replace(begun, stopping=OutcomeKind.TIMED_OUT, kill_at=130.0)
@@ -360,7 +358,7 @@ def test_an_attempt_is_read_back_as_it_was_and_so_is_how_it_is_stopped(queue_db:
     assert [attempt for _, attempt in queue_db.store.live_attempts()] == [stopped]
 
 
-def test_all_that_changes_while_an_attempt_lives_is_read_back(queue_db: QueueDb) -> None:
+def test_all_changes_of_a_live_attempt_are_read_back(queue_db: QueueDb) -> None:
     begun = queue_db.run(*queue_db.add())
     shortage = Shortage(where=ShortageKind.DEVICE, says="caf\udce9: out of memory", asked_mb=10.0)
     changed = replace(
@@ -410,10 +408,10 @@ def test_a_reason_with_a_name_that_is_not_utf_8_can_be_written(queue_db: QueueDb
     assert queue_db.queries.events(job_id) == [(120.0, "failed", shown)]
 
 
-def test_what_was_read_of_a_change_that_was_undone_is_forgotten(queue_db: QueueDb) -> None:
-    """The rows that come next have the numbers of those that are gone."""
+def test_cached_rows_of_a_rolled_back_transaction_are_dropped(queue_db: QueueDb) -> None:
+    """The next rows get the ids of the rows that were rolled back."""
 
-    def add_in_vain() -> None:
+    def add_and_fail() -> None:
         with queue_db.store.transaction():
             (undone,) = queue_db.add(tag="undone")
             assert queue_db.job(undone).spec.tag == queue_db.store.lane_of(undone).tag == "undone"
@@ -422,7 +420,7 @@ def test_what_was_read_of_a_change_that_was_undone_is_forgotten(queue_db: QueueD
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        add_in_vain()
+        add_and_fail()
     assert queue_db.store.setting("paused") is None
     assert queue_db.store.job(1) is None
     (job_id,) = queue_db.add(tag="done")

@@ -1,4 +1,4 @@
-"""Runs that are over, by the time in which they ran."""
+"""Past runs, by the time in which they ran."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What people ask of the queue: which jobs are meant, what stands where, and what may be forgotten."""
+"""Queries of users: selecting jobs, listing them, and deleting old jobs."""
 
 from itertools import pairwise
 
@@ -10,17 +10,17 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection
 from tests.unit.store import QueueDb, full_scans
 
-# Which jobs
+# Selecting
 
 
-def test_the_last_id_is_the_highest_that_was_given_out(queue_db: QueueDb) -> None:
+def test_the_last_id_is_the_highest_that_was_assigned(queue_db: QueueDb) -> None:
     assert queue_db.queries.last_id() == 0
     queue_db.add(3)
     queue_db.db.execute("DELETE FROM jobs WHERE id = 3")
     assert queue_db.queries.last_id() == 3
 
 
-def test_jobs_are_meant_by_id_name_and_tag_at_once(queue_db: QueueDb) -> None:
+def test_jobs_are_selected_by_id_name_and_tag_at_once(queue_db: QueueDb) -> None:
     queue_db.add(2, name="big")
     queue_db.add(2, tag="night")
     queue_db.add(2)
@@ -40,7 +40,7 @@ def test_a_range_ends_where_the_queue_does(queue_db: QueueDb) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 10)), max_size=8))
-def test_stretches_are_in_order_apart_and_cover_just_what_is_meant(spans: list[tuple[int, int]]) -> None:
+def test_id_ranges_are_ordered_disjoint_and_cover_exactly_the_selection(spans: list[tuple[int, int]]) -> None:
     queue_db = QueueDb()
     queue_db.add(60)
     chosen = tuple((first, first + more) for first, more in spans)
@@ -51,7 +51,7 @@ def test_stretches_are_in_order_apart_and_cover_just_what_is_meant(spans: list[t
     assert all(before[1] + 1 < after[0] for before, after in pairwise(found))
 
 
-def test_ids_are_those_that_exist_however_many(queue_db: QueueDb) -> None:
+def test_only_existing_ids_are_returned(queue_db: QueueDb) -> None:
     queue_db.add(2500)
     queue_db.db.execute("DELETE FROM jobs WHERE id % 7 = 0")
     assert list(queue_db.queries.ids(10, 2400)) == [each for each in range(10, 2401) if each % 7]
@@ -59,12 +59,12 @@ def test_ids_are_those_that_exist_however_many(queue_db: QueueDb) -> None:
     assert list(queue_db.queries.ids(1, 2500, [JobState.HELD, JobState.RUNNING])) == [1500]
 
 
-def test_ids_are_fetched_as_they_are_asked_for(queue_db: QueueDb) -> None:
+def test_ids_are_fetched_lazily(queue_db: QueueDb) -> None:
     queue_db.add(5000)
     assert len(queue_db.statements(lambda: next(queue_db.queries.ids(1, 5000)))) == 1
 
 
-def test_the_first_that_has_not_finished_is_found(queue_db: QueueDb) -> None:
+def test_the_first_unfinished_job_is_found(queue_db: QueueDb) -> None:
     queue_db.add(4)
     for job_id, state in zip((1, 2, 4), sorted(FINISHED), strict=False):
         queue_db.finish(job_id, 5.0, state)
@@ -74,7 +74,7 @@ def test_the_first_that_has_not_finished_is_found(queue_db: QueueDb) -> None:
     assert queue_db.queries.count_in([(1, 4)], JobState.QUEUED) == 1
 
 
-# What stands where
+# Listing
 
 
 def test_jobs_are_listed_by_state_and_page_by_page(queue_db: QueueDb) -> None:
@@ -87,7 +87,7 @@ def test_jobs_are_listed_by_state_and_page_by_page(queue_db: QueueDb) -> None:
     assert page([JobState.QUEUED], 10) == []
 
 
-def test_the_last_that_finished_is_listed_first(queue_db: QueueDb) -> None:
+def test_the_job_that_finished_last_is_listed_first(queue_db: QueueDb) -> None:
     for job_id, (at, state) in enumerate(zip((20.0, 40.0, 10.0, 30.0), sorted(FINISHED), strict=True), 1):
         queue_db.add()
         queue_db.finish(job_id, at, state)
@@ -103,7 +103,7 @@ def test_events_are_returned_in_order(queue_db: QueueDb) -> None:
     assert queue_db.queries.events(one) == [(5.0, "held", "by hand"), (5.0, "queued", None)]
 
 
-def test_nothing_that_people_ask_scans_all_jobs(queue_db: QueueDb) -> None:
+def test_no_user_query_scans_all_jobs(queue_db: QueueDb) -> None:
     queue_db.add(3, name="big", tag="night")
     queue_db.finish(1, 5.0)
     queries = queue_db.queries
@@ -121,7 +121,7 @@ def test_nothing_that_people_ask_scans_all_jobs(queue_db: QueueDb) -> None:
 # Batches
 
 
-def test_jobs_of_a_stretch_are_counted_by_their_states(queue_db: QueueDb) -> None:
+def test_jobs_of_an_id_range_are_counted_by_state(queue_db: QueueDb) -> None:
     queue_db.add(5)
     queue_db.run(2)
     queue_db.finish(3, 9.0)
@@ -131,14 +131,14 @@ def test_jobs_of_a_stretch_are_counted_by_their_states(queue_db: QueueDb) -> Non
     assert plan[0].startswith("SEARCH jobs USING INTEGER PRIMARY KEY")
 
 
-def test_jobs_of_a_stretch_are_read_page_by_page_in_the_order_of_their_ids(queue_db: QueueDb) -> None:
+def test_jobs_of_an_id_range_are_read_page_by_page_in_order_of_id(queue_db: QueueDb) -> None:
     queue_db.add(5)
     queue_db.db.execute("DELETE FROM jobs WHERE id = 3")
     assert [job.id for job in queue_db.queries.jobs_in(2, 5, 2)] == [2, 4]
     assert [job.id for job in queue_db.queries.jobs_in(5, 5, 2)] == [5]
 
 
-def test_a_submission_is_found_by_its_first_job_once_all_of_it_is_there(queue_db: QueueDb) -> None:
+def test_a_submission_is_found_by_its_first_job_once_it_is_complete(queue_db: QueueDb) -> None:
     number, first = queue_db.store.start_submission("token", 3)
     assert queue_db.queries.submission_of(first) is None
     queue_db.store.complete_submission(number)
@@ -146,10 +146,10 @@ def test_a_submission_is_found_by_its_first_job_once_all_of_it_is_there(queue_db
     assert queue_db.queries.submission_of(first + 1) is None
 
 
-# What may be forgotten
+# Deleting
 
 
-def test_what_is_kept_of_a_batch_goes_with_the_last_of_its_runs(queue_db: QueueDb) -> None:
+def test_the_record_of_a_batch_is_deleted_with_its_last_run(queue_db: QueueDb) -> None:
     first, second = queue_db.add(2, is_array=True)
     (other,) = queue_db.add(is_array=True)
     for group in (first, other):
@@ -176,14 +176,14 @@ def test_old_jobs_are_deletable_once_no_job_depends_on_them(queue_db: QueueDb) -
     assert queue_db.queries.deletable(50.0, 1) == [(old, 1)]
 
 
-def test_all_that_was_known_of_a_forgotten_job_goes_and_nothing_else(queue_db: QueueDb) -> None:
+def test_deleting_a_job_deletes_all_its_rows_and_no_others(queue_db: QueueDb) -> None:
     gone, stays = queue_db.add(2)
     (alone,) = queue_db.add(command=("alone",))
     queue_db.store.add_dependencies([stays], [Dependency(job_id=gone)])
     for job_id in (gone, stays, alone):
         queue_db.run(job_id)
         queue_db.store.end_attempt(job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), 10.0)
-        queue_db.store.add_event(job_id, 10.0, "told")
+        queue_db.store.add_event(job_id, 10.0, "queued")
         queue_db.finish(job_id, 10.0)
     with queue_db.store.transaction():
         queue_db.queries.delete_jobs([gone, alone])

@@ -29,9 +29,9 @@ def only(queue_db: QueueDb, by: GroupBy = GroupBy.USER) -> PastAttempt:
     return one
 
 
-def begin(queue_db: QueueDb, job_id: int, **said: Any) -> Attempt:
+def begin(queue_db: QueueDb, job_id: int, **fields: Any) -> Attempt:
     attempt = Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
-    attempt = replace(attempt, **said)
+    attempt = replace(attempt, **fields)
     queue_db.store.start_attempt(attempt)
     return attempt
 
@@ -49,7 +49,7 @@ def test_attempts_that_ended_later_and_live_attempts_are_read(queue_db: QueueDb)
     assert [each.ended_at for each in found(queue_db, since=250.0)] == [300.0, None]
 
 
-def test_all_about_an_attempt_is_read(queue_db: QueueDb) -> None:
+def test_all_fields_of_an_attempt_are_read(queue_db: QueueDb) -> None:
     (job,) = queue_db.add(need=Need(memory=FixedMemory(900.0)))
     usage = Usage(peaks_mb={"G0": 700.0, "G1": 800.0}, curve=((0.0, 1.0), (1.0, 2.0)))
     lack = MemoryLack(shortage=Shortage(where=ShortageKind.HOST, says="no more"))
@@ -77,7 +77,7 @@ def test_peaks_are_read_for_any_device_name(queue_db: QueueDb, name: str) -> Non
         (FixedMemory(500.0), 500.0, False),
     ],
 )
-def test_whole_and_shared_devices_are_told_apart(
+def test_whole_and_shared_devices_are_distinguished(
     queue_db: QueueDb, memory: MemoryNeed, reserved_mb: float | None, is_alone: bool
 ) -> None:
     begin(queue_db, queue_db.add(need=Need(memory=memory))[0], reserved_mb=reserved_mb)
@@ -116,8 +116,8 @@ def test_an_attempt_that_its_engine_has_not_started_is_marked(queue_db: QueueDb)
 
 def test_groups_are_workspaces_tags_names_or_a_dash(queue_db: QueueDb) -> None:
     task = Task(workspace="/data/zoo", config="cnn", owner="zoo-1/a", marker="/m", record="/r")
-    for said in ({"tag": "zoo-1", "task": task}, {"tag": "night", "name": "eval"}, {}):
-        begin(queue_db, queue_db.add(**said)[0])
+    for fields in ({"tag": "zoo-1", "task": task}, {"tag": "night", "name": "eval"}, {}):
+        begin(queue_db, queue_db.add(**fields)[0])
     assert [each.group for each in found(queue_db, by=GroupBy.WORKSPACE)] == ["/data/zoo", "night", "-"]
     assert [each.group for each in found(queue_db, by=GroupBy.NAME)] == ["-", "eval", "-"]
 

@@ -1,4 +1,4 @@
-"""What goes to engines that place work themselves: in whose order, how much of it, and why others wait."""
+"""Which jobs go to cluster engines: in which order, how many, and why the others wait."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ GPU = ClusterTerms(need=Need(devices=1), name="job")
 
 
 class Queue:
-    """Lanes of jobs with their terms; those with lower ids have waited a little longer."""
+    """Lanes of jobs with their terms; jobs with lower ids have waited a little longer."""
 
     def __init__(self) -> None:
         self.lanes: list[tuple[Lane, list[Candidate]]] = []
@@ -48,16 +48,16 @@ def queue() -> Queue:
     return Queue()
 
 
-def handed(plan: Plan) -> list[int]:
+def submitted(plan: Plan) -> list[int]:
     return [start.job_id for start in plan.starts]
 
 
 def why(plan: Plan) -> dict[int, ReasonKind]:
-    """Of the first job of each lane that waits."""
+    """Return the first reason of the first waiting job of each lane."""
     return {hold.job_id: hold.reasons[0].kind for hold in plan.waiting}
 
 
-def words(plan: Plan, job_id: int) -> str:
+def text_of(plan: Plan, job_id: int) -> str:
     return next(hold.reasons[0].text for hold in plan.waiting if hold.job_id == job_id)
 
 
@@ -67,10 +67,10 @@ def running(job_id: int, tag: str = "", group: int | None = None) -> RunningJob:
     )
 
 
-# Who goes
+# Order
 
 
-def test_an_engine_that_takes_everything_is_given_everything_on_its_terms(queue: Queue) -> None:
+def test_an_engine_without_limits_gets_all_jobs_with_their_terms(queue: Queue) -> None:
     queue.add(1, 2, 3)
     plan = queue.plan()
     assert [(start.job_id, start.terms, start.claim.shares) for start in plan.starts] == [
@@ -79,120 +79,122 @@ def test_an_engine_that_takes_everything_is_given_everything_on_its_terms(queue:
     assert plan.waiting == ()
 
 
-def test_the_urgent_go_first_and_then_whoever_used_least(queue: Queue) -> None:
+def test_jobs_go_by_priority_and_then_by_least_usage(queue: Queue) -> None:
     queue.add(1, tag="busy")
     queue.add(2, tag="idle")
     queue.add(3, tag="busy", priority=5)
-    assert handed(queue.plan(used={("me", "busy"): 50.0})) == [3, 2, 1]
+    assert submitted(queue.plan(used={("me", "busy"): 50.0})) == [3, 2, 1]
 
 
-def test_who_waits_long_rises(queue: Queue) -> None:
+def test_the_priority_of_a_waiting_job_rises_with_time(queue: Queue) -> None:
     queue.add(1, priority=1)
     queue.add(2, waited_s=AGEING_S / 2)
     queue.add(3, waited_s=2 * AGEING_S + 10)
-    assert handed(queue.plan()) == [3, 1, 2]
+    assert submitted(queue.plan()) == [3, 1, 2]
 
 
 def test_two_tags_take_turns(queue: Queue) -> None:
     queue.add(1, 2, 3, tag="a")
     queue.add(11, 12, 13, tag="b")
-    assert handed(queue.plan({"yonder": Offer(most_jobs=4)})) == [1, 11, 2, 12]
+    assert submitted(queue.plan({"yonder": Offer(most_jobs=4)})) == [1, 11, 2, 12]
 
 
-def test_terms_are_asked_for_only_of_those_that_may_go(queue: Queue) -> None:
+def test_terms_are_computed_only_for_jobs_that_may_go(queue: Queue) -> None:
     queue.add(1, 2)
     queue.terms = {}
-    plan = queue.plan({"yonder": Offer(trouble="nobody is there")})
-    assert handed(plan) == []
+    plan = queue.plan({"yonder": Offer(trouble="connection refused")})
+    assert submitted(plan) == []
 
 
-def test_a_step_hands_over_so_many_and_the_next_one_the_rest(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_submits_a_limited_number_and_the_next_step_the_rest(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatch, "MAX_STARTS_PER_STEP", 10)
     queue.add(*range(1, 26))
-    assert handed(queue.plan()) == list(range(1, 11))
+    assert submitted(queue.plan()) == list(range(1, 11))
 
 
-# Who waits, and in which words
+# Reasons to wait
 
 
-def test_an_engine_in_trouble_is_given_nothing_and_says_why(queue: Queue) -> None:
+def test_an_unreachable_engine_gets_no_jobs_and_gives_the_reason(queue: Queue) -> None:
     queue.add(1, 2)
-    plan = queue.plan({"yonder": Offer(trouble="yonder cannot be reached: nobody is there")})
-    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ENGINE})
-    assert words(plan, 1) == "yonder cannot be reached: nobody is there"
+    plan = queue.plan({"yonder": Offer(trouble="yonder cannot be reached: connection refused")})
+    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.NO_ENGINE})
+    assert text_of(plan, 1) == "yonder cannot be reached: connection refused"
 
 
-def test_a_queue_that_is_paused_hands_nothing_over_whatever_else_is_wrong(queue: Queue) -> None:
+def test_a_paused_queue_submits_nothing_and_gives_that_reason_first(queue: Queue) -> None:
     queue.add(1)
     queue.add(2, engine="down")
     offers = {"yonder": Offer(), "down": Offer(trouble="it is down")}
     plan = queue.plan(offers, shut=(Reason(ReasonKind.PAUSED, "paused"),))
-    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.PAUSED, 2: ReasonKind.PAUSED})
+    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.PAUSED, 2: ReasonKind.PAUSED})
 
 
-def test_a_stopped_workspace_hands_nothing_over_and_others_do(queue: Queue) -> None:
+def test_a_stopped_workspace_submits_nothing_and_others_do(queue: Queue) -> None:
     queue.add(1, tag="sweep")
     queue.add(2, tag="other")
     plan = queue.plan(stopped=frozenset({"sweep"}))
-    assert (handed(plan), why(plan)) == ([2], {1: ReasonKind.PAUSED})
+    assert (submitted(plan), why(plan)) == ([2], {1: ReasonKind.PAUSED})
 
 
-def test_what_an_engine_has_just_refused_waits_and_its_like_in_other_lanes_do_not(queue: Queue) -> None:
+def test_a_refused_job_waits_and_jobs_of_other_lanes_do_not(queue: Queue) -> None:
     refused = queue.add(1, 2)
     queue.add(3)
     plan = queue.plan(refused={refused.id: Reason(ReasonKind.NO_ENGINE, "no such partition")})
-    assert (handed(plan), words(plan, 1)) == ([3], "no such partition")
+    assert (submitted(plan), text_of(plan, 1)) == ([3], "no such partition")
 
 
-def test_as_many_as_the_engine_will_hold_with_those_that_it_has(queue: Queue) -> None:
+def test_the_job_limit_of_an_engine_counts_the_jobs_it_already_has(queue: Queue) -> None:
     queue.add(1, 2, 3)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
-    assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
-    assert words(plan, 3) == "limit reached: at most 5 jobs on yonder (most_jobs) at a time"
+    assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
+    assert text_of(plan, 3) == "limit reached: at most 5 jobs on yonder (most_jobs) at a time"
 
 
-def test_a_tag_s_limit_counts_what_runs_here_and_there(queue: Queue) -> None:
+def test_the_limit_of_a_tag_counts_local_and_cluster_jobs(queue: Queue) -> None:
     queue.add(1, 2, 3, tag="night")
     queue.add(4)
     plan = queue.plan(tags={"night": 3}, running=[running(90, "night"), running(91, "day")])
-    assert (handed(plan), why(plan)) == ([1, 4, 2], {3: ReasonKind.TAG_LIMIT})
+    assert (submitted(plan), why(plan)) == ([1, 4, 2], {3: ReasonKind.TAG_LIMIT})
 
 
-def test_where_the_line_is_here_an_array_s_limit_is_kept_here(queue: Queue) -> None:
+def test_gpuyard_keeps_the_limit_of_an_array_for_an_engine_without_a_queue(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=3)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=50.0))}, running=[running(1, group=1)])
-    assert (handed(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
 
 
-def test_an_array_s_limit_is_kept_here_as_retries_and_large_arrays_are_several_there(queue: Queue) -> None:
+def test_gpuyard_keeps_the_limit_of_an_array_that_is_several_submissions_at_the_site(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=2, terms=replace(GPU, group=1, at_most=2))
     plan = queue.plan(running=[running(1, group=1)])
-    assert (handed(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
 
 
-# What is free
+# Free resources
 
 
-def test_only_what_fits_is_handed_over_and_the_first_that_does_not_says_what_is_missing(queue: Queue) -> None:
+def test_only_jobs_that_fit_are_submitted_and_the_first_that_does_not_fit_says_what_is_missing(queue: Queue) -> None:
     queue.add(1, 2, 3)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0))})
-    assert (handed(plan), why(plan)) == ([1, 2], {3: ReasonKind.NO_ROOM})
-    assert words(plan, 3) == "yonder has 0 GPUs free, 1 needed"
+    assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.NO_ROOM})
+    assert text_of(plan, 3) == "yonder has 0 GPUs free, 1 needed"
 
 
-def test_nobody_overtakes_who_waits_for_room(queue: Queue) -> None:
+def test_no_job_overtakes_a_job_that_waits_for_free_gpus(queue: Queue) -> None:
     queue.add(1, terms=ClusterTerms(need=Need(devices=4), name="wide"))
     queue.add(2, terms=ClusterTerms(need=Need(devices=0), name="small"))
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0))})
-    assert (handed(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
-    assert words(plan, 2) == "job 1 is ahead and does not fit on yonder yet"
+    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
+    assert text_of(plan, 2) == "job 1 is ahead and does not fit on yonder yet"
 
 
-def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None:
+def test_a_job_at_a_limit_of_its_own_does_not_hold_up_others(queue: Queue) -> None:
     queue.add(1, tag="night")
     queue.add(2)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=1.0))}, tags={"night": 0})
-    assert (handed(plan), why(plan)) == ([2], {1: ReasonKind.TAG_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2], {1: ReasonKind.TAG_LIMIT})
 
 
 @pytest.mark.parametrize(
@@ -203,23 +205,23 @@ def test_who_is_held_by_a_limit_of_its_own_holds_up_nobody(queue: Queue) -> None
         (Amount(gpus=0.5, cpus=9.0), GPU, "yonder has 0.5 GPUs free, 1 needed"),
     ],
 )
-def test_whatever_is_counted_has_to_be_there(queue: Queue, free: Amount, terms: ClusterTerms, missing: str) -> None:
+def test_each_counted_resource_must_be_free(queue: Queue, free: Amount, terms: ClusterTerms, missing: str) -> None:
     queue.add(1, terms=terms)
     plan = queue.plan({"yonder": Offer(free=free)})
-    assert (handed(plan), words(plan, 1)) == ([], missing)
+    assert (submitted(plan), text_of(plan, 1)) == ([], missing)
 
 
-def test_what_is_not_counted_holds_up_nobody(queue: Queue) -> None:
+def test_a_resource_that_is_not_counted_holds_up_no_job(queue: Queue) -> None:
     queue.add(1, terms=replace(GPU, cpus=400, ram_mb=1e9))
-    assert handed(queue.plan({"yonder": Offer(free=Amount(gpus=1.0))})) == [1]
+    assert submitted(queue.plan({"yonder": Offer(free=Amount(gpus=1.0))})) == [1]
 
 
-def test_shares_of_a_card_add_up(queue: Queue) -> None:
+def test_shares_of_a_gpu_add_up(queue: Queue) -> None:
     third = ClusterTerms(need=Need(devices=1, memory=FixedMemory(8192.0)), name="third")
     queue.add(*range(1, 9), terms=third)
     free = Offer(free=Amount(gpus=2.0), card_mb=24_576.0)
-    assert handed(queue.plan({"yonder": free})) == [1, 2, 3, 4, 5, 6]
-    assert handed(queue.plan({"yonder": replace(free, card_mb=None)})) == [1, 2]
+    assert submitted(queue.plan({"yonder": free})) == [1, 2, 3, 4, 5, 6]
+    assert submitted(queue.plan({"yonder": replace(free, card_mb=None)})) == [1, 2]
 
 
 # Several engines
@@ -237,27 +239,27 @@ def test_engines_do_not_hold_up_each_other(queue: Queue) -> None:
         "yonder": Offer(free=Amount(gpus=2.0)),
     }
     plan = queue.plan(offers)
-    assert handed(plan) == [4, 5]
+    assert submitted(plan) == [4, 5]
     assert why(plan) == {1: ReasonKind.NO_ROOM, 2: ReasonKind.NO_ENGINE, 3: ReasonKind.ENGINE_LIMIT}
 
 
-def test_very_many_lanes_of_an_engine_in_trouble_hide_none_of_another_s(queue: Queue) -> None:
+def test_many_lanes_of_an_unreachable_engine_do_not_hide_lanes_of_another(queue: Queue) -> None:
     for job_id in range(MOST_LANES + 20):
         queue.add(job_id, engine="down", priority=9)
     queue.add(999)
     plan = queue.plan({"yonder": Offer(), "down": Offer(trouble="it is down")})
-    assert handed(plan) == [999]
+    assert submitted(plan) == [999]
     assert len(plan.waiting) == MOST_LANES + 20
 
 
-def test_a_lane_that_is_asked_about_is_explained_however_many_there_are(queue: Queue) -> None:
+def test_a_lane_that_a_user_asks_about_is_explained_among_many(queue: Queue) -> None:
     full = {"yonder": Offer(free=Amount(gpus=0.0))}
     lanes = [queue.add(job_id) for job_id in range(1, MOST_LANES + 20)]
     assert lanes[-1].id not in {hold.lane.id for hold in queue.plan(full).waiting}
     assert lanes[-1].id in {hold.lane.id for hold in queue.plan(full, about=lanes[-1].id).waiting}
 
 
-# Whatever comes
+# Properties
 
 _TERMS = st.builds(
     ClusterTerms,
@@ -281,7 +283,7 @@ _FREE = st.builds(
 
 
 @given(jobs=_JOBS, free=st.fixed_dictionaries({"yonder": _FREE, "beyond": _FREE}), limit=st.none() | st.integers(0, 4))
-def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_waits_for_room(
+def test_no_more_than_is_free_is_submitted_and_no_job_overtakes_a_waiting_job(
     jobs: Sequence[tuple[ClusterTerms, int, str, str]], free: Mapping[str, Amount], limit: int | None
 ) -> None:
     queue = Queue()
@@ -289,8 +291,8 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
         queue.add(job_id, terms=terms, priority=priority, tag=tag, engine=engine)
     tags = {} if limit is None else {"a": limit}
     plan = queue.plan({name: Offer(free=amount) for name, amount in free.items()}, tags=tags)
-    gone, held = set(handed(plan)), why(plan)
-    assert gone | held.keys() == set(range(1, len(jobs) + 1)), "each goes, or is told why not"
+    gone, held = set(submitted(plan)), why(plan)
+    assert gone | held.keys() == set(range(1, len(jobs) + 1)), "each job is submitted or has a reason"
     assert not gone & held.keys()
     assert limit is None or sum(jobs[job_id - 1][2] == "a" for job_id in gone) <= limit
     for name, amount in free.items():
@@ -303,12 +305,14 @@ def test_no_more_is_handed_over_than_is_free_and_nobody_goes_before_one_that_wai
         for waits in [job_id for job_id in waiting if jobs[job_id - 1][3] == name]:
             for goes in mine:
                 assert current_priority(jobs[goes - 1][1], NOW, NOW) >= current_priority(jobs[waits - 1][1], NOW, NOW)
-        assert len([job_id for job_id in waiting if jobs[job_id - 1][3] == name]) <= 1, "all others are behind it"
+        assert len([job_id for job_id in waiting if jobs[job_id - 1][3] == name]) <= 1, (
+            "only the first job of an engine may wait for free resources"
+        )
 
 
-def test_what_is_more_than_there_is_at_all_holds_up_nobody(queue: Queue) -> None:
+def test_a_job_larger_than_the_whole_site_does_not_hold_up_others(queue: Queue) -> None:
     queue.add(1, terms=ClusterTerms(need=Need(devices=3), name="wide"))
     queue.add(2)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
-    assert handed(plan) == [2]
-    assert words(plan, 1) == "yonder has 2 GPUs in total, 3 needed"
+    assert submitted(plan) == [2]
+    assert text_of(plan, 1) == "yonder has 2 GPUs in total, 3 needed"

@@ -1,4 +1,4 @@
-"""What a job is to somebody who knows nothing of this queue."""
+"""Exported jobs: what another system gets of a job of this queue."""
 
 import pytest
 from msgspec import convert, to_builtins
@@ -17,24 +17,24 @@ TASK = Task(workspace="/w", config="a", owner="o", marker="/w/out/a", record="/w
 
 
 def packed(spec: dict[str, object] | None = None, **job: object) -> ExportedJob:
-    told = {"command": ("train", "{index}"), "cwd": "/x", "environment": {"TOKEN": SECRET}, "need": Need()} | (
+    fields = {"command": ("train", "{index}"), "cwd": "/x", "environment": {"TOKEN": SECRET}, "need": Need()} | (
         spec or {}
     )
     state: dict[str, object] = {"id": 17, "state": JobState.QUEUED, "priority": 0, "user": "ada", "submitted_at": 0.0}
-    made = Job(spec=JobSpec(**told), **(state | job))  # type: ignore[arg-type]
+    made = Job(spec=JobSpec(**fields), **(state | job))  # type: ignore[arg-type]
     return pack(made, ClusterTerms(need=made.spec.need, name="train"), [])
 
 
-def test_values_of_variables_are_never_in_it() -> None:
+def test_an_export_never_contains_values_of_variables() -> None:
     assert SECRET not in str(to_builtins(packed()))
 
 
-def test_it_is_the_same_after_a_journey_as_json() -> None:
+def test_an_export_survives_json() -> None:
     job = packed({"need": Need(devices=2, vendor=Vendor.NVIDIA)}, index=3)
     assert convert(to_builtins(job), ExportedJob) == job
 
 
-def test_a_command_is_a_template_only_where_the_index_alone_tells_jobs_apart() -> None:
+def test_a_command_is_a_template_only_if_the_index_alone_distinguishes_the_jobs() -> None:
     assert packed(index=3).template == ("train", "{index}")
     assert packed(index=3).argv == ("train", "3")
     assert packed(index=3, values={"seed": "4"}).template is None
@@ -42,7 +42,7 @@ def test_a_command_is_a_template_only_where_the_index_alone_tells_jobs_apart() -
     assert packed().template is None
 
 
-def test_what_was_waited_for_is_told_with_whether_it_came() -> None:
+def test_an_export_lists_dependencies_and_whether_they_were_met() -> None:
     job = Job(
         id=17,
         spec=JobSpec(command=("true",), cwd="/", environment={}, need=Need()),
@@ -74,13 +74,13 @@ def test_what_was_waited_for_is_told_with_whether_it_came() -> None:
         ({"on_reboot": OnReboot.HOLD}, NotExported.REBOOT),
     ],
 )
-def test_what_only_this_queue_does_is_told(spec: dict[str, object], what: NotExported) -> None:
+def test_an_export_lists_what_only_gpuyard_does(spec: dict[str, object], what: NotExported) -> None:
     assert set(packed(spec).stays) - set(packed().stays) == {what}
 
 
-def test_a_plain_job_leaves_behind_what_every_job_does() -> None:
+def test_a_plain_job_lists_only_what_no_export_contains() -> None:
     assert packed().stays == (NotExported.ENVIRONMENT, NotExported.GROWTH)
 
 
-def test_there_are_words_for_everything_that_stays() -> None:
+def test_each_omission_has_a_description() -> None:
     assert set(NOT_EXPORTED_TEXT) == set(NotExported)

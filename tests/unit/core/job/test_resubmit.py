@@ -1,4 +1,4 @@
-"""A job once more: what was said of it stays, but for what is said differently."""
+"""Resubmission: a job keeps its options, except those that the user changes."""
 
 import pytest
 from msgspec.structs import replace
@@ -44,7 +44,7 @@ def submitted(**options: object) -> Submission:
         {"engine": "slurm", "engine-option": ["--partition=big"], "cpus": 2},
     ],
 )
-def test_all_that_was_typed_is_said_again(typed: dict[str, object]) -> None:
+def test_a_resubmission_keeps_all_typed_options(typed: dict[str, object]) -> None:
     before = submitted(**typed)
     only = None if before.devices is None else before.devices
     spec = replace(before.spec, need=replace(before.spec.need, only=only))
@@ -53,7 +53,7 @@ def test_all_that_was_typed_is_said_again(typed: dict[str, object]) -> None:
     assert (again.priority, again.devices, again.count) == (before.priority, before.devices, 1)
 
 
-def test_what_is_said_differently_counts_and_what_is_taken_back_is_gone() -> None:
+def test_changed_options_replace_and_null_options_remove_the_old() -> None:
     before = job(submitted(**{**TYPED, "device": None}).spec, growth=Growth(count=1, memory_mb=9_000.0))
     again = resubmission(before, ("other", "x"), {"vram": "2G", "name": None, "priority": 9, "env": ["B=2"]})
     assert again.spec.command == ("other", "x")
@@ -62,25 +62,25 @@ def test_what_is_said_differently_counts_and_what_is_taken_back_is_gone() -> Non
     assert (again.spec.on_preempt, again.spec.environment) == (OnPreempt.NEVER, {"A": "1", "B": "2"})
 
 
-def test_one_that_is_to_do_without_gpus_needs_nothing_that_goes_with_them() -> None:
+def test_a_resubmission_without_gpus_drops_all_gpu_options() -> None:
     again = resubmission(job(submitted(**TYPED).spec), None, {"gpus": 0})
     assert (again.spec.need.devices, again.spec.need.required_mb, again.devices) == (0, None, None)
 
 
-def test_one_that_goes_elsewhere_asks_nothing_of_this_machine() -> None:
+def test_a_resubmission_to_a_cluster_drops_options_of_this_machine() -> None:
     again = resubmission(job(submitted(**TYPED).spec), None, {"engine": "slurm"})
     assert (again.spec.engine, again.spec.preempts, again.devices, again.spec.need.required_mb) == (
         "slurm", False, None, 8192.0,
     )  # fmt: skip
 
 
-def test_a_job_of_an_array_is_one_job_with_its_own_place_and_values() -> None:
+def test_a_resubmitted_array_element_is_one_job_with_its_own_index_and_values() -> None:
     swept = job(replace(PLAIN, command=("run", "{lr}"), is_array=True), values={"lr": "{index}"}, index=4, group=14)
     (element,) = resubmission(swept, None, {}).elements
     again = job(resubmission(swept, None, {}).spec, values=element.values, index=element.index)
     assert (again.argv, element.index, again.spec.is_array) == (("run", "{index}"), 4, False)
-    (element,) = resubmission(job(replace(PLAIN, command=()), command=("own", "words")), None, {}).elements
-    assert element.command == ("own", "words")
+    (element,) = resubmission(job(replace(PLAIN, command=()), command=("own", "arguments")), None, {}).elements
+    assert element.command == ("own", "arguments")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,8 @@ def test_a_job_of_an_array_is_one_job_with_its_own_place_and_values() -> None:
         (PLAIN, {"strange": 1}, "strange"),
     ],
 )
-def test_what_cannot_be_submitted_so_is_told(spec: JobSpec, options: dict[str, object], says: str) -> None:
+def test_a_job_that_cannot_be_resubmitted_is_refused_with_a_reason(
+    spec: JobSpec, options: dict[str, object], says: str
+) -> None:
     with pytest.raises(UserError, match=says):
         resubmission(job(spec), None, options)

@@ -1,4 +1,4 @@
-"""From what was typed to jobs: every option, every mistake with a message, and the ways of making many of them."""
+"""From typed options to jobs: every option, every mistake with a message, and arrays, sweeps, lists and tables."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ from gpuyard.errors import UserError
 
 
 def submit(*command: str, **options: Any) -> Submission:
-    """Options as they are typed, with `_` for `-`."""
+    """Parse options as a user types them, with `_` for `-`."""
     typed = {name.replace("_", "-"): value for name, value in options.items()}
     return parse_submission(
         SubmissionRequest(cwd="/data", environment={"HOME": "/home/me"}, command=command or ("true",), options=typed)
@@ -43,7 +43,7 @@ def tabled(text: str) -> list[ArrayElement]:
     )
 
 
-def words_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
+def argv_of(element: ArrayElement, *command: str) -> tuple[str, ...]:
     spec = JobSpec(command=command, cwd="/", environment={}, need=Need())
     return Job(
         id=1, spec=spec, state=JobState.QUEUED, priority=0, user="u", submitted_at=0.0,
@@ -99,7 +99,7 @@ def test_every_option_reaches_the_job() -> None:
     assert (submission.priority, submission.is_held, submission.devices) == (-3, True, ("0", "GPU-abc"))
 
 
-def test_memory_is_shared_unless_it_is_to_be_had_alone() -> None:
+def test_declared_memory_is_shared_unless_exclusive() -> None:
     assert not submit(vram="8G").spec.need.is_exclusive
     alone = submit(vram="8G", exclusive=True).spec.need
     assert alone.memory == WholeDevice(8192.0)
@@ -110,7 +110,7 @@ def test_numbers_may_come_as_numbers() -> None:
     assert (submission.spec.need.devices, submission.spec.retries, submission.spec.need.max_cpu_percent) == (0, 3, 50.0)
 
 
-def test_dependencies_of_every_kind_add_up() -> None:
+def test_dependencies_of_all_kinds_are_combined() -> None:
     submission = submit(after=["1-3", "name=prep"], after_any="7", after_failed=["9"])
     assert submission.dependencies == (
         (DependencyKind.OK, JobSelection(ranges=((1, 3),))),
@@ -168,20 +168,20 @@ def test_dependencies_of_every_kind_add_up() -> None:
         ({"stagger": "2s"}, "--stagger is an option of a batch"),
     ],
 )
-def test_a_value_that_cannot_be_is_told_by_its_option(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_value_is_reported_with_its_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         submit(**options)
     assert caught.value.message.startswith(message)
 
 
-def test_a_choice_that_is_not_known_is_answered_with_those_that_are() -> None:
+def test_an_unknown_choice_is_answered_with_the_valid_ones() -> None:
     with pytest.raises(UserError) as caught:
         submit(vendor="voodoo")
     assert caught.value.hint == "it can be nvidia, amd, intel, apple, simulated"
 
 
-def test_a_variable_that_is_mistyped_is_not_repeated() -> None:
-    """It may be a secret, and messages get pasted."""
+def test_a_mistyped_variable_is_not_quoted() -> None:
+    """It may be a secret, and users paste messages elsewhere."""
     with pytest.raises(UserError) as caught:
         submit(env=["hunter2"])
     assert "hunter2" not in f"{caught.value.message}{caught.value.hint}"
@@ -198,7 +198,7 @@ def test_a_relative_directory_is_refused() -> None:
         parse_submission(SubmissionRequest(cwd="data", environment={}, command=("true",)))
 
 
-def test_something_has_to_be_run() -> None:
+def test_a_submission_without_a_command_is_refused() -> None:
     with pytest.raises(UserError, match="there is no program to run"):
         parse_submission(SubmissionRequest(cwd="/", environment={}))
     with pytest.raises(UserError, match="there is no program to run"):
@@ -227,13 +227,13 @@ def test_an_array_has_a_job_for_each_index(text: str, indexes: list[int], limit:
 
 
 @pytest.mark.parametrize("text", ["5", "a-b", "0-9:", "0-9%", "-1-3", "0-9:2:2", "0-9%3:2", "1" * 10 + "-2"])
-def test_what_is_no_range_is_no_array(text: str) -> None:
+def test_an_invalid_array_range_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a range for --array"):
         submit(array=text)
 
 
 @pytest.mark.parametrize("text", ["9-0", "0-9:0", "0-9%0"])
-def test_an_array_of_nothing_is_refused(text: str) -> None:
+def test_an_empty_array_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is an empty range for --array"):
         submit(array=text)
 
@@ -245,7 +245,7 @@ def test_a_sweep_has_a_job_for_each_combination() -> None:
     submission = submit("train", "{lr}", "{seed}", sweep=["lr=1e-3,1e-4", "seed=0-2,7"])
     elements = list(submission.elements)
     assert (submission.count, submission.spec.is_array) == (8, True)
-    filled = [words_of(element, *submission.spec.command)[1:] for element in elements]
+    filled = [argv_of(element, *submission.spec.command)[1:] for element in elements]
     assert filled == [(lr, seed) for lr in ("1e-3", "1e-4") for seed in ("0", "1", "2", "7")]
 
 
@@ -254,12 +254,12 @@ def test_a_single_sweep_need_not_be_in_a_list() -> None:
 
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "=1", "2lr=1", "l-r=1"])
-def test_what_is_no_sweep_is_shown(text: str) -> None:
+def test_an_invalid_sweep_is_quoted(text: str) -> None:
     with pytest.raises(UserError, match=f"'{text}' is not a sweep"):
         submit(sweep=[text])
 
 
-def test_a_name_is_swept_once_and_forwards() -> None:
+def test_a_sweep_rejects_repeated_names_and_reversed_ranges() -> None:
     with pytest.raises(UserError, match="'lr=2' is not a sweep"):
         submit(sweep=["lr=1", "lr=2"])
     with pytest.raises(UserError, match="'9-2' is not a range that can be swept"):
@@ -274,13 +274,13 @@ def test_a_name_is_swept_once_and_forwards() -> None:
         pytest.param({"sweep": ["a=" + ",".join(["0-999999"] * 1000)]}, id="one long axis"),
     ],
 )
-def test_more_jobs_than_the_queue_takes_are_refused_before_they_are_made(options: dict[str, Any]) -> None:
+def test_too_many_jobs_are_refused_before_they_are_created(options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="jobs at once are too many") as caught:
         submit(**options)
     assert caught.value.hint == "submit at most 1,000,000"
 
 
-def test_ways_of_making_many_do_not_mix() -> None:
+def test_arrays_sweeps_and_lists_cannot_be_combined() -> None:
     with pytest.raises(UserError, match="--array and --sweep do not go together"):
         submit(array="0-3", sweep=["a=1"])
     with pytest.raises(UserError, match="--sweep and --from do not go together"):
@@ -304,12 +304,12 @@ def test_a_list_has_a_command_on_each_line() -> None:
         "(cd x)", "echo a\\ b", "A=1 run", "cp ~/x .", "echo {a,b}", "run # note", "! run",
     ],
 )  # fmt: skip
-def test_a_line_that_a_shell_would_read_otherwise_is_given_to_one(line: str) -> None:
+def test_a_line_with_shell_syntax_runs_in_a_shell(line: str) -> None:
     assert listed(line) == [ArrayElement(command=("/bin/sh", "-c", line))]
 
 
 @pytest.mark.parametrize("line", ["run --lr=1e-3", "run a,b:c@d%e+f^g", 'run "a b"', "run -x /p/q.r_s"])
-def test_a_line_of_plain_words_needs_no_shell(line: str) -> None:
+def test_a_line_of_plain_arguments_needs_no_shell(line: str) -> None:
     assert listed(line)[0].command is not None
     assert listed(line)[0].command[0] == "run"  # type: ignore[index]
 
@@ -318,7 +318,7 @@ def test_only_a_new_line_ends_a_command() -> None:
     assert listed("run a\x0cb\u2028c")[0].command == ("run", "a\x0cb\u2028c")
 
 
-def test_an_open_quote_is_told_with_its_line() -> None:
+def test_an_open_quote_is_reported_with_its_line() -> None:
     with pytest.raises(UserError, match="'run \"a' cannot be split into arguments"):
         listed('run "a')
 
@@ -349,13 +349,13 @@ def test_a_table_has_a_job_on_each_line() -> None:
         ('lr\n"open\n', "line 2 of the CSV file: unexpected end of data"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_told_by_its_line(text: str, message: str) -> None:
+def test_an_invalid_table_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         tabled(text)
     assert caught.value.message == message
 
 
-def test_what_a_spreadsheet_writes_before_the_first_name_is_no_part_of_it() -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_name() -> None:
     assert tabled("\ufefflr\n1\n") == [ArrayElement(values={"lr": "1"})]
     assert listed("\ufefftrue")[0].command == ("true",)
 
@@ -363,8 +363,8 @@ def test_what_a_spreadsheet_writes_before_the_first_name_is_no_part_of_it() -> N
 # Placeholders
 
 
-def test_placeholders_are_filled_in_wherever_they_stand() -> None:
-    assert words_of(ArrayElement(index=7), "run", "--out=part-{index}-{index}", "{index}") == (
+def test_placeholders_are_filled_in_everywhere() -> None:
+    assert argv_of(ArrayElement(index=7), "run", "--out=part-{index}-{index}", "{index}") == (
         "run",
         "--out=part-7-7",
         "7",
@@ -373,17 +373,17 @@ def test_placeholders_are_filled_in_wherever_they_stand() -> None:
 
 def test_braces_that_name_no_placeholder_stay() -> None:
     words = ("awk", "{print $1}", "{seed}", "{}", "{index }")
-    assert words_of(ArrayElement(index=1), *words) == words
-    assert words_of(ArrayElement(), "{index}") == ("{index}",)
+    assert argv_of(ArrayElement(index=1), *words) == words
+    assert argv_of(ArrayElement(), "{index}") == ("{index}",)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["{a}", "{b}", "{c}", "x", "\\1"]), min_size=1))
-def test_a_value_stands_as_it_is_even_if_it_looks_like_a_placeholder(values: dict[str, str]) -> None:
+def test_a_value_that_looks_like_a_placeholder_is_not_replaced(values: dict[str, str]) -> None:
     command = [f"-{{{name}}}-" for name in values]
-    assert words_of(ArrayElement(values=values), *command) == tuple(f"-{value}-" for value in values.values())
+    assert argv_of(ArrayElement(values=values), *command) == tuple(f"-{value}-" for value in values.values())
 
 
-# As it comes over the socket
+# Requests over the socket
 
 
 def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
@@ -396,26 +396,26 @@ def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
     "body",
     [b"", b"{", b"[]", b'{"cwd": 1}', b'{"cwd": "/", "environment": {}, "x": 1}', b"\xff", b"[" * 100_000, b"null"],
 )
-def test_what_is_no_submission_is_the_senders_mistake(body: bytes) -> None:
+def test_an_invalid_request_body_is_a_user_error(body: bytes) -> None:
     with pytest.raises(UserError, match="the submission cannot be decoded"):
         decode_submission(body)
 
 
-def test_a_crew_has_a_tag_and_room_for_one_at_least() -> None:
+def test_tag_sharing_needs_a_tag_and_at_least_one_job_per_device() -> None:
     asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
     spec = parse_submission(decode_submission(json.dumps(asked).encode())).spec
     assert spec.tag_sharing == TagSharing(most_per_device=2)
     with pytest.raises(UserError, match="`crew` is the sharing rule of a tag"):
         parse_submission(decode_submission(json.dumps({**asked, "options": {}}).encode()))
-    for crew in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
+    for rule in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
         with pytest.raises(UserError, match="the submission cannot be decoded"):
-            decode_submission(json.dumps({**asked, "crew": crew}).encode())
+            decode_submission(json.dumps({**asked, "crew": rule}).encode())
 
 
 # Batches
 
 
-def test_a_batch_says_how_many_run_at_once_and_its_bounds_are_those_of_its_gates() -> None:
+def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates() -> None:
     submission = submit(
         "sim", "{seed}", concurrency="6", sweep=["seed=0-9"], gpus="1", vram="2G", max_cpu="85",
         min_free_mem_mb="2048", max_gpu="80", max_gpu_mem_mb="8000", run_ram="1.5G", smoothing="4s", steady="2s",
@@ -454,7 +454,7 @@ def test_smoothing_steadiness_and_stagger_can_be_switched_off() -> None:
     assert pace == BatchPace(smoothing_s=0.0, steady_s=0.0, stagger_s=0.0)
 
 
-def test_a_single_job_has_its_bounds_for_itself_and_no_pace() -> None:
+def test_a_single_job_has_bounds_of_its_own_and_no_pace() -> None:
     spec = submit(max_cpu="85", max_gpu="80").spec
     assert spec.pace is None
     assert (spec.need.max_cpu_percent, spec.need.max_utilization_percent) == (85.0, 80.0)
@@ -469,9 +469,7 @@ def test_a_single_job_has_its_bounds_for_itself_and_no_pace() -> None:
         ({}, False),
     ],
 )
-def test_only_a_batch_that_says_nothing_of_devices_does_without_where_there_are_none(
-    options: dict[str, Any], is_so: bool
-) -> None:
+def test_only_a_batch_without_device_options_may_run_without_devices(options: dict[str, Any], is_so: bool) -> None:
     assert submit(**options).devices_are_optional is is_so
 
 

@@ -27,11 +27,11 @@ from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 ON, TO = ("failed", "queue-empty"), ("everybody",)
 
 
-def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *wishes: str, **facts: object) -> Job:
+def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *subscriptions: str, **facts: object) -> Job:
     name = facts.pop("name", None)
     spec = JobSpec(
         command=("python", "train.py", "a b"), cwd="/", environment={}, need=Need(), name=name,  # type: ignore[arg-type]
-        notify=tuple(map(parse_subscription, wishes)),
+        notify=tuple(map(parse_subscription, subscriptions)),
     )  # fmt: skip
     return Job(id=job_id, spec=spec, state=state, priority=0, user="ada", submitted_at=0.0, **facts)  # type: ignore[arg-type]
 
@@ -70,7 +70,7 @@ def test_a_job_that_its_user_cancelled_has_not_failed(state: JobState, event: Ev
     assert (found and found.event) == event
 
 
-def test_a_start_and_an_attempt_that_will_be_retried_notify_nobody() -> None:
+def test_a_start_and_a_retried_attempt_send_no_notification() -> None:
     assert (
         occurrence_of(PublishedEvent(kind=PublishedEventKind.STARTED, job=job(state=JobState.RUNNING), at=0.0)) is None
     )
@@ -86,11 +86,14 @@ def test_a_message_about_lack_of_memory_says_whether_the_job_will_run_again() ->
 
 
 def test_a_target_gets_each_event_once() -> None:
-    wishes = ("failed", "failed=mine", "everybody ", "finished=other")
-    failed = occurrence(finished(job(17, JobState.FAILED, *wishes)))
+    subscriptions = ("failed", "failed=mine", "everybody ", "finished=other")
+    failed = occurrence(finished(job(17, JobState.FAILED, *subscriptions)))
     assert targets_of(failed, ON, TO) == ("everybody", "mine", "everybody ")
     assert targets_of(failed, (), TO) == ("everybody", "mine", "everybody ")
-    assert targets_of(occurrence(finished(job(17, JobState.SUCCEEDED, *wishes))), ON, TO) == ("everybody ", "other")
+    assert targets_of(occurrence(finished(job(17, JobState.SUCCEEDED, *subscriptions))), ON, TO) == (
+        "everybody ",
+        "other",
+    )
     assert targets_of(occurrence(finished(job())), ON, TO) == ()
     assert targets_of(occurrence(finished(job(17, JobState.FAILED, "failed"))), ON, ()) == ()
 
@@ -135,7 +138,7 @@ def test_an_empty_queue_says_how_its_jobs_ended() -> None:
     assert message.body == "No jobs are left. Since the queue was last empty: 37 finished, 2 failed, 1 rejected."
 
 
-# Not too many
+# The rate limit
 
 
 def happened(event: Event, job_id: int = 17) -> Occurrence:
@@ -145,7 +148,7 @@ def happened(event: Event, job_id: int = 17) -> Occurrence:
     return Occurrence(event=event, at=0.0, text=f"GPU {job_id}")
 
 
-def test_the_first_is_told_at_once_and_what_is_over_is_told_together_when_there_is_room() -> None:
+def test_the_first_messages_are_sent_at_once_and_later_ones_are_combined_by_the_rate_limit() -> None:
     outbox = Outbox()
     for number in range(2):
         outbox.add(happened(Event.FINISHED, number))
@@ -164,7 +167,7 @@ def test_the_first_is_told_at_once_and_what_is_over_is_told_together_when_there_
     assert outbox.due_at(2) is None
 
 
-def test_what_is_told_together_names_so_many_jobs_and_no_more() -> None:
+def test_a_combined_message_names_a_limited_number_of_jobs() -> None:
     outbox = Outbox()
     for job_id in range(0, 10_000, 2):
         outbox.add(happened(Event.FAILED, job_id))
@@ -174,7 +177,7 @@ def test_what_is_told_together_names_so_many_jobs_and_no_more() -> None:
     assert message.body.endswith("36, 38 and more")
 
 
-def test_one_job_among_other_news_is_told_in_full() -> None:
+def test_a_single_job_in_a_combined_message_is_described_in_full() -> None:
     outbox = Outbox()
     outbox.add(happened(Event.QUEUE_EMPTY))
     outbox.add(Occurrence(event=Event.FAILED, at=0.0, job=job(state=JobState.FAILED, reason="exit status 3")))
@@ -184,7 +187,7 @@ def test_one_job_among_other_news_is_told_in_full() -> None:
     assert message.body.split("\n")[1:] == ["exit status 3", "The queue is empty"]
 
 
-def test_what_was_dropped_is_told_with_the_next_or_alone() -> None:
+def test_dropped_messages_are_counted_in_the_next_message_or_one_of_their_own() -> None:
     outbox = Outbox()
     outbox.add_dropped(3)
     message = outbox.take(0.0, 9, "")
@@ -200,7 +203,7 @@ def test_what_was_dropped_is_told_with_the_next_or_alone() -> None:
     assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more were dropped: too many at once"]
 
 
-def test_what_is_tried_again_goes_first_after_its_time_and_counts() -> None:
+def test_a_retried_message_goes_first_after_its_delay_and_counts_for_the_rate_limit() -> None:
     outbox = Outbox()
     outbox.add(happened(Event.FINISHED, 1))
     message = outbox.take(0.0, 2, "")
@@ -221,12 +224,12 @@ EVENTS = {"finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory
 
 
 @given(steps=STEPS, per_minute=st.integers(min_value=1, max_value=8))
-def test_no_minute_has_more_messages_than_it_may_and_no_job_is_lost_from_the_counts(
+def test_the_rate_limit_holds_in_every_minute_and_all_jobs_are_counted(
     steps: list[tuple[float, list[Event]]], per_minute: int
 ) -> None:
     outbox, now = Outbox(), 0.0
     sent: list[float] = []
-    told: Counter[Event] = Counter()
+    counted: Counter[Event] = Counter()
     given_: Counter[Event] = Counter()
     for pause, events in [*steps, (MINUTE_S, []), (MINUTE_S, [])]:
         now += pause
@@ -236,10 +239,10 @@ def test_no_minute_has_more_messages_than_it_may_and_no_job_is_lost_from_the_cou
         message = outbox.take(now, per_minute, "")
         if message is not None:
             sent.append(now)
-            told.update(_counts(message))
+            counted.update(_counts(message))
     for first in sent:
         assert sum(first <= at < first + MINUTE_S for at in sent) <= per_minute
-    assert {event: told[event] for event in JOB_EVENTS} == {event: given_[event] for event in JOB_EVENTS}
+    assert {event: counted[event] for event in JOB_EVENTS} == {event: given_[event] for event in JOB_EVENTS}
     assert outbox.is_over(now + MINUTE_S)
 
 
@@ -264,7 +267,7 @@ def seen(used_mb: float = 0.0, **facts: object) -> Snapshot:
 LEASE = Lease(id="l", holder=Holder(pid=1, uid=1, user="ada", label="x"), shares=(Share(device_id="GPU-a"),), since=0.0)
 
 
-def test_a_gpu_is_free_once_nobody_has_held_or_used_it_for_so_long_and_is_told_once() -> None:
+def test_a_gpu_is_reported_free_once_after_it_was_idle_for_the_given_time() -> None:
     freed = FreedDevices()
     assert freed.update(seen(), (), 0.0, 30.0) == []
     assert freed.update(seen(), (), 100.0, 30.0) == []  # it was never in use
@@ -277,12 +280,12 @@ def test_a_gpu_is_free_once_nobody_has_held_or_used_it_for_so_long_and_is_told_o
     assert len(freed.update(seen(), (), 340.0, 30.0)) == 1
 
 
-def test_a_screen_on_a_gpu_does_not_keep_it_from_being_free_and_a_fault_does() -> None:
+def test_a_gpu_with_a_desktop_counts_as_free_and_a_faulty_gpu_does_not() -> None:
     freed = FreedDevices()
     freed.note_use(["GPU-a"], 0.0)
     assert freed.update(seen(fault="it has vanished"), (), 100.0, 30.0) == []
     assert len(freed.update(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
 
 
-def test_a_wish_without_events_is_for_all_that_a_job_has() -> None:
+def test_a_subscription_without_events_gets_all_job_events() -> None:
     assert Subscription().events == JOB_EVENTS

@@ -33,25 +33,25 @@ from gpuyard.store.row_codec import spec_from_text, spec_to_text
         ("out-of-memory,failed=json://host/?a=b", (Event.OUT_OF_MEMORY, Event.FAILED), "json://host/?a=b"),
     ],
 )  # fmt: skip
-def test_a_wish_is_a_target_or_events_or_both(text: str, events: tuple[Event, ...], target: str | None) -> None:
+def test_a_subscription_is_a_target_or_events_or_both(text: str, events: tuple[Event, ...], target: str | None) -> None:
     assert parse_subscription(text) == Subscription(events=events, target=target)
     assert parse_subscription(subscription_text(parse_subscription(text))) == parse_subscription(text)
 
 
 @pytest.mark.parametrize("text", ["fnished", "failed,done", "done=ntfy://topic", "queue-empty", "gpu-free=tell"])
-def test_an_event_that_no_job_has_is_refused_with_those_it_has(text: str) -> None:
+def test_an_unknown_event_is_refused_with_the_list_of_events(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_subscription(text)
     assert all(event in str(caught.value.hint) for event in JOB_EVENTS)
 
 
 @pytest.mark.parametrize("text", ["", "  ", "failed=", "tell\0me", "x" * 5000 + " "])
-def test_what_cannot_be_a_target_is_refused(text: str) -> None:
+def test_an_invalid_target_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_subscription(text)
 
 
-def test_more_wishes_than_anybody_has_are_refused() -> None:
+def test_too_many_subscriptions_are_refused() -> None:
     with pytest.raises(UserError, match="17 times"):
         parse_submission(SubmissionRequest(cwd="/", command=("true",), options={"notify": ["failed"] * 17}))
 
@@ -67,7 +67,7 @@ def test_more_wishes_than_anybody_has_are_refused() -> None:
         ("'quoted secret' x", "a command"),
     ],
 )
-def test_of_a_target_only_its_scheme_or_its_program_is_shown(target: str, seen: str) -> None:
+def test_only_the_scheme_or_the_program_of_a_target_is_shown(target: str, seen: str) -> None:
     assert redacted_target(target) == seen
     assert is_url(target) == ("://" in target)
 
@@ -76,7 +76,7 @@ WORD = st.text(alphabet="abcdefgh0123456789-_", min_size=3, max_size=12)
 
 
 @given(user=WORD, password=WORD, path=WORD)
-def test_what_a_service_says_of_its_url_loses_all_parts_of_it(user: str, password: str, path: str) -> None:
+def test_the_parts_of_a_url_are_removed_from_a_services_answer(user: str, password: str, path: str) -> None:
     url = f"json://{user}:{password}@host.example/{path}?to={path}%20x"
     said = redact(f"QQQ {url} QQQ {path} QQQ {path} x QQQ {password}", url)
     assert said.count("QQQ") == 4
@@ -84,7 +84,7 @@ def test_what_a_service_says_of_its_url_loses_all_parts_of_it(user: str, passwor
     assert all(secret not in said.replace("json", "") for secret in (user, password, path, "host.example"))
 
 
-def test_a_spec_keeps_its_wishes_and_one_of_before_has_none() -> None:
+def test_a_spec_keeps_its_subscriptions_and_an_old_spec_has_none() -> None:
     asked = SubmissionRequest(cwd="/", command=("true",), options={"notify": ["failed=ntfy://topic", "finished"]})
     spec = parse_submission(asked).spec
     assert spec.notify[0] == Subscription(events=(Event.FAILED,), target="ntfy://topic")

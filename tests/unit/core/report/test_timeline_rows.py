@@ -32,7 +32,7 @@ def overlap(one: TimelineSpan, other: TimelineSpan) -> bool:
 
 
 @given(spans)
-def test_no_two_that_overlap_share_a_row_of_their_lane(found: list[TimelineSpan]) -> None:
+def test_overlapping_spans_of_a_lane_never_share_a_row(found: list[TimelineSpan]) -> None:
     rows = assign_rows(found)
     for place, one in enumerate(found):
         for other in range(place):
@@ -40,33 +40,33 @@ def test_no_two_that_overlap_share_a_row_of_their_lane(found: list[TimelineSpan]
 
 
 @given(spans)
-def test_a_lane_has_as_few_rows_as_the_most_that_overlap(found: list[TimelineSpan]) -> None:
+def test_a_lane_has_as_many_rows_as_spans_overlap_at_most(found: list[TimelineSpan]) -> None:
     counted = count_rows(found, assign_rows(found))
     for lane in range(3):
         here = [each for each in found if each.lane == lane]
         at_once = [sum(each.start <= one.start < end(each) for each in here) for one in here]
-        # One that began and ended in the same moment overlaps only with those around it.
+        # A span of zero length overlaps only with spans around it.
         moments = [
             1 + sum(each.start < one.start < end(each) for each in here) for one in here if one.start == end(one)
         ]
         assert counted.get(lane, 0) == max([*at_once, *moments], default=0)
 
 
-def test_one_that_begins_when_another_ends_takes_its_row() -> None:
+def test_a_span_that_begins_when_another_ends_takes_its_row() -> None:
     assert assign_rows([span(5, 9), span(0, 5), span(2, 7), span(7, None)]) == [0, 0, 1, 1]
 
 
-def test_one_that_ended_before_it_began_by_a_clock_that_was_set_back_has_a_row() -> None:
+def test_a_span_that_ends_before_it_begins_has_a_row() -> None:
     assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0]
 
 
-def test_a_run_was_suspended_from_when_it_was_told_to_until_it_went_on() -> None:
+def test_a_run_counts_as_suspended_from_the_request_until_it_resumed() -> None:
     events = [(10.0, "suspending"), (12.0, "suspended"), (20.0, "resumed"), (30.0, "suspending"), (31.0, "suspended")]
     assert suspensions(events, 5.0, None) == [(10.0, 20.0), (30.0, None)]
     assert suspensions(events, 5.0, 40.0) == [(10.0, 20.0), (30.0, 40.0)]
 
 
-def test_what_happened_to_another_run_of_the_job_is_not_this_ones() -> None:
+def test_suspensions_of_another_run_of_the_job_do_not_count() -> None:
     events = [(10.0, "suspending"), (20.0, "resumed"), (50.0, "suspending"), (60.0, "resumed")]
     assert suspensions(events, 5.0, 25.0) == [(10.0, 20.0)]
     assert suspensions(events, 40.0, None) == [(50.0, 60.0)]

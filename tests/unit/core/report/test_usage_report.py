@@ -1,4 +1,4 @@
-"""A report: what is counted, how it is clipped, and that its parts add up, by counting quarters of hours."""
+"""Reports: what is counted, how it is clipped, and that the parts add up, checked by counting quarters of hours."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -28,11 +28,11 @@ def report_on(*attempts: PastAttempt, window: TimeWindow = WINDOW, local: LocalT
     return reporter.report()
 
 
-def ran(**said: Any) -> PastAttempt:
-    """An hour on one card, alone, from the window's first second on."""
+def ran(**fields: Any) -> PastAttempt:
+    """Return an attempt of one hour alone on one device, from the start of the window."""
     usual: dict[str, Any] = {"job": 1, "group": "ada", "started_at": WINDOW.since, "ended_at": WINDOW.since + HOUR_S,
              "devices": ("A",), "gpus": 1, "is_alone": True, "outcome": "succeeded"}  # fmt: skip
-    return PastAttempt(**{**usual, **said})
+    return PastAttempt(**{**usual, **fields})
 
 
 def at(hours: float) -> float:
@@ -41,7 +41,7 @@ def at(hours: float) -> float:
 
 @st.composite
 def attempts_(draw: st.DrawFn) -> PastAttempt:
-    """Of whole quarters of an hour, that begin before the window or in it, and may go on."""
+    """Draw attempts of whole quarters of an hour that begin before or in the window and may still run."""
     quarter = st.integers(-4, 16)
     times = sorted(draw(st.lists(quarter, min_size=2, max_size=6, unique=True)))
     moments = [at(time / 4) for time in times]
@@ -66,7 +66,7 @@ def attempts_(draw: st.DrawFn) -> PastAttempt:
 
 
 def quarters_of(each: PastAttempt) -> set[int]:
-    """The quarters of the window in which it ran, one by one."""
+    """Return the quarters of the window in which the attempt ran, counted one by one."""
 
     def runs(moment: float) -> bool:
         is_there = each.started_at <= moment and (each.ended_at is None or moment < each.ended_at)
@@ -75,7 +75,7 @@ def quarters_of(each: PastAttempt) -> set[int]:
     return {quarter for quarter in range(12) if runs(at((quarter + 0.5) / 4))}
 
 
-def test_a_clock_that_was_set_back_has_no_time_count_twice() -> None:
+def test_no_time_counts_twice_if_the_clock_was_set_back() -> None:
     total = report_on(ran(suspended=((at(0.75), at(0.25)),))).total
     assert total.gpu_hours == pytest.approx(1.0)
     assert total.suspended_hours == 0.0
@@ -94,7 +94,7 @@ def test_gpu_hours_are_the_time_in_which_attempts_ran_in_the_window(attempts: li
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_a_device_that_is_shared_is_in_use_once(attempts: list[PastAttempt]) -> None:
+def test_a_shared_device_counts_as_in_use_once(attempts: list[PastAttempt]) -> None:
     report = report_on(*attempts)
     quarters = {
         card.id: set().union(*(quarters_of(each) for each in attempts if card.id in each.devices)) for card in CARDS
@@ -106,7 +106,7 @@ def test_a_device_that_is_shared_is_in_use_once(attempts: list[PastAttempt]) -> 
 
 
 @given(st.lists(attempts_(), max_size=8), st.sampled_from(["UTC", "Asia/Kolkata", "America/St_Johns"]))
-def test_the_hours_of_the_picture_add_up_to_all_gpu_hours(attempts: list[PastAttempt], zone: str) -> None:
+def test_the_hourly_cells_add_up_to_all_gpu_hours(attempts: list[PastAttempt], zone: str) -> None:
     report = report_on(*attempts, local=in_zone(zone))
     assert sum(sum(row.gpu_hours) for row in report.picture.rows) == pytest.approx(report.total.gpu_hours)
 
@@ -123,7 +123,7 @@ def test_groups_add_up_to_the_whole(attempts: list[PastAttempt]) -> None:
 
 
 @given(st.lists(attempts_(), max_size=8))
-def test_memory_is_known_or_unknown_of_every_gpu_hour(attempts: list[PastAttempt]) -> None:
+def test_memory_is_known_or_unknown_for_every_gpu_hour(attempts: list[PastAttempt]) -> None:
     memory = report_on(*attempts).total.memory
     known_hours = 0.0
     for each in attempts:
@@ -137,7 +137,7 @@ def test_memory_is_known_or_unknown_of_every_gpu_hour(attempts: list[PastAttempt
     assert 0 <= memory.unused_gb_hours <= memory.reserved_gb_hours
 
 
-def test_waste_is_what_was_reserved_and_not_used_at_the_peak() -> None:
+def test_waste_is_reserved_memory_above_the_peak() -> None:
     shared = ran(is_alone=False, reserved_mb=512.0, peaks_mb={"A": 384.0})
     alone = ran(devices=("B",), peaks_mb={"B": 256.0})
     grew = ran(is_alone=False, reserved_mb=512.0, peaks_mb={"A": 900.0})
@@ -148,7 +148,7 @@ def test_waste_is_what_was_reserved_and_not_used_at_the_peak() -> None:
     assert memory.unknown_gpu_hours == 0
 
 
-def test_what_nobody_measured_is_unknown_and_not_zero() -> None:
+def test_memory_that_was_not_measured_is_unknown_and_not_zero() -> None:
     memory = report_on(ran()).total.memory
     assert (memory.unused_percent, memory.unknown_gpu_hours) == (None, 1.0)
 
@@ -159,7 +159,7 @@ def test_an_attempt_at_an_engine_counts_as_many_gpus_as_it_asked_for() -> None:
     assert report.box.busy_hours == 0
 
 
-def test_what_was_handed_over_and_has_not_begun_takes_no_time() -> None:
+def test_a_submitted_attempt_that_has_not_begun_takes_no_time() -> None:
     report = report_on(ran(ended_at=None, outcome=None, has_started=False, queued_at=at(-1)))
     assert (report.total.attempts, report.total.gpu_hours, report.total.running) == (1, 0.0, 0)
     assert report.total.waits.jobs == 0
@@ -174,7 +174,7 @@ def test_waits_are_of_first_starts_in_the_window() -> None:
     assert report_on(again).total.waits.median_s is None
 
 
-def test_failures_are_told_by_their_cause_the_most_frequent_first() -> None:
+def test_failures_are_listed_by_cause_with_the_most_frequent_first() -> None:
     report = report_on(
         ran(outcome="failed", status=3),
         ran(outcome="out-of-memory", status=1, lacked="device", is_healed=True),
@@ -184,8 +184,8 @@ def test_failures_are_told_by_their_cause_the_most_frequent_first() -> None:
         ran(),
         ran(ended_at=None, outcome=None),
     )
-    told = [(each.outcome, each.status, each.where, each.attempts, each.healed) for each in report.total.causes]
-    assert told == [
+    causes = [(each.outcome, each.status, each.where, each.attempts, each.healed) for each in report.total.causes]
+    assert causes == [
         ("out-of-memory", None, "device", 2, 1),
         ("failed", 1, None, 1, 0),
         ("failed", 3, None, 1, 0),
@@ -194,7 +194,7 @@ def test_failures_are_told_by_their_cause_the_most_frequent_first() -> None:
     assert (report.total.succeeded, report.total.running) == (1, 1)
 
 
-def test_groups_beyond_those_that_anybody_reads_are_one() -> None:
+def test_groups_beyond_the_limit_are_combined() -> None:
     attempts = [ran(job=number, group=f"g{number}", ended_at=at(1 / number)) for number in range(1, MAX_GROUPS + 4)]
     report = report_on(*attempts)
     assert [group.group for group in report.groups[:2]] == ["g1", "g2"]
@@ -214,7 +214,7 @@ def test_a_cell_is_the_share_of_gpus_in_use_in_that_hour() -> None:
     assert rows[0].gpu_hours[22:] == (1.0, 2.0)
 
 
-def test_hours_are_those_of_the_clock_on_the_wall() -> None:
+def test_hours_are_in_local_time() -> None:
     ten = datetime(2026, 11, 9, 10, tzinfo=ZoneInfo("Asia/Kolkata")).timestamp()
     window = TimeWindow(ten - 0.75 * HOUR_S, ten + 2 * HOUR_S)
     attempt = ran(started_at=ten, ended_at=ten + HOUR_S)
@@ -235,7 +235,7 @@ def test_an_hour_that_the_clock_has_twice_is_one_cell() -> None:
 @pytest.mark.parametrize(
     ("days", "per_row", "rows"), [(7, 1, 8), (30, 1, 31), (31, 7, 5), (365, 14, 27), (3660, 224, 17)]
 )
-def test_a_long_time_has_no_more_rows_than_a_month(days: int, per_row: int, rows: int) -> None:
+def test_a_long_window_has_no_more_rows_than_a_month(days: int, per_row: int, rows: int) -> None:
     until = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
     picture = report_on(window=TimeWindow(until - days * 24 * HOUR_S, until)).picture
     assert (picture.days_per_row, len(picture.rows)) == (per_row, rows)

@@ -1,4 +1,4 @@
-"""Crews: so many on a device, spread evenly and started apart, in crowds and across the deaths of daemons."""
+"""Tag sharing: at most N jobs of a tag on a device, evenly spread and started apart, across crashes of the daemon."""
 
 from collections import Counter
 from itertools import pairwise
@@ -12,37 +12,37 @@ from gpuyard.core.lease import FixedMemory
 from gpuyard.core.scheduling import need_variants
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
+from tests.simulation.behaviors import random_behavior
 from tests.simulation.clients import Operation, operations
-from tests.simulation.natures import wild_nature
-from tests.simulation.play import WITHIN_S, Play, Played, Script
-from tests.simulation.test_stories import play, submit
+from tests.simulation.scenario import WITHIN_S, Scenario, ScenarioResult, Script
+from tests.simulation.test_scenarios import simulate, submit
 
 SEEDS = seeds(10, full=30)
 AT_ONCE = 10
-Crews = dict[str, TagSharing]
+SharingRules = dict[str, TagSharing]
 
 
-def task(at: float, token: str, crew: TagSharing, *words: str, tag: str = "w", **options: Any) -> Operation:
-    asked = submit(at, token, *words, tag=tag, **options).asked
+def task(at: float, token: str, rule: TagSharing, *command: str, tag: str = "w", **options: Any) -> Operation:
+    asked = submit(at, token, *command, tag=tag, **options).asked
     assert asked is not None
-    return Operation(at=at, kind="submit", asked=replace(asked, crew=crew))
+    return Operation(at=at, kind="submit", asked=replace(asked, crew=rule))
 
 
-def sweeping(seed: int) -> tuple[Script, Crews, dict[str, str]]:
-    """One to three crews among others; and to which of them each task belongs, by its name."""
+def random_tasks(seed: int) -> tuple[Script, SharingRules, dict[str, str]]:
+    """Return a script with one to three shared tags among other jobs, their rules by tag, and the tag of each task."""
     random = Random(f"{seed} crews")
-    crews = {
+    rules = {
         f"w{number}": TagSharing(most_per_device=random.randint(1, 4), stagger_s=random.choice((0.0, 0.5, 2.0)))
         for number in range(random.randint(1, 3))
     }
     tasks, tags = [], {}
-    for tag, crew in crews.items():
+    for tag, rule in rules.items():
         for number in range(random.randint(2, 7)):
             token = f"{tag}t{number}"
             tags[token] = tag
             options = random.choice(({}, {}, {"vram": "4G"}, {"retries": "2"}, {"gpus": "2"}, {"priority": "2"}))
             at = random.choice((0.0, random.uniform(0.0, 20.0)))
-            tasks.append(task(at, token, crew, tag=tag, **options))
+            tasks.append(task(at, token, rule, tag=tag, **options))
     others = operations(seed, 2 + seed % 4, WITHIN_S)
     script = Script(
         seed=seed,
@@ -52,17 +52,17 @@ def sweeping(seed: int) -> tuple[Script, Crews, dict[str, str]]:
         devices=1 + seed % 3,
         measures_every_s=3.0,
     )
-    return script, crews, tags
+    return script, rules, tags
 
 
-def check(played: Played, crews: Crews, tags: dict[str, str]) -> int:
-    """How many tasks began; each within the rule of its crew, with all that live at that moment."""
-    tag_of = {what[1][0]: tags.get(what[0]) for _, kind, what in played.log if kind == "acknowledged"}
+def check(result: ScenarioResult, rules: SharingRules, tags: dict[str, str]) -> int:
+    """Assert that each task began within the rule of its tag, and return how many began."""
+    tag_of = {what[1][0]: tags.get(what[0]) for _, kind, what in result.log if kind == "acknowledged"}
     live: dict[tuple[int, int], tuple[str, tuple[str, ...]]] = {}
     granted: dict[str, tuple[str, ...]] = {}
     last: dict[str, float] = {}
     begun = 0
-    for at, kind, what in played.log:
+    for at, kind, what in result.log:
         if kind == "granted":
             granted[what[0]] = what[1]
         elif kind == "over":
@@ -73,60 +73,60 @@ def check(played: Played, crews: Crews, tags: dict[str, str]) -> int:
             begun += 1
             live[what] = (tag, granted.get(f"job {what[0]}", ()))
             counts = Counter(device for other, devices in live.values() if other == tag for device in devices)
-            assert all(count <= crews[tag].most_per_device for count in counts.values()), (at, tag, counts)
-            assert at - last.get(tag, -1e9) >= crews[tag].stagger_s - 1e-6, (at, tag)
+            assert all(count <= rules[tag].most_per_device for count in counts.values()), (at, tag, counts)
+            assert at - last.get(tag, -1e9) >= rules[tag].stagger_s - 1e-6, (at, tag)
             last[tag] = at
     return begun
 
 
-def play_sweeping(seed: int, crash_at: frozenset[int] = frozenset()) -> tuple[Played, int]:
-    script, crews, tags = sweeping(seed)
+def simulate_tasks(seed: int, crash_at: frozenset[int] = frozenset()) -> tuple[ScenarioResult, int]:
+    script, rules, tags = random_tasks(seed)
     try:
-        played = Play(script, crash_at, wild_nature(seed)).run()
-        return played, check(played, crews, tags)
+        result = Scenario(script, crash_at, random_behavior(seed)).run()
+        return result, check(result, rules, tags)
     except AssertionError as error:
-        error.add_note(f"in the story of seed {seed}, with crashes at {sorted(crash_at)}")
+        error.add_note(f"in the scenario of seed {seed}, with crashes at {sorted(crash_at)}")
         raise
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_crews_keep_their_rule_wherever_the_daemon_is_killed(first: int) -> None:
+def test_the_sharing_rule_of_a_tag_holds_wherever_the_daemon_is_killed(first: int) -> None:
     begun = deaths = 0
     for seed in range(first, first + AT_ONCE):
         random = Random(seed)
-        passed = len(play_sweeping(seed)[0].passed)
+        passed = len(simulate_tasks(seed)[0].passed)
         often = frozenset(random.randrange(2 * passed) for _ in range(2 + passed // 100))
-        played, count = play_sweeping(seed, often)
+        result, count = simulate_tasks(seed, often)
         begun += count
-        deaths += played.deaths
+        deaths += result.deaths
     assert begun > 3 * AT_ONCE
     assert deaths > AT_ONCE
 
 
-def test_a_crew_that_crowds_a_device_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_too_many_jobs_of_a_tag_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(need_variants, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
     assert any(is_crowded(seed) for seed in range(20))
 
 
 def is_crowded(seed: int) -> bool:
     try:
-        play_sweeping(seed)
+        simulate_tasks(seed)
     except AssertionError as error:
         return "Counter" in str(error)
     return False
 
 
-def test_the_next_of_a_crew_starts_when_its_time_has_come_and_not_later() -> None:
-    crew = TagSharing(most_per_device=4, stagger_s=2.0)
+def test_the_next_task_of_a_tag_starts_exactly_after_the_stagger() -> None:
+    rule = TagSharing(most_per_device=4, stagger_s=2.0)
     kills = [Operation(at=at, kind="kill") for at in (0.5, 2.5, 3.9)]
-    played = play(*(task(0, f"t{number}", crew, "30", vram="1G") for number in range(4)), *kills)
-    times = sorted(played.starts.values())
+    result = simulate(*(task(0, f"t{number}", rule, "30", vram="1G") for number in range(4)), *kills)
+    times = sorted(result.starts.values())
     assert all(2.0 <= after - before < 2.2 for before, after in pairwise(times))
 
 
-def test_a_crew_that_is_full_changes_nothing_for_the_others() -> None:
-    crew = TagSharing(most_per_device=1)
-    tasks = [task(0, f"t{number}", crew, "50", vram="4G", priority="5") for number in range(6)]
+def test_a_tag_at_its_limit_per_device_does_not_delay_other_jobs() -> None:
+    rule = TagSharing(most_per_device=1)
+    tasks = [task(0, f"t{number}", rule, "50", vram="4G", priority="5") for number in range(6)]
     others = [submit(1 + number, f"j{number}", "10", vram="4G") for number in range(3)]
-    played = play(*tasks, *others, devices=1)
-    assert [played.starts[f"j{number}"] for number in range(3)] == [1, 2, 3]
+    result = simulate(*tasks, *others, devices=1)
+    assert [result.starts[f"j{number}"] for number in range(3)] == [1, 2, 3]

@@ -13,11 +13,11 @@ from gpuyard.ports import SuspendResult
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class SimulatedSuspender:
-    """Implements `ports.Suspender` for one life of a daemon. `trouble` is how often a move fails."""
+    """Implements `ports.Suspender` for one daemon. `trouble` is how often a move fails."""
 
     def __init__(self, world: World, trouble: float = 0.0) -> None:
         self._world = world
@@ -32,8 +32,8 @@ class SimulatedSuspender:
         self._order(attempt, _Suspension, is_resumed=False)
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
-        def resumption(world: World, program: Program, trouble: float, tell: Tell) -> "_Move":
-            return _Resumption(world, program, trouble, tell, needs_mb)
+        def resumption(world: World, program: Program, trouble: float, report: Report) -> "_Move":
+            return _Resumption(world, program, trouble, report, needs_mb)
 
         self._order(attempt, resumption, is_resumed=True)
 
@@ -47,13 +47,13 @@ class SimulatedSuspender:
     def is_at_work_on(self, attempt: Attempt) -> bool:
         """Return whether a helper works on the attempt, or a result waits to be read."""
         program = self._find(attempt)
-        told = any((news.job_id, news.attempt) == (attempt.job_id, attempt.number) for news in self._news)
-        return told or (program is not None and bool(program.orders))
+        has_result = any((news.job_id, news.attempt) == (attempt.job_id, attempt.number) for news in self._news)
+        return has_result or (program is not None and bool(program.orders))
 
     def _order(
-        self, attempt: Attempt, kind: "Callable[[World, Program, float, Tell], _Move]", *, is_resumed: bool
+        self, attempt: Attempt, kind: "Callable[[World, Program, float, Report], _Move]", *, is_resumed: bool
     ) -> None:
-        def tell(*, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
+        def report(*, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
             self._news.append(
                 SuspendResult(
                     job_id=attempt.job_id,
@@ -67,9 +67,9 @@ class SimulatedSuspender:
 
         program = self._find(attempt)
         if program is None:
-            tell(is_done=False, text="it has no processes")
+            report(is_done=False, text="it has no processes")
             return
-        program.orders.append(kind(self._world, program, self._trouble, tell).begin)
+        program.orders.append(kind(self._world, program, self._trouble, report).begin)
         if len(program.orders) == 1:
             program.orders[0]()
 
@@ -81,10 +81,10 @@ class SimulatedSuspender:
 class _Move:
     """One helper. When it ends, successfully or not, the next helper of the program starts."""
 
-    def __init__(self, world: World, program: Program, trouble: float, tell: Tell) -> None:
+    def __init__(self, world: World, program: Program, trouble: float, report: Report) -> None:
         self._world = world
         self._program = program
-        self._tell = tell
+        self._report = report
         self._random = world.random("move")
         self._trouble = trouble
         self._fails = self._random.random() < trouble
@@ -96,17 +96,17 @@ class _Move:
         raise NotImplementedError
 
     def _later(self, act: Callable[[], None]) -> None:
-        def if_it_is_there() -> None:
+        def if_running() -> None:
             if self._program.is_running:
                 act()
             else:
                 self._end(is_done=False, text="it has just ended")
 
-        self._world.after(self._random.choice((0.0, self._random.uniform(0.0, 2.0))), if_it_is_there)
+        self._world.after(self._random.choice((0.0, self._random.uniform(0.0, 2.0))), if_running)
 
     def _end(self, *, is_done: bool, is_ruined: bool = False, text: str = "") -> None:
-        self._world.tell("moved", (self._program.name, type(self).__name__.strip("_"), is_done, is_ruined))
-        self._tell(is_done=is_done, is_ruined=is_ruined, text=text)
+        self._world.record("moved", (self._program.name, type(self).__name__.strip("_"), is_done, is_ruined))
+        self._report(is_done=is_done, is_ruined=is_ruined, text=text)
         self._program.orders.pop(0)
         if self._program.orders:
             self._program.orders[0]()
@@ -135,9 +135,9 @@ class _Suspension(_Move):
 
 class _Resumption(_Move):
     def __init__(
-        self, world: World, program: Program, trouble: float, tell: Tell, needs_mb: Mapping[str, float]
+        self, world: World, program: Program, trouble: float, report: Report, needs_mb: Mapping[str, float]
     ) -> None:
-        super().__init__(world, program, trouble, tell)
+        super().__init__(world, program, trouble, report)
         self._needs_mb = needs_mb
 
     def _work(self) -> None:
@@ -148,15 +148,15 @@ class _Resumption(_Move):
             world.thaw(program)
             self._end(is_done=True)
         elif self._fails or any(world.free_mb(device_id) < need for device_id, need in self._needs_mb.items()):
-            self._end(is_done=False, text="no room")
+            self._end(is_done=False, text="too little free memory")
         else:
             self._put_back(program.stash_mb)
 
     def _put_back(self, stash_mb: dict[str, float]) -> None:
         program, world = self._program, self._world
-        has_no_room = any(world.free_mb(device_id) < held for device_id, held in stash_mb.items())
-        if has_no_room or self._random.random() < self._trouble / 4:
-            world.tell("ruined", program.name)
+        is_too_full = any(world.free_mb(device_id) < held for device_id, held in stash_mb.items())
+        if is_too_full or self._random.random() < self._trouble / 4:
+            world.record("ruined", program.name)
             program.is_ruined = True
             self._end(is_done=False, is_ruined=True, text="it could not be put back")
             return

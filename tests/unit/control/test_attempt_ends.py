@@ -1,4 +1,4 @@
-"""What becomes of a job that was told to stop, and of one that was being brought back when the daemon died."""
+"""Jobs that end while they are being stopped, and jobs that were being resumed when the daemon was killed."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ LEASE = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(Share(devi
 
 
 class Suspender(NoSuspender):
-    """Notes whom it was to bring back."""
+    """Records the jobs that it was asked to resume."""
 
     def __init__(self) -> None:
         self.resumed: list[int] = []
@@ -26,7 +26,7 @@ class Suspender(NoSuspender):
 
 
 def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
-    """A job that runs, as somebody finds it who has just come."""
+    """Return a running job, and the transitions of a daemon that has just started."""
     (job_id,) = queue_db.add()
     queue_db.store.start_attempt(
         Attempt(
@@ -46,7 +46,7 @@ def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
         (OutcomeKind.TIMED_OUT, JobState.FAILED),
     ],
 )
-def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_room(
+def test_a_job_that_succeeds_while_it_is_stopped_is_done_only_if_it_was_preempted(
     queue_db: QueueDb, stopping: OutcomeKind, state: JobState
 ) -> None:
     transitions, job_id = running(queue_db)
@@ -56,7 +56,7 @@ def test_one_that_succeeds_as_it_is_stopped_is_done_only_where_it_was_to_make_ro
 
 
 def resuming(queue_db: QueueDb) -> tuple[JobTransitions, int]:
-    """A job that a daemon was bringing back as it died."""
+    """Return a job that a daemon was resuming when it was killed, and the transitions of the next daemon."""
     transitions, job_id = running(queue_db)
     transitions.suspend(job_id, SuspendedBy.FOR_ROOM, 120.0, "preempted")
     transitions.move_suspension(job_id, JobEvent.MOVED_OUT, 121.0)
@@ -66,7 +66,7 @@ def resuming(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     return after, job_id
 
 
-def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold_its_room(queue_db: QueueDb) -> None:
+def test_after_a_crash_no_job_resumes_before_the_ledger_confirms_its_memory(queue_db: QueueDb) -> None:
     transitions, job_id = resuming(queue_db)
     suspender = Suspender()
     suspend_control = SuspendControl(transitions, suspender)
@@ -78,7 +78,7 @@ def test_after_a_crash_nobody_is_brought_back_before_the_ledger_is_known_to_hold
     assert suspender.resumed == [job_id]
 
 
-def test_after_a_crash_one_whose_lease_holds_nothing_is_suspended_again(queue_db: QueueDb) -> None:
+def test_after_a_crash_a_job_with_an_empty_lease_is_suspended_again(queue_db: QueueDb) -> None:
     transitions, job_id = resuming(queue_db)
     suspend_control = SuspendControl(transitions, Suspender())
     suspend_control.release_leases([], 131.0)

@@ -1,6 +1,6 @@
 """What programs do: how long they run, how they end, whether they obey SIGTERM, and when they take how much memory.
 
-A nature depends only on the seed, the command and the attempt number, not on what happened before.
+A behavior depends only on the seed, the command and the attempt number, not on what happened before.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ EVERYTHING = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nature:
+class Behavior:
     """What one program does.
 
     Its supervisor is killed after `lost_after_s`; `is_orphan` means that the program runs on without it. A process of
@@ -26,7 +26,7 @@ class Nature:
     """
 
     runs_s: float
-    word: str = "0"
+    exit_status: str = "0"
     heeds_term: bool = True
     term_s: float = 0.0
     lost_after_s: float | None = None
@@ -45,42 +45,42 @@ class Nature:
         return max((target for _, target in self.climbs), default=0.0)
 
 
-NatureOf: TypeAlias = Callable[[tuple[str, ...], int], Nature]
+BehaviorOf: TypeAlias = Callable[[tuple[str, ...], int], Behavior]
 
 
-def plain_nature(words: tuple[str, ...], _: int) -> Nature:
+def plain_behavior(command: tuple[str, ...], _: int) -> Behavior:
     """`run SECONDS [STATUS]`"""
-    return Nature(runs_s=float(words[1]), word=words[2] if len(words) > 2 else "0")
+    return Behavior(runs_s=float(command[1]), exit_status=command[2] if len(command) > 2 else "0")
 
 
-def wild_nature(seed: int, *, is_crowded: bool = False) -> NatureOf:
-    """Return random natures. With `is_crowded`, most programs run longer."""
+def random_behavior(seed: int, *, is_crowded: bool = False) -> BehaviorOf:
+    """Return random behaviors. With `is_crowded`, most programs run longer."""
 
-    def nature(words: tuple[str, ...], attempt: int) -> Nature:
-        random = Random(f"{seed} {words} {attempt}")
+    def behavior(command: tuple[str, ...], attempt: int) -> Behavior:
+        random = Random(f"{seed} {command} {attempt}")
         runs_s = random.choice((0.0, random.uniform(0.0, 0.5), random.uniform(1.0, 8.0), random.uniform(4.0, 25.0)))
         runs_s = max(runs_s, random.uniform(0.0, 40.0)) if is_crowded else runs_s
         is_lost = random.random() < 0.06
-        return Nature(
+        return Behavior(
             runs_s=runs_s,
-            word=random.choices(("0", "1", "3", "139", "no-program"), (75, 12, 5, 5, 3))[0],
+            exit_status=random.choices(("0", "1", "3", "139", "no-program"), (75, 12, 5, 5, 3))[0],
             heeds_term=random.random() < 0.75,
             term_s=random.choice((0.0, random.uniform(0.0, 3.0))),
             lost_after_s=random.uniform(0.0, runs_s) if is_lost else None,
             is_orphan=random.random() < 0.5,
             lingers_s=random.uniform(0.0, 6.0) if random.random() < 0.08 else 0.0,
-            climbs=_wild_climbs(seed, words, runs_s),
+            climbs=_random_climbs(seed, command, runs_s),
             halves=random.random() < 0.2,
             silent=random.random() < 0.1,
         )
 
-    return nature
+    return behavior
 
 
-def _wild_climbs(seed: int, words: tuple[str, ...], runs_s: float) -> tuple[tuple[float, float], ...]:
+def _random_climbs(seed: int, command: tuple[str, ...], runs_s: float) -> tuple[tuple[float, float], ...]:
     """Return the climbs of a command: the same for all its attempts, except for the times."""
-    random = Random(f"{seed} {words} memory")
-    declared = next((float(word.removeprefix(DECLARED)) for word in words if word.startswith(DECLARED)), None)
+    random = Random(f"{seed} {command} memory")
+    declared = next((float(word.removeprefix(DECLARED)) for word in command if word.startswith(DECLARED)), None)
     if declared is not None:
         peak = declared * random.choice((0.0, 0.5, 0.9, 1.0, 1.2))
     else:

@@ -1,4 +1,4 @@
-"""What happens to jobs is news once it is committed, and only then."""
+"""Events of jobs are published after the commit, and only then."""
 
 import pytest
 
@@ -24,15 +24,15 @@ def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
     )
 
 
-def told(news: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
-    return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in news]
+def summary(events: list[PublishedEvent]) -> list[tuple[str, int, JobState, OutcomeKind | None]]:
+    return [(each.kind, each.job.id, each.job.state, each.outcome.kind if each.outcome else None) for each in events]
 
 
-def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, queue_db: QueueDb) -> None:
+def test_a_run_has_events_from_its_start_to_its_end(transitions: JobTransitions, queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     begin(transitions, queue_db, job_id)
     transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 120.0)
-    assert told(transitions.take_events()) == [
+    assert summary(transitions.take_events()) == [
         (PublishedEventKind.STARTED, job_id, JobState.RUNNING, None),
         (PublishedEventKind.ENDED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
         (PublishedEventKind.FINISHED, job_id, JobState.SUCCEEDED, OutcomeKind.SUCCEEDED),
@@ -40,20 +40,22 @@ def test_a_run_is_told_from_its_start_to_its_end(transitions: JobTransitions, qu
     assert transitions.take_events() == []
 
 
-def test_a_job_that_is_tried_again_has_not_finished(transitions: JobTransitions, queue_db: QueueDb) -> None:
+def test_a_job_that_is_retried_has_no_finished_event(transitions: JobTransitions, queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add(retries=1)
     begin(transitions, queue_db, job_id)
     transitions.end(job_id, FAILED, 120.0)
     assert [each.kind for each in transitions.take_events()] == [PublishedEventKind.STARTED, PublishedEventKind.ENDED]
 
 
-def test_a_job_that_never_ran_finishes_too(transitions: JobTransitions, queue_db: QueueDb) -> None:
+def test_a_job_that_never_ran_has_a_finished_event(transitions: JobTransitions, queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     transitions.apply(queue_db.job(job_id), JobEvent.CANCEL, 120.0, "cancelled")
-    assert told(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
+    assert summary(transitions.take_events()) == [(PublishedEventKind.FINISHED, job_id, JobState.CANCELLED, None)]
 
 
-def test_rolled_back_news_is_dropped_and_earlier_news_stays(transitions: JobTransitions, queue_db: QueueDb) -> None:
+def test_events_of_a_rolled_back_transaction_are_dropped_and_earlier_events_stay(
+    transitions: JobTransitions, queue_db: QueueDb
+) -> None:
     first, second = queue_db.add(2)
     with transitions.in_step(), queue_db.store.transaction():
         transitions.apply(queue_db.job(first), JobEvent.CANCEL, 120.0, "cancelled")

@@ -1,7 +1,7 @@
-"""Stories of work that is handed over: the real controller, the real outpost with its files, a simulated cluster.
+"""Scenarios of cluster jobs: the real controller, the real cluster engine with its files, a simulated cluster.
 
-The outpost's thread takes its turns in the world's time. The daemon may die between any two calls of the site's or of
-the parcels', as of every other port.
+The thread of the engine runs in the world's time. The daemon may be killed between any two calls of the site or of the
+submission folders, as of every other port.
 """
 
 import threading
@@ -17,25 +17,25 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster import engine as cluster_engine
 from gpuyard.engines.cluster import in_flight
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.ports import Engine
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.clients import Clients, Operation
-from tests.simulation.cluster import LOSSES, MOST_JOBS, Cluster, CourseOf, Run, wild_course
-from tests.simulation.gaps import Crash, Gaps, Port, Thread
+from tests.simulation.cluster import LOSSES, MOST_JOBS, Cluster, ClusterBehaviorOf, Run, random_cluster_behavior
+from tests.simulation.crash_points import Crash, CrashPoints, Port, Thread
 from tests.simulation.invariants import Checker
-from tests.simulation.life import LIMITS, RULES, Life
-from tests.simulation.play import Play, Script
+from tests.simulation.scenario import Scenario, Script
+from tests.simulation.simulated_daemon import LIMITS, RULES, SimulatedDaemon
 from tests.simulation.world import World
 
 WITHIN_S = 40.0
-# A supervisor looks every two seconds whether its program was given up.
-LOSS_IS_SEEN_S = 2.5
+# A supervisor checks every two seconds whether its program was given up.
+LOSS_IS_NOTICED_S = 2.5
 ENGINE = Cluster.name
-# Whatever befalls the cluster does so until then.
+# All outages of the cluster end before this.
 LAST = Operation(at=WITHIN_S + 20.0, kind="unpause")
 KINDS = {
     "submit": 40, "cancel": 14, "hold": 4, "release": 4, "retry": 6, "priority": 5, "pause": 2, "unpause": 4, "kill": 5,
@@ -45,16 +45,16 @@ KINDS = {
 
 class FilesPort(Port):
     def path(self, token: str) -> str:
-        """It touches nothing."""
+        """Return the path without a crash point: the call changes nothing."""
         found: str = self._target.path(token)
         return found
 
 
-class SteppedOutpost(outpost.ClusterEngine):
-    """Its thread's turns are events of the world's, as long as its daemon lives."""
+class SteppedClusterEngine(cluster_engine.ClusterEngine):
+    """A cluster engine without a thread: its turns are events of the world while its daemon lives."""
 
-    def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, life: "HandingLife") -> None:
-        super().__init__(Port("site", cluster, thread), folder, life.hear, poll_s=8.0)
+    def __init__(self, world: World, thread: Thread, cluster: Cluster, folder: Path, daemon: "ClusterDaemon") -> None:
+        super().__init__(Port("site", cluster, thread), folder, daemon.hear, poll_s=8.0)
         self._submissions = FilesPort("submissions", self._submissions, thread)  # type: ignore[assignment]
         self._in_flight = in_flight.InFlightJobs(self._site, self._submissions)
         self._world = world
@@ -82,22 +82,22 @@ class SteppedOutpost(outpost.ClusterEngine):
                 self._turn_after(max(rest_s, 0.001))
 
 
-class HandingLife(Life):
-    """A daemon that can hand over to the cluster."""
+class ClusterDaemon(SimulatedDaemon):
+    """A daemon that can submit to the cluster."""
 
     def __init__(
-        self, world: World, database: Database, gaps: Gaps, cluster: Cluster, folder: Path, **other: Any
+        self, world: World, database: Database, crash_points: CrashPoints, cluster: Cluster, folder: Path, **other: Any
     ) -> None:
-        super().__init__(world, database, gaps, **other)
+        super().__init__(world, database, crash_points, **other)
         self._cluster = cluster
         self._folder = folder
         self._has_news = False
-        self.controller.engines._open_engine = self._open_elsewhere
+        self.controller.engines._open_engine = self._open_cluster_engine
 
-    def _open_elsewhere(self, name: str) -> Engine:
+    def _open_cluster_engine(self, name: str) -> Engine:
         assert name == ENGINE
-        opened = SteppedOutpost(self._world, self.thread, self._cluster, self._folder, self)
-        engine: Engine = Port("outpost", opened, self.thread)
+        opened = SteppedClusterEngine(self._world, self.thread, self._cluster, self._folder, self)
+        engine: Engine = Port("cluster engine", opened, self.thread)
         return engine
 
     def hear(self) -> None:
@@ -107,15 +107,15 @@ class HandingLife(Life):
         self._has_news = False
         return super().step()
 
-    def is_called(self) -> bool:
-        return self._has_news or super().is_called()
+    def has_events(self) -> bool:
+        return self._has_news or super().has_events()
 
     def measures(self) -> bool:
-        """As the daemon, which looks now and then while anything lives."""
+        """Return whether any attempt is live: the daemon then takes samples now and then."""
         return bool(self.controller.transitions.live)
 
 
-class HandingChecker(Checker):
+class ClusterChecker(Checker):
     def __init__(self, world: World, database: Database, clients: Clients, cluster: Cluster) -> None:
         super().__init__(world, database, clients)
         self._cluster = cluster
@@ -124,10 +124,10 @@ class HandingChecker(Checker):
         super()._check_limits([job for job in jobs if not job.spec.engine])
         tags = Counter(job.spec.tag for job in jobs)
         assert all(tags[tag] <= most for tag, most in LIMITS.tags.items()), (
-            "more of a tag than its limit, here and there"
+            "more jobs of a tag than its limit, here and on the cluster together"
         )
-        assert sum(bool(job.spec.engine) for job in jobs) <= MOST_JOBS, "more there than there may be"
-        self._check_twins()
+        assert sum(bool(job.spec.engine) for job in jobs) <= MOST_JOBS, "more jobs on the cluster than its limit"
+        self._check_overlapping_attempts()
 
     def _check_live(self, store: JobStore, states: dict[int, JobState]) -> None:
         super()._check_live(store, states)
@@ -136,8 +136,8 @@ class HandingChecker(Checker):
                 has_started = job.state is JobState.RUNNING
                 assert attempt.has_started is has_started, f"job {job.id} is {job.state}, and at {attempt.place}"
 
-    def _check_twins(self) -> None:
-        """Beside an earlier attempt that goes on, a job runs only where that one was lost."""
+    def _check_overlapping_attempts(self) -> None:
+        """Assert that a job runs beside an earlier attempt of itself only if that attempt was lost."""
         alive: dict[int, list[Run]] = {}
         for run in self._cluster.runs:
             if run.is_alive:
@@ -163,10 +163,10 @@ class HandingChecker(Checker):
 
 
 def check_outcome(attempt: Attempt, run: Run | None, limit_s: float | None) -> None:
-    """What was recorded is what became of the program."""
+    """Assert that the recorded outcome is what happened to the program."""
     outcome, stopping = attempt.outcome, attempt.stopping
     assert outcome is not None, f"{attempt.key} has no outcome"
-    hit_by, word = (run.hit_by, run.word) if run is not None else ("", None)
+    hit_by, exit_status = (run.hit_by, run.exit_status) if run is not None else ("", None)
     if hit_by == "scancel" and stopping is OutcomeKind.CANCELLED:
         return
     if stopping is not None:
@@ -175,32 +175,33 @@ def check_outcome(attempt: Attempt, run: Run | None, limit_s: float | None) -> N
     if run is None:
         assert outcome.kind is OutcomeKind.CANNOT_START, f"{attempt.key} never ran, and is {outcome}"
         return
+    exited = _by_exit_status(exit_status, limit_s)
     expected = {
-        "": _by_word(word, limit_s), "oom": {OutcomeKind.OUT_OF_MEMORY}, "preempted": {OutcomeKind.PREEMPTED},
+        "": exited, "oom": {OutcomeKind.OUT_OF_MEMORY}, "preempted": {OutcomeKind.PREEMPTED},
         "scancel": {OutcomeKind.CANCELLED},
-    }.get(hit_by, {OutcomeKind.LOST} | (_by_word(word, limit_s) if word is not None else set()))  # fmt: skip
-    assert outcome.kind in expected, f"{attempt.key} left {word}, was hit by {hit_by}, and is {outcome}"
-    assert outcome.kind is not OutcomeKind.FAILED or str(outcome.status) == word
+    }.get(hit_by, {OutcomeKind.LOST} | (exited if exit_status is not None else set()))  # fmt: skip
+    assert outcome.kind in expected, f"{attempt.key} exited with {exit_status}, was hit by {hit_by}, and is {outcome}"
+    assert outcome.kind is not OutcomeKind.FAILED or str(outcome.status) == exit_status
 
 
 def check_end_of_lost(attempt: Attempt, run: Run) -> None:
-    """What was given up does not go on for long."""
+    """Assert that a program that was given up as lost ends soon."""
     if _kind(attempt) is OutcomeKind.LOST and run.ended_at is not None and attempt.ended_at is not None:
-        assert run.ended_at < attempt.ended_at + LOSS_IS_SEEN_S, f"{run.key} went on though it was lost"
+        assert run.ended_at < attempt.ended_at + LOSS_IS_NOTICED_S, f"{run.key} went on though it was lost"
 
 
 def _kind(attempt: Attempt) -> OutcomeKind | None:
     return None if attempt.outcome is None else attempt.outcome.kind
 
 
-def _by_word(word: str | None, limit_s: float | None) -> set[OutcomeKind]:
-    if word == "0":
+def _by_exit_status(exit_status: str | None, limit_s: float | None) -> set[OutcomeKind]:
+    if exit_status == "0":
         return {OutcomeKind.SUCCEEDED}
     return {OutcomeKind.FAILED} if limit_s is None else {OutcomeKind.FAILED, OutcomeKind.TIMED_OUT}
 
 
-class HandingPlay(Play):
-    """With a cluster that `tells_free` or takes everything, and what happens to it: (at, for so long, what)."""
+class ClusterScenario(Scenario):
+    """A scenario with a cluster that `reports_free` GPUs or accepts everything; `outages` are (at, seconds, kind)."""
 
     def __init__(
         self,
@@ -208,38 +209,38 @@ class HandingPlay(Play):
         folder: Path,
         *,
         crash_at: frozenset[int] = frozenset(),
-        course_of: CourseOf | None = None,
-        tells_free: bool = False,
-        spells: Sequence[tuple[float, float, str]] = (),
+        behavior_of: ClusterBehaviorOf | None = None,
+        reports_free: bool = False,
+        outages: Sequence[tuple[float, float, str]] = (),
     ) -> None:
         self._folder = folder
-        self._course_of = course_of or wild_course(script.seed)
-        self._tells_free = tells_free
+        self._behavior_of = behavior_of or random_cluster_behavior(script.seed)
+        self._reports_free = reports_free
         self.cluster: Cluster | None = None
         super().__init__(script, crash_at)
-        for at, lasts_s, what in spells:
-            self.world.after(at, lambda what=what: self._afflict(what))  # type: ignore[misc]
-            self.world.after(at + lasts_s, self._relieve)
+        for at, lasts_s, what in outages:
+            self.world.after(at, lambda what=what: self._start_outage(what))  # type: ignore[misc]
+            self.world.after(at + lasts_s, self._end_outages)
 
     def _make_cluster(self) -> Cluster:
-        """As soon as there is a world."""
+        """Create the cluster; the world must exist."""
         shared = self._folder / "shared"
-        cluster = Cluster(self.world, shared, self._course_of, tells_free=self._tells_free)
-        self.checker = HandingChecker(self.world, self.database, self.clients, cluster)
-        # Its thread's time is the world's, and the same story has the same names.
+        cluster = Cluster(self.world, shared, self._behavior_of, reports_free=self._reports_free)
+        self.checker = ClusterChecker(self.world, self.database, self.clients, cluster)
+        # The engine uses the world's clock, and the same seed gives the same tokens.
         tokens = SimpleNamespace(token_hex=lambda _: f"{self.world.number('token'):06}")
-        vars(outpost)["time"] = vars(in_flight)["time"] = self.world.clock
+        vars(cluster_engine)["time"] = vars(in_flight)["time"] = self.world.clock
         vars(in_flight)["secrets"] = tokens
         return cluster
 
-    def _new_life(self) -> Life:
+    def _new_life(self) -> SimulatedDaemon:
         self.cluster = self.cluster or self._make_cluster()
         script = self._script
         while True:
-            life = HandingLife(
+            daemon = ClusterDaemon(
                 self.world,
                 self.database,
-                self.gaps,
+                self.crash_points,
                 self.cluster,
                 self._folder / "shared",
                 rules=replace(RULES, first_run_part=script.first_run_part),
@@ -248,32 +249,32 @@ class HandingPlay(Play):
             )
             self._step = None
             try:
-                life.controller.recover()
+                daemon.controller.recover()
             except (Crash, StoreFault):
                 self.deaths += 1
-                life.die()
+                daemon.die()
             else:
-                self.checker.watch(life)
-                return life
+                self.checker.watch(daemon)
+                return daemon
 
-    # What happens to the cluster
+    # Outages
 
-    def _afflict(self, what: str) -> None:
+    def _start_outage(self, what: str) -> None:
         assert self.cluster is not None
         if self._is_calm:
             return
-        self.world.tell("spell", what)
+        self.world.record("outage", what)
         self.cluster.down = self.cluster.down or what == "down"
-        self.cluster.unheard = self.cluster.unheard or what == "unheard"
+        self.cluster.loses_replies = self.cluster.loses_replies or what == "loses_replies"
         self.cluster.refuses = "no such partition" if what == "refuses" else self.cluster.refuses
         shared = self._folder / "shared"
         if what == "away" and shared.is_dir():
             shared.rename(self._folder / "away")
-            shared.touch()  # nobody can make one in its place
+            shared.touch()  # so that the engine cannot create a new folder
 
-    def _relieve(self) -> None:
+    def _end_outages(self) -> None:
         assert self.cluster is not None
-        self.cluster.calm_down()
+        self.cluster.end_outages()
         shared, away = self._folder / "shared", self._folder / "away"
         if away.exists():
             shared.unlink()
@@ -281,14 +282,14 @@ class HandingPlay(Play):
 
     def _calm_down(self) -> None:
         super()._calm_down()
-        self._relieve()
+        self._end_outages()
 
 
-# Stories
+# Random scenarios
 
 
-def wild_handing(seed: int) -> tuple[Script, dict[str, Any]]:
-    """What people ask for, and what the cluster is like."""
+def random_cluster_scenario(seed: int) -> tuple[Script, dict[str, Any]]:
+    """Return a script, and the options of the cluster."""
     random = Random(f"{seed} handing")
     count = 5 + seed % 9
     times = sorted(random.choice((0.0, random.uniform(0.0, WITHIN_S))) for _ in range(count))
@@ -298,10 +299,13 @@ def wild_handing(seed: int) -> tuple[Script, dict[str, Any]]:
         for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
     ]
     operations.append(LAST)
-    whats = ("down", "unheard", "refuses", "away")
-    spells = [(random.uniform(0.0, WITHIN_S), random.uniform(0.5, 15.0), random.choice(whats)) for _ in range(seed % 4)]
+    kinds_of_outage = ("down", "loses_replies", "refuses", "away")
+    outages = [
+        (random.uniform(0.0, WITHIN_S), random.uniform(0.5, 15.0), random.choice(kinds_of_outage))
+        for _ in range(seed % 4)
+    ]
     script = Script(seed=seed, operations=tuple(operations), trouble=0.04 if seed % 3 == 0 else 0.0)
-    return script, {"tells_free": seed % 2 == 1, "spells": spells}
+    return script, {"reports_free": seed % 2 == 1, "outages": outages}
 
 
 def _asked(seed: int, number: int) -> SubmissionRequest:
@@ -310,7 +314,7 @@ def _asked(seed: int, number: int) -> SubmissionRequest:
     options: dict[str, Any] = {"name": token, "gpus": random.choice(("0", "1", "1", "1", "2"))}
     options |= {} if is_here else {"engine": ENGINE}
     command = ["wild", token]
-    wishes: tuple[tuple[float, str, Any], ...] = (
+    chances: tuple[tuple[float, str, Any], ...] = (
         (0.4, "priority", str(random.randint(-2, 3))),
         (0.4, "retries", str(random.randint(1, 2))),
         (0.3, "time-limit", f"{random.randint(1, 12)}s"),
@@ -321,7 +325,7 @@ def _asked(seed: int, number: int) -> SubmissionRequest:
         (0.2, "after-any", [f"name=s{random.randrange(number)}"] if number else None),
         (0.3, "array", f"0-{random.randint(0, 6)}{random.choice(('', '%1', '%2'))}"),
     )
-    options |= {name: value for chance, name, value in wishes if value is not None and random.random() < chance}
+    options |= {name: value for chance, name, value in chances if value is not None and random.random() < chance}
     if "array" in options:
         command.append("{index}")
     return SubmissionRequest(cwd="/", environment={}, token=token, command=tuple(command), options=options)

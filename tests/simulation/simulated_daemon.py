@@ -1,4 +1,4 @@
-"""One life of the daemon: the real controller, requests and store over simulated ports, until it is killed."""
+"""A daemon until it is killed: the real controller, requests and store over simulated ports."""
 
 import os
 
@@ -12,10 +12,10 @@ from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+from tests.simulation.crash_points import CrashPoints, LeasesPort, Port, StorePort, Thread
 from tests.simulation.engine import SimulatedEngine
-from tests.simulation.gaps import Gaps, LeasesPort, Port, StorePort, Thread
-from tests.simulation.leases import SimulatedBook
-from tests.simulation.moving import SimulatedSuspender
+from tests.simulation.ledger import SimulatedLedger
+from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World
 
 LIMITS = SchedulingLimits(cpu_jobs=2, tags={"night": 1})
@@ -24,28 +24,35 @@ RULES = Rules(limits=LIMITS, settle_s=4.0)
 FRESH_S = 0.25
 
 
-class Life:
+class SimulatedDaemon:
     def __init__(
-        self, world: World, database: Database, gaps: Gaps, *, rules: Rules, trouble: float, moves_fail: float
+        self,
+        world: World,
+        database: Database,
+        crash_points: CrashPoints,
+        *,
+        rules: Rules,
+        trouble: float,
+        moves_fail: float,
     ) -> None:
-        self.number = world.number("life")
-        self.thread = Thread(gaps)
+        self.number = world.number("daemon")
+        self.thread = Thread(crash_points)
         self.me = Holder(
             uid=os.getuid(), user="me", pid=20_000 + self.number, pid_started=world.now, boot_id=f"boot-{world.boot}"
         )
         self._world = world
         self._database = database
-        self._book = SimulatedBook(world, self.me, f"life {self.number}", trouble)
-        self._engine = SimulatedEngine(world, self._book.descriptors, trouble)
+        self._ledger = SimulatedLedger(world, self.me, f"daemon {self.number}", trouble)
+        self._engine = SimulatedEngine(world, self._ledger.descriptors, trouble)
         self.suspender = SimulatedSuspender(world, moves_fail)
         self._latest: Sample | None = None
-        self._wants_look = False
+        self._wants_new_sample = False
         self._store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
         clock = Port("clock", world.clock, self.thread)
         self.controller = Controller(
             store_port,  # type: ignore[arg-type]
-            LeasesPort("leases", self._book, self.thread),
+            LeasesPort("leases", self._ledger, self.thread),
             Port("engine", self._engine, self.thread),
             clock,
             rules=rules,
@@ -57,36 +64,36 @@ class Life:
     @property
     def asked_ledger(self) -> bool:
         """Whether the last call of the ledger succeeded."""
-        return not self._book.has_failed
+        return not self._ledger.has_failed
 
     def step(self) -> Step:
         """Do a step, and another one if its sample turned out to be older than what it recorded."""
-        step = self.controller.step(self.look())
+        step = self.controller.step(self.sample())
         if self._latest is not None and self.controller.is_outdated(self._latest):
             self._latest = None
-            step = self.controller.step(self.look())
+            step = self.controller.step(self.sample())
         return step
 
-    def look(self) -> Sample:
+    def sample(self) -> Sample:
         """Return the latest sample if it is fresh enough, else a new one."""
         taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
-        is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_look else FRESH_S)
+        is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_new_sample else FRESH_S)
         if self._latest is None or not is_fresh:
-            self._wants_look = False
+            self._wants_new_sample = False
             self._latest = Sample(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
         return self._latest
 
     def wants_sample(self) -> bool:
         """Return whether a run of a batch waits only for a new sample."""
-        self._wants_look = self.controller.batch_gates.wants_sample(self._world.now)
-        return self._wants_look
+        self._wants_new_sample = self.controller.batch_gates.wants_sample(self._world.now)
+        return self._wants_new_sample
 
     def explain(self, job_id: int) -> None:
         job = self._store.job(job_id)
         if job is not None and job.state in (JobState.QUEUED, JobState.SUSPENDED):
-            self.controller.explain(job, self.look())
+            self.controller.explain(job, self.sample())
 
-    def is_called(self) -> bool:
+    def has_events(self) -> bool:
         return self._engine.is_readable() or self.suspender.is_readable()
 
     def measures(self) -> bool:
@@ -94,7 +101,7 @@ class Life:
         live = self.controller.transitions.live.values()
         return any(each.attempt.devices and each.job.state is not JobState.SUSPENDED for each in live)
 
-    def others_are_in_the_way(self) -> bool:
+    def is_blocked_by_others(self) -> bool:
         """Return whether the daemon would watch the ledger: leases of others block its jobs."""
         holds = self.controller.plan.waiting
         holders = [holder for hold in holds for reason in hold.reasons for holder in reason.holders]
@@ -104,5 +111,5 @@ class Life:
         """End as by kill -9: only what the kernel releases is released."""
         self.thread.is_cut = True
         self._database.rollback()
-        self._book.die()
+        self._ledger.die()
         self._engine.die()

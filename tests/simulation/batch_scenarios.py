@@ -1,19 +1,19 @@
-"""Batches in a world where load comes from outside, by fits and starts, and daemons are killed in the middle."""
+"""Random batches in a world with changing foreign load, in which daemons are killed."""
 
 from random import Random
 from typing import Any
 
 from gpuyard.core.job.submission import SubmissionRequest
+from tests.simulation.behaviors import Behavior, BehaviorOf, random_behavior
 from tests.simulation.clients import Operation, operations
-from tests.simulation.natures import Nature, NatureOf, wild_nature
-from tests.simulation.play import WITHIN_S, Script
-from tests.simulation.world import RAM_MB, Hog
+from tests.simulation.scenario import WITHIN_S, Script
+from tests.simulation.world import RAM_MB, LoadSpike
 
 RUN = "sim"
 FIGURES = ("cpu", "ram", "gpu")
 
 
-def paced(seed: int) -> Script:
+def random_batches(seed: int) -> Script:
     random = Random(f"{seed} batches")
     batches = [_batch(random, number) for number in range(random.randint(1, 3))]
     others = operations(seed, 2 + seed % 5, WITHIN_S)
@@ -25,23 +25,23 @@ def paced(seed: int) -> Script:
         devices=seed % 3,
         measures_every_s=3.0,
         first_run_part=1.0 if seed % 7 < 3 else 0.5,
-        hogs=tuple(_hog(random) for _ in range(random.randint(0, 5))),
+        load_spikes=tuple(_load_spike(random) for _ in range(random.randint(0, 5))),
         blind=frozenset(random.sample(FIGURES, random.choice((0, 0, 0, 1, 2)))),
     )
 
 
-def paced_nature(seed: int) -> NatureOf:
-    """Runs of batches take what they said, more or less; the rest is wild."""
-    wild = wild_nature(seed)
+def paced_behavior(seed: int) -> BehaviorOf:
+    """Return behaviors in which runs of batches take about what they declared; those of other jobs are random."""
+    random_script = random_behavior(seed)
 
-    def nature(words: tuple[str, ...], attempt: int) -> Nature:
-        if words[0] != RUN:
-            return wild(words, attempt)
-        random = Random(f"{seed} {words} {attempt}")
-        _, _, _, vram_mb, ram_mb = words
-        return Nature(
+    def behavior(command: tuple[str, ...], attempt: int) -> Behavior:
+        if command[0] != RUN:
+            return random_script(command, attempt)
+        random = Random(f"{seed} {command} {attempt}")
+        _, _, _, vram_mb, ram_mb = command
+        return Behavior(
             runs_s=random.choice((0.0, random.uniform(0.0, 1.0), random.uniform(2.0, 12.0))),
-            word=random.choices(("0", "1", "139"), (88, 10, 2))[0],
+            exit_status=random.choices(("0", "1", "139"), (88, 10, 2))[0],
             lost_after_s=random.uniform(0.0, 2.0) if random.random() < 0.03 else None,
             climbs=((random.uniform(0.0, 2.0), float(vram_mb) * random.uniform(0.5, 1.0)),),
             cpu_percent=random.choice((0.0, 8.0, 25.0)),
@@ -50,22 +50,22 @@ def paced_nature(seed: int) -> NatureOf:
             ram_after_s=random.choice((0.0, random.uniform(0.0, 4.0))),
         )
 
-    return nature
+    return behavior
 
 
 def batch(at: float, token: str, count: int, *, vram_mb: int = 0, ram_mb: int = 0, **options: Any) -> Operation:
-    """`count` runs that take so much of a device and of RAM, and say so where they take any."""
+    """Submit `count` runs that take `vram_mb` of a device and `ram_mb` of RAM, and declare both unless they are 0."""
     typed = {name.replace("_", "-"): str(value) for name, value in options.items()}
-    said = {"vram": f"{vram_mb}M"} if vram_mb else {}
-    said |= {"run-ram": f"{ram_mb}M"} if ram_mb else {}
-    asked = SubmissionRequest(
+    declared = {"vram": f"{vram_mb}M"} if vram_mb else {}
+    declared |= {"run-ram": f"{ram_mb}M"} if ram_mb else {}
+    request = SubmissionRequest(
         cwd="/",
         environment={},
         token=token,
         command=(RUN, token, "{index}", str(vram_mb), str(ram_mb)),
-        options={"name": token, "sweep": [f"index=0-{count - 1}"], **said, **typed},
+        options={"name": token, "sweep": [f"index=0-{count - 1}"], **declared, **typed},
     )
-    return Operation(at=at, kind="submit", asked=asked)
+    return Operation(at=at, kind="submit", asked=request)
 
 
 def _batch(random: Random, number: int) -> Operation:
@@ -93,8 +93,8 @@ def _batch(random: Random, number: int) -> Operation:
     )
 
 
-def _hog(random: Random) -> Hog:
-    return Hog(
+def _load_spike(random: Random) -> LoadSpike:
+    return LoadSpike(
         at=random.uniform(0.0, WITHIN_S),
         lasts_s=random.uniform(0.5, 15.0),
         cpu_percent=random.choice((0.0, 30.0, 90.0)),

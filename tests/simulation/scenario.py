@@ -1,5 +1,5 @@
-"""Play a story: users send requests, time passes, the daemon steps when it would wake up, crashes at the chosen calls
-and restarts. All invariants are checked after each turn."""
+"""Run a scenario: users send requests, time passes, the daemon does a step when it would wake up, crashes at the chosen
+calls and restarts. All invariants are checked after each turn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.simulator.machine_parts import EPOCH
 from gpuyard.store.database import open_database
+from tests.simulation.behaviors import MEMORY_MB, BehaviorOf, random_behavior
 from tests.simulation.clients import Clients, Operation, operations
-from tests.simulation.gaps import Crash, Gap, Gaps
+from tests.simulation.crash_points import Crash, CrashPoint, CrashPoints
 from tests.simulation.invariants import Checker
-from tests.simulation.leases import Other, Others
-from tests.simulation.life import RULES, Life
-from tests.simulation.natures import MEMORY_MB, NatureOf, wild_nature
-from tests.simulation.world import Hog, LogEntry, World
+from tests.simulation.ledger import Other, Others
+from tests.simulation.simulated_daemon import RULES, SimulatedDaemon
+from tests.simulation.world import LoadSpike, LogEntry, World
 
-LOOK_S = 3.0
+SAMPLE_EVERY_S = 3.0
 # How long a requested sample takes.
-LOOKING_S = 0.05
+SAMPLING_S = 0.05
 TRY_AGAIN_S = 1.0
 MOST_TURNS = 4000
 WITHIN_S = 40.0
@@ -29,10 +29,12 @@ WITHIN_S = 40.0
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A story. `trouble` is how often a port fails, and `moves_fail` how often a suspension or resumption fails.
+    """The description of a scenario.
 
-    `others` processes use the ledger, foreign processes hold `strangers_mb` on each device, and `hogs` add load for a
-    while. `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read `blind`.
+    `trouble` is how often a port fails, and `moves_fail` how often a suspension or resumption fails. `others`
+    processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
+    while. `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read the
+    figures named in `blind`.
     """
 
     seed: int
@@ -43,13 +45,13 @@ class Script:
     is_crowded: bool = False
     measures_every_s: float = 30.0
     moves_fail: float = 0.08
-    strangers_mb: float = 0.0
+    foreign_mb: float = 0.0
     first_run_part: float = 1.0
-    hogs: tuple[Hog, ...] = ()
+    load_spikes: tuple[LoadSpike, ...] = ()
     blind: frozenset[str] = frozenset({"gpu"})
 
 
-def wild(seed: int) -> Script:
+def random_script(seed: int) -> Script:
     is_crowded = seed % 2 == 1
     count = 4 + seed % 8 + 4 * is_crowded
     return Script(
@@ -59,16 +61,16 @@ def wild(seed: int) -> Script:
         trouble=0.06 if seed % 3 == 0 else 0.0,
         devices=1 + seed % 3 if seed % 5 else 2,
         is_crowded=is_crowded,
-        measures_every_s=LOOK_S if is_crowded else 10.0,
+        measures_every_s=SAMPLE_EVERY_S if is_crowded else 10.0,
         first_run_part=1.0 if seed % 7 < 3 else 0.5,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class ScenarioResult:
     log: list[LogEntry]
-    passed: list[Gap]
-    crashed: list[Gap]
+    passed: list[CrashPoint]
+    crashed: list[CrashPoint]
     deaths: int
     jobs: int
     attempts: int
@@ -77,17 +79,17 @@ class Played:
     states: dict[str, str]
 
 
-class Play:
+class Scenario:
     def __init__(
         self,
         script: Script,
         crash_at: frozenset[int] = frozenset(),
-        nature_of: NatureOf | None = None,
+        behavior_of: BehaviorOf | None = None,
     ) -> None:
-        nature_of = nature_of or wild_nature(script.seed, is_crowded=script.is_crowded)
-        self.world = World(script.seed, nature_of, script.devices)
+        behavior_of = behavior_of or random_behavior(script.seed, is_crowded=script.is_crowded)
+        self.world = World(script.seed, behavior_of, script.devices)
         self.database = open_database(None)[0]
-        self.gaps = Gaps(crash_at)
+        self.crash_points = CrashPoints(crash_at)
         self.clients = Clients(self.world, script.is_crowded)
         self.others = Others(self.world)
         self.checker = Checker(self.world, self.database, self.clients)
@@ -98,36 +100,36 @@ class Play:
         self._step: Step | None = None
         self._wake_at: float | None = self.world.now
         self._is_calm = False
-        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, script.strangers_mb)
+        self.world.foreign_mb = dict.fromkeys(self.world.device_ids, script.foreign_mb)
         self.world.blind = script.blind
-        self.life = self._new_life()
-        for hog in script.hogs:
-            self.world.after(hog.at, lambda hog=hog: self._let_in(hog))  # type: ignore[misc]
-        self._invite_others()
+        self.daemon = self._new_life()
+        for spike in script.load_spikes:
+            self.world.after(spike.at, lambda spike=spike: self._add_load(spike))  # type: ignore[misc]
+        self._plan_others()
 
-    def run(self) -> Played:
+    def run(self) -> ScenarioResult:
         try:
             for _ in range(MOST_TURNS):
                 if self._turn():
                     self.checker.check_end()
-                    played = self._played()
-                    self._forget_all()
-                    return played
-            raise AssertionError(f"it does not come to an end: {self.checker.standing()}")
+                    result = self._played()
+                    self._delete_all_jobs()
+                    return result
+            raise AssertionError(f"the scenario does not end: {self.checker.unfinished()}")
         finally:
             self.database.close()
 
-    def _played(self) -> Played:
+    def _played(self) -> ScenarioResult:
         log = self.world.log
         names = self.checker.names()
         starts: dict[str, float] = {}
         for at, kind, what in log:
             if kind == "begins":
                 starts.setdefault(names[what[0]], at)
-        return Played(
+        return ScenarioResult(
             log=log,
-            passed=self.gaps.passed,
-            crashed=self.gaps.crashed,
+            passed=self.crash_points.passed,
+            crashed=self.crash_points.crashed,
             deaths=self.deaths,
             jobs=len(names),
             attempts=sum(kind == "begins" for _, kind, _ in log),
@@ -139,14 +141,14 @@ class Play:
     # A turn
 
     def _turn(self) -> bool:
-        """Return whether the story is over."""
+        """Return whether the scenario is over."""
         try:
             if self._ask():
                 self.clients.proceed()
-                self.checker.check(self.life.controller.transitions)
+                self.checker.check(self.daemon.controller.transitions)
             if self._is_awake():
                 self._do_step()
-                self.checker.check(self.life.controller.transitions)
+                self.checker.check(self.daemon.controller.transitions)
             self.others.try_again()
             return not self.clients.waiting and self._pass_time()
         except Crash:
@@ -156,7 +158,7 @@ class Play:
     def _ask(self) -> bool:
         """Send the requests that are due, and those without an answer again. Return whether there were any."""
         has_asked = False
-        self.clients.send_again(self.life)
+        self.clients.send_again(self.daemon)
         while self._pending and EPOCH + self._pending[0].at <= self.world.now:
             operation, has_asked = self._pending.pop(0), True
             self._wake_at = self.world.now
@@ -166,43 +168,43 @@ class Play:
                 self.world.reboot()
                 raise Crash
             try:
-                self.clients.ask(operation, self.life)
+                self.clients.ask(operation, self.daemon)
             except EnvironmentFault:
-                self.world.tell("refused", operation.kind)
+                self.world.record("refused", operation.kind)
         if self.clients.waiting:
             self._wake_at = self.world.now
         return has_asked or bool(self.clients.waiting)
 
     def _is_awake(self) -> bool:
         is_due = self._wake_at is not None and self._wake_at <= self.world.now
-        watches = self._step is None or (self._step.waits_for_devices and self.life.others_are_in_the_way())
-        return is_due or self.life.is_called() or (self.world.ledger_woke and watches)
+        watches = self._step is None or (self._step.waits_for_devices and self.daemon.is_blocked_by_others())
+        return is_due or self.daemon.has_events() or (self.world.ledger_woke and watches)
 
     def _do_step(self) -> None:
         self.world.ledger_woke = False
         self.checker.before_step()
         try:
-            self._step = self.life.step()
+            self._step = self.daemon.step()
         except StoreFault:
-            self.world.tell("the disk is full", None)
+            self.world.record("the disk is full", None)
             self._wake_at = self.world.now + TRY_AGAIN_S
             return
-        plan = self.life.controller.plan
+        plan = self.daemon.controller.plan
         head = None if plan.head is None else plan.head.job_id
-        passed = self.checker.after_step(self.life, self._step.started)
-        self.world.tell("step", self._step.started)
+        passed = self.checker.after_step(self.daemon, self._step.started)
+        self.world.record("step", self._step.started)
         if passed:
             self.backfilled.setdefault(head or 0, set()).update(passed)
         times = [self._step.wake_at]
-        times.append(self.world.now + LOOK_S if self._step.waits_for_devices else None)
-        times.append(self.world.now + LOOK_S if self.life.controller.batch_gates.is_waiting else None)
-        times.append(self.world.now + LOOKING_S if self.life.wants_sample() else None)
-        times.append(self.world.now + self._script.measures_every_s if self.life.measures() else None)
+        times.append(self.world.now + SAMPLE_EVERY_S if self._step.waits_for_devices else None)
+        times.append(self.world.now + SAMPLE_EVERY_S if self.daemon.controller.batch_gates.is_waiting else None)
+        times.append(self.world.now + SAMPLING_S if self.daemon.wants_sample() else None)
+        times.append(self.world.now + self._script.measures_every_s if self.daemon.measures() else None)
         self._wake_at = min((at for at in times if at is not None), default=None)
 
     def _pass_time(self) -> bool:
-        """Advance to the next event. Return True if there is none and the story is over."""
-        if self.life.is_called():
+        """Advance to the next event. Return True if there is none and the scenario is over."""
+        if self.daemon.has_events():
             return False
         times = [self._wake_at, self.world.next_event()]
         times.append(EPOCH + self._pending[0].at if self._pending else None)
@@ -211,48 +213,48 @@ class Play:
         if not self._pending and not self._is_calm:
             self._calm_down()
             return False
-        if self._is_calm and self.world.next_event() is None and self.life.controller.batch_gates.is_waiting:
-            self._let_all_go_on()  # a batch is stepped even while users hold its runs
+        if self._is_calm and self.world.next_event() is None and self.daemon.controller.batch_gates.is_waiting:
+            self._release_all()  # a batch is stepped even while users hold its runs
         if known:
             self.world.advance(max(self.world.now, min(known)))
             return False
         return self._is_over()
 
-    def _let_all_go_on(self) -> bool:
+    def _release_all(self) -> bool:
         """Release and resume jobs that users held or suspended. Return whether there were any."""
         for kind, meant in (("release", self.checker.held()), ("resume", self.checker.suspended_by_hand())):
             if meant:
-                self.clients.change(kind, " ".join(map(str, meant)), 0, self.life)
+                self.clients.change(kind, " ".join(map(str, meant)), 0, self.daemon)
                 self._wake_at = self.world.now
                 return True
         return False
 
     def _is_over(self) -> bool:
-        if self._let_all_go_on():
+        if self._release_all():
             return False
-        assert self.checker.is_all_finished(), f"the daemon sleeps, and jobs wait: {self.checker.standing()}"
+        assert self.checker.is_all_finished(), f"the daemon sleeps, and jobs wait: {self.checker.unfinished()}"
         return True
 
     def _calm_down(self) -> None:
         """Remove other processes, faults and foreign load, so that nothing keeps a job from running."""
         try:
-            self.life.requests.set_paused(paused=False)
+            self.daemon.requests.set_paused(paused=False)
         except StoreFault:
             return
         self._is_calm = True
         self.others.leave()
-        self.world.strangers_mb = dict.fromkeys(self.world.device_ids, self._script.strangers_mb)
+        self.world.foreign_mb = dict.fromkeys(self.world.device_ids, self._script.foreign_mb)
         self.world.faults.clear()
-        self.world.hogs.clear()
+        self.world.load_spikes.clear()
         self._wake_at = self.world.now
 
-    def _forget_all(self) -> None:
-        is_tidy = False
-        while not is_tidy:
+    def _delete_all_jobs(self) -> None:
+        is_done = False
+        while not is_done:
             try:
-                for _ in self.life.requests.clean(-1.0):
+                for _ in self.daemon.requests.clean(-1.0):
                     self.checker.check()
-                is_tidy = True
+                is_done = True
             except StoreFault:
                 continue
             except Crash:
@@ -262,49 +264,49 @@ class Play:
     # Deaths
 
     def _die(self) -> None:
-        self.world.tell("dies", self.gaps.crashed[-1:])
+        self.world.record("dies", self.crash_points.crashed[-1:])
         self.deaths += 1
-        self.life.die()
+        self.daemon.die()
         self.clients.lose_daemon()
-        self.life = self._new_life()
+        self.daemon = self._new_life()
         self._wake_at = self.world.now
         self.checker.check()
 
-    def _new_life(self) -> Life:
+    def _new_life(self) -> SimulatedDaemon:
         """Start a daemon; it may crash during recovery and is then started again."""
         while True:
             script = self._script
             rules = replace(RULES, first_run_part=script.first_run_part)
-            life = Life(
+            daemon = SimulatedDaemon(
                 self.world,
                 self.database,
-                self.gaps,
+                self.crash_points,
                 rules=rules,
                 trouble=script.trouble,
                 moves_fail=script.moves_fail,
             )
             self._step = None
             try:
-                life.controller.recover()
+                daemon.controller.recover()
             except (Crash, StoreFault):
                 self.deaths += 1
-                life.die()
+                daemon.die()
             else:
-                self.checker.watch(life)
-                return life
+                self.checker.watch(daemon)
+                return daemon
 
     # The rest of the machine
 
-    def _let_in(self, hog: Hog) -> None:
+    def _add_load(self, spike: LoadSpike) -> None:
         def leave() -> None:
-            if hog in self.world.hogs:
-                self.world.hogs.remove(hog)
+            if spike in self.world.load_spikes:
+                self.world.load_spikes.remove(spike)
 
         if not self._is_calm:
-            self.world.hogs.append(hog)
-            self.world.after(hog.lasts_s, leave)
+            self.world.load_spikes.append(spike)
+            self.world.after(spike.lasts_s, leave)
 
-    def _invite_others(self) -> None:
+    def _plan_others(self) -> None:
         random = self.world.random("others")
         for number in range(self._script.others):
             devices = random.choice((1, 1, len(self.world.device_ids)))
@@ -318,15 +320,17 @@ class Play:
                 waits_s=random.uniform(1.0, 30.0),
             )
             self.world.after(random.uniform(0.0, WITHIN_S), lambda other=other: self.others.arrive(other))  # type: ignore[misc]
-            self.world.after(random.uniform(0.0, WITHIN_S), self._stranger(random.choice(self.world.device_ids)))
+            self.world.after(random.uniform(0.0, WITHIN_S), self._foreign_process(random.choice(self.world.device_ids)))
             self.world.after(random.uniform(0.0, WITHIN_S), self._fault(random.choice(self.world.device_ids)))
 
-    def _stranger(self, device_id: str) -> Callable[[], None]:
-        def come_or_go() -> None:
+    def _foreign_process(self, device_id: str) -> Callable[[], None]:
+        def change() -> None:
             if not self._is_calm:
-                self.world.come_or_go(device_id, self.world.random("stranger").choice((0.0, 500.0, MEMORY_MB / 2)))
+                self.world.set_foreign_memory(
+                    device_id, self.world.random("stranger").choice((0.0, 500.0, MEMORY_MB / 2))
+                )
 
-        return come_or_go
+        return change
 
     def _fault(self, device_id: str) -> Callable[[], None]:
         def fail_for_a_while() -> None:

@@ -1,4 +1,4 @@
-"""Crash injection: a daemon can die between any two calls of a port. Each call has a gap before and after it.
+"""Crash injection: a daemon can die between any two calls of a port. Each call has a crash point before and after it.
 
 A crashed daemon does nothing more: clean-up code that an exception would run reaches no port.
 """
@@ -9,44 +9,44 @@ from typing import Any
 
 from gpuyard.errors import StoreFault
 
-Gap = tuple[str, str]
+CrashPoint = tuple[str, str]
 
 
 class Crash(BaseException):
     """The daemon was killed here."""
 
 
-class Gaps:
-    """Counts the gaps of a story over all lives of the daemon, and kills the daemon in the chosen ones."""
+class CrashPoints:
+    """Counts the crash points of a scenario over all its daemons, and kills the daemon at the chosen ones."""
 
     def __init__(self, crash_at: frozenset[int] = frozenset()) -> None:
-        self.passed: list[Gap] = []
-        self.crashed: list[Gap] = []
+        self.passed: list[CrashPoint] = []
+        self.crashed: list[CrashPoint] = []
         self._crash_at = crash_at
 
-    def is_deadly(self, gap: Gap) -> bool:
-        self.passed.append(gap)
+    def is_deadly(self, point: CrashPoint) -> bool:
+        self.passed.append(point)
         if len(self.passed) - 1 not in self._crash_at:
             return False
-        self.crashed.append(gap)
+        self.crashed.append(point)
         return True
 
 
 class Thread:
-    """The life of one daemon; it is cut at the crash."""
+    """One daemon as its ports see it: after a crash (`is_cut`) no call reaches them."""
 
-    def __init__(self, gaps: Gaps) -> None:
-        self._gaps = gaps
+    def __init__(self, crash_points: CrashPoints) -> None:
+        self._crash_points = crash_points
         self.is_cut = False
 
-    def pass_gap(self, name: str, side: str) -> None:
-        if self.is_cut or self._gaps.is_deadly((name, side)):
+    def reach(self, name: str, side: str) -> None:
+        if self.is_cut or self._crash_points.is_deadly((name, side)):
             self.is_cut = True
             raise Crash
 
 
 class Port:
-    """A proxy for a port, with a gap before and after each call."""
+    """A proxy for a port, with a crash point before and after each call."""
 
     def __init__(self, name: str, target: Any, thread: Thread) -> None:
         self._name = name
@@ -63,9 +63,9 @@ class Port:
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            self._thread.pass_gap(name, "before")
+            self._thread.reach(name, "before")
             result = function(*arguments, **named)
-            self._thread.pass_gap(name, "after")
+            self._thread.reach(name, "after")
             return result
 
         return call
@@ -73,9 +73,9 @@ class Port:
 
 class LeasesPort(Port):
     def grant(self, decide: Any) -> list[Any]:
-        self._thread.pass_gap("leases.grant", "before")
+        self._thread.reach("leases.grant", "before")
         granted = [Port("claim", held, self._thread) for held in self._target.grant(decide)]
-        self._thread.pass_gap("leases.grant", "after")
+        self._thread.reach("leases.grant", "after")
         return granted
 
 
@@ -89,12 +89,12 @@ class StorePort(Port):
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
-        self._thread.pass_gap("store.transaction", "before")
+        self._thread.reach("store.transaction", "before")
         with self._target.transaction(is_synced=is_synced):
-            self._thread.pass_gap("store.transaction", "after")
+            self._thread.reach("store.transaction", "after")
             yield
-            self._thread.pass_gap("store.commit", "before")
+            self._thread.reach("store.commit", "before")
             self._has_failed = not self._has_failed and self._is_full()
             if self._has_failed:
                 raise StoreFault("the disk is full")
-        self._thread.pass_gap("store.commit", "after")
+        self._thread.reach("store.commit", "after")

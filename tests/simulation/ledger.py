@@ -35,8 +35,8 @@ class SimulatedClaim:
         self._world.end_lease(self.lease.id)
 
 
-class SimulatedBook:
-    """Implements `ports.LeaseLedger` for one life of a daemon, `keeper`: its death releases what only it holds."""
+class SimulatedLedger:
+    """Implements `ports.LeaseLedger` for one daemon, `keeper`: its death releases what only it holds."""
 
     def __init__(self, world: World, holder: Holder, keeper: str, trouble: float = 0.0) -> None:
         self.descriptors: dict[int, str] = {}
@@ -63,7 +63,7 @@ class SimulatedBook:
             holder = replace(self._holder, label=wanted.label)
             granted = self._world.grant(holder, wanted.claim.shares, self._keeper)
             if self._seen is not None:
-                self._world.tell_granted(granted.lease, self._seen)
+                self._world.report_grant(granted.lease, self._seen)
             descriptor = self._world.number("descriptor")
             self.descriptors[descriptor] = granted.lease.id
             claims.append(SimulatedClaim(self._world, granted, self._keeper, descriptor))
@@ -161,7 +161,7 @@ class Others:
             other = self._waiting.get(ticket.id)
             if other is None or ticket.id not in world.tickets:
                 continue
-            ahead = tuple(one for one in order[:position] if one.id in world.tickets)
+            ahead = tuple(other_ticket for other_ticket in order[:position] if other_ticket.id in world.tickets)
             seen, leases = world.snapshot(), world.leases()
             view = PlacementView(
                 now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead

@@ -1,4 +1,4 @@
-"""A job that waits for many others: the end of most of them decides nothing, and is not asked about at length."""
+"""A job with many dependencies: the end of most of them decides nothing, and costs little."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def end(queue_db: QueueDb, transitions: JobTransitions, job_id: int, state: JobS
     st.permutations(range(1, 6)),
     st.lists(st.sampled_from(ENDS), min_size=5, max_size=5),
 )
-def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_decides(
+def test_a_job_is_queued_or_rejected_at_the_end_of_the_dependency_that_decides(
     kinds: list[tuple[int, DependencyKind]], order: list[int], ends: list[JobState]
 ) -> None:
     queue_db = QueueDb()
@@ -72,7 +72,7 @@ def test_whatever_it_waits_for_it_goes_on_or_is_rejected_at_the_very_end_that_de
         ([(1, ANY)], 1, True),
     ],
 )
-def test_an_end_is_worth_asking_about_unless_any_would_do_and_others_are_to_come(
+def test_an_end_is_checked_unless_any_end_satisfies_and_other_dependencies_are_pending(
     kinds: list[tuple[int, DependencyKind]], ended: int, decides: bool
 ) -> None:
     queue_db = QueueDb()
@@ -83,7 +83,7 @@ def test_an_end_is_worth_asking_about_unless_any_would_do_and_others_are_to_come
         assert queue_db.store.still_waits_after(job_id, ended) is not decides
 
 
-def test_one_that_is_run_again_is_waited_for_again() -> None:
+def test_a_dependency_that_is_retried_is_waited_for_again() -> None:
     queue_db = QueueDb()
     with closing(queue_db.db):
         queue_db.add(2)
@@ -97,7 +97,7 @@ def test_one_that_is_run_again_is_waited_for_again() -> None:
         assert queue_db.job(job_id).state is JobState.QUEUED
 
 
-def test_one_that_was_rejected_counts_as_ended() -> None:
+def test_a_rejected_dependency_counts_as_ended() -> None:
     queue_db = QueueDb()
     with closing(queue_db.db):
         queue_db.add(1)
@@ -109,12 +109,12 @@ def test_one_that_was_rejected_counts_as_ended() -> None:
         assert queue_db.job(last).state is JobState.QUEUED
 
 
-def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submitted(queue_db: QueueDb) -> None:
+def test_an_array_starts_if_its_dependency_ended_while_the_array_was_being_submitted(queue_db: QueueDb) -> None:
     (other,) = queue_db.add()
     transitions = JobTransitions(queue_db.store)
     controller = cast("Controller", SimpleNamespace(transitions=transitions))
     requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
-    count = 1_500  # too many to be stored in one piece
+    count = 1_500  # too many for one chunk
     on = ((OK, parse_selection(str(other))),)
     like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
     submission = requests.submit(like, "me")
@@ -125,7 +125,7 @@ def test_an_array_goes_on_after_a_job_that_ended_while_the_array_was_being_submi
     assert queue_db.job(other + count).state is JobState.QUEUED
 
 
-def test_an_end_among_thousands_costs_no_more_than_one_among_a_few() -> None:
+def test_an_end_among_thousands_costs_no_more_than_among_a_few() -> None:
     efforts = []
     for count in (10, 3000):
         queue_db = QueueDb()
