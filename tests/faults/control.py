@@ -71,7 +71,7 @@ FAULTS = (
         breaks="A program whose keeper died keeps running beside the next attempt of its job.",
         near=(
             "tests/simulation/test_crashes.py",
-            f"{_FAULTS}::test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again",
+            f"{_FAULTS}::test_a_program_whose_keeper_was_killed_is_ended_before_its_job_is_retried",
         ),
     ),
     Fault(
@@ -82,7 +82,7 @@ FAULTS = (
         breaks="An end that could not be recorded because the disk was full is never recorded.",
         near=(
             _SCENARIOS,
-            f"{_FAULTS}::test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room",
+            f"{_FAULTS}::test_a_full_disk_rejects_submissions_loses_no_job_and_the_queue_continues_after_it",
         ),
     ),
     Fault(
@@ -99,7 +99,7 @@ FAULTS = (
         old='visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")',
         new='visible[task.variable] = visible["CUDA_VISIBLE_DEVICES"]',
         breaks="A task gets CUDA_VISIBLE_DEVICES in addition to the variable that cuda_visible_devices_var names.",
-        near=("tests/integration/test_workspace_settings.py::test_every_task_has_what_the_workspace_sets",),
+        near=("tests/integration/test_workspace_settings.py::test_every_task_gets_the_settings_of_the_workspace",),
     ),
     Fault(
         id="control-retry-without-a-pause",

@@ -208,7 +208,7 @@ FAULTS = (
         new="            pass\n",
         breaks="After a damaged database was set aside, new jobs append to the logs of older ones.",
         near=(
-            f"{_TESTS}/test_queue_faults.py::test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_left_alone",
+            f"{_TESTS}/test_queue_faults.py::test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_not_reused",
         ),
     ),
     # The client

@@ -129,7 +129,7 @@ FAULTS = (
         old="    is_last = not _has_children()\n",
         new="    is_last = True\n",
         breaks="`gpuyard run` releases the GPU while a process in the background still uses it.",
-        near=(f"{_TESTS}/test_run.py::test_what_the_program_leaves_behind_keeps_the_lease",),
+        near=(f"{_TESTS}/test_run.py::test_a_process_left_by_the_program_keeps_the_lease",),
     ),
     Fault(
         id="engines-ctrl-c-comes-twice",
@@ -146,7 +146,7 @@ FAULTS = (
         old="        if self._has_marker():\n            return self._skip()\n",
         new="",
         breaks="A task that has a marker runs again after a crash.",
-        near=(f"{_TESTS}/test_session.py::test_a_task_whose_marker_is_there_already_is_completed_and_not_run",),
+        near=(f"{_TESTS}/test_session.py::test_a_task_with_an_existing_marker_is_completed_and_not_run",),
     ),
     Fault(
         id="engines-stopped-task-is-completed",
@@ -178,7 +178,7 @@ FAULTS = (
         old='    return first in (b"", wanted)\n',
         new="    return True\n",
         breaks="Two workspaces with the same task name write to the same logs.",
-        near=(f"{_TESTS}/test_session.py::test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over",),
+        near=(f"{_TESTS}/test_session.py::test_a_log_of_another_workspace_is_not_used_even_after_its_task_ended",),
     ),
     Fault(
         id="engines-task-starts-though-its-hook-failed",
@@ -202,7 +202,7 @@ FAULTS = (
         old="for name in self._tmux.owned_sessions(owner).get(owner, ()):",
         new="for name in filter(None, [self._session]):",
         breaks="With cleanup_on_complete, sessions of earlier attempts that ran on other GPUs stay.",
-        near=(f"{_TESTS}/test_session_tmux.py::test_the_sessions_of_earlier_attempts_are_closed_with_it",),
+        near=(f"{_TESTS}/test_session_tmux.py::test_sessions_of_earlier_attempts_are_closed_too",),
     ),
     Fault(
         id="engines-marker-can-be-half-written",
@@ -236,7 +236,7 @@ FAULTS = (
         old="os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)\n        except FileExistsError:",
         new="os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)\n        except FileExistsError:",
         breaks="A job that its cluster starts a second time runs twice.",
-        near=(f"{_TESTS}/test_supervisor.py::test_of_many_supervisors_of_one_element_one_runs_it",),
+        near=(f"{_TESTS}/test_supervisor.py::test_only_one_of_several_supervisors_runs_an_element",),
     ),
     Fault(
         id="engines-end-lost-on-a-full-disk",
@@ -244,7 +244,7 @@ FAULTS = (
         old="                if time.monotonic() >= until:\n",
         new="                if time.monotonic() < until:\n",
         breaks="A job on a cluster is reported as lost if the disk is full for a moment.",
-        near=(f"{_TESTS}/test_supervisor.py::test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does",),
+        near=(f"{_TESTS}/test_supervisor.py::test_an_end_is_written_when_a_full_disk_has_space_again",),
     ),
     Fault(
         id="engines-signal-reaches-the-leader-alone",
@@ -252,7 +252,7 @@ FAULTS = (
         old="            _signal_session(self._program, signum)\n",
         new="            os.kill(self._program, signum)\n",
         breaks="Children of a job on a cluster keep running after the job was stopped.",
-        near=(f"{_TESTS}/test_supervisor.py::test_a_signal_reaches_all_of_the_session_whatever_group_they_are_in",),
+        near=(f"{_TESTS}/test_supervisor.py::test_a_signal_reaches_all_process_groups_of_the_session",),
     ),
     Fault(
         id="engines-begun-element-is-voided",

@@ -11,7 +11,7 @@ FAULTS = (
         old="    return EXIT_JOB_CANCELLED if is_cancelled else EXIT_JOB_FAILED\n",
         new="    return 0\n",
         breaks="A script that waits for jobs continues as if failed jobs had succeeded.",
-        near=("tests/integration/test_queue_cli_waiting.py::test_wait_says_which_have_failed_and_when_the_time_is_up",),
+        near=("tests/integration/test_queue_cli_waiting.py::test_wait_lists_failed_jobs_and_reports_a_timeout",),
     ),
     Fault(
         id="ui-names-are-taken-for-html",
@@ -19,6 +19,6 @@ FAULTS = (
         old="      node.textContent = value;\n",
         new="      node.innerHTML = value;\n",
         breaks="The name of a job runs as a script in the browser of a user who opens the page.",
-        near=("tests/integration/web/test_page_queue.py::test_names_and_commands_are_text_whatever_they_look_like",),
+        near=("tests/integration/web/test_page_queue.py::test_names_and_commands_with_html_are_shown_as_text",),
     ),
 )

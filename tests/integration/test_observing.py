@@ -1,4 +1,4 @@
-"""What jobs are seen to use on devices, from real processes and the real ledger's way of telling whose they are."""
+"""Measured device memory of jobs: real processes, attributed to leases by the real ledger."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def program(lease_id: str | None) -> Iterator[int]:
 
 
 @contextmanager
-def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
+def transitions_with_leases(*lease_ids: str) -> Iterator[JobTransitions]:
     database, _ = open_database(None)
     store = JobStore(database)
     spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(memory=UnknownMemory()))
@@ -62,11 +62,11 @@ def a_desk_with(*lease_ids: str) -> Iterator[JobTransitions]:
         yield transitions
 
 
-def test_a_process_that_no_longer_says_whose_it_is_counts_for_no_job() -> None:
-    """As one that is ending: its memory is still there, its environment is not, and the daemon is its ancestor."""
+def test_a_process_whose_environment_names_no_lease_counts_for_no_job() -> None:
+    """An ending process: it still has memory, its environment is gone, and the daemon is its ancestor."""
     me = this_process("gpuyard queue")
     with (
-        a_desk_with("one", "two") as transitions,
+        transitions_with_leases("one", "two") as transitions,
         program("one") as first,
         program("two") as second,
         program(None) as ending,

@@ -1,5 +1,7 @@
-"""The OpenAPI document says what the daemon does: whatever is sent, it answers as described, and never with a fault of
-its own. With EXAMPLES=500 in the environment more is tried than CI has time for."""
+"""The daemon answers every generated request as its OpenAPI document says, and never with an internal error.
+
+EXAMPLES=500 in the environment tries more requests than CI has time for (default: 8 per operation).
+"""
 
 import asyncio
 import contextlib
@@ -41,11 +43,11 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 TRIED = [each for each in OPERATIONS.values() if not (each.is_stream or each.is_of_page or each.name == "stop")]
 CHANGES = tuple(f"/jobs/{verb}" for verb in ("cancel", "hold", "release", "retry", "suspend", "resume", "priority"))
 BATCH = 4
-# No machine has so much memory: nothing that is made up ever starts, whoever releases it.
+# More memory than any machine has: no generated job ever starts, even if a generated request releases it.
 NEVER = {"min-free-mem-mb": "1e12"}
 
 
-def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home: Path) -> None:
+def test_the_document_and_the_routes_have_the_same_operations(own_home: Path) -> None:
     async def routes() -> set[tuple[str, str]]:
         database, _ = open_database(own_home / "queue.db")
         with contextlib.closing(database):
@@ -59,13 +61,13 @@ def test_every_route_is_described_and_whatever_is_described_is_a_route(own_home:
     assert asyncio.run(routes()) == described
 
 
-def test_the_document_is_served_as_it_is_made(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+def test_the_daemon_serves_the_generated_document(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     answer = session.get(f"{DAEMON}/openapi.json", timeout=30)
     assert answer.headers["Content-Type"] == "application/json"
     assert answer.content == document()
 
 
-def test_every_operation_has_a_name_of_its_own() -> None:
+def test_every_operation_has_a_unique_name() -> None:
     paths = json.loads(document())["paths"]
     names = [operation["operationId"] for path in paths.values() for operation in path.values()]
     assert len(names) == len(set(names)) == len(OPERATIONS)
@@ -79,19 +81,19 @@ def test_every_option_of_submit_is_described() -> None:
 
 @pytest.mark.timeout(300 if EXAMPLES < 50 else 7200)
 @pytest.mark.usefixtures("unmeasured")
-def test_whatever_is_sent_is_answered_as_described(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
+def test_every_generated_request_is_answered_as_described(queue: QueueUnderTest, session: requests.Session) -> None:  # noqa: F811
     fill(queue)
     schema = schemathesis.openapi.from_dict(closed(describe(TRIED)))
-    for described in sorted(TRIED, key=lambda each: each.name == "clean"):  # last: it leaves nothing to tell
+    for described in sorted(TRIED, key=lambda each: each.name == "clean"):  # last: it removes the finished jobs
         operation = schema[described.path][described.method]
-        assert 200 in ask(operation, GenerationMode.POSITIVE, session), f"{described.name} was never done"
+        assert 200 in ask(operation, GenerationMode.POSITIVE, session), f"{described.name} never succeeded"
         if described.query or described.body or "{" in described.path:
             ask(operation, GenerationMode.NEGATIVE, session)
     assert queue.get("/status")["under_way"] == 0
 
 
 def closed(description: dict[str, Any]) -> dict[str, Any]:
-    """Answers may have keys that a client does not know; these here are all to be described."""
+    """Forbid undescribed keys: clients must accept unknown keys, but the document has to describe all of them."""
     for schema in description["components"]["schemas"].values():
         if "properties" in schema:
             schema.setdefault("additionalProperties", False)
@@ -99,7 +101,7 @@ def closed(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def fill(queue: QueueUnderTest) -> None:
-    """Jobs of many kinds, so that there is something to tell; nothing more starts."""
+    """Submit jobs of many kinds, so that answers have content, and pause the queue."""
     queue.submit("true", gpus=0)
     queue.submit("false", gpus=0, retries=1, name="broken")
     queue.submit("true", vram="1G", tag="night")
@@ -112,7 +114,7 @@ def fill(queue: QueueUnderTest) -> None:
 
 
 def ask(operation: Any, mode: GenerationMode, session: requests.Session) -> set[int]:  # noqa: F811
-    """With what it says it takes, or with what it does not; how it was answered."""
+    """Send generated requests, valid or invalid by `mode`, and return the status codes of the answers."""
     statuses: set[int] = set()
 
     @settings(
@@ -135,25 +137,25 @@ def ask(operation: Any, mode: GenerationMode, session: requests.Session) -> set[
 
 
 def make_harmless(case: Any, known: int | None) -> None:
-    """Nothing that was made up is run, waited for or listened at; `known` is a job there is."""
+    """Keep generated requests from running a command, waiting or opening a port; `known` is an existing job."""
     if known is not None:
-        name_one(case, known)
+        ask_about(case, known)
     if case.path.endswith("/wait") and is_number(case.query.get("timeout", "30")):
         case.query["timeout"] = "0.01"
     body = case.body
     if not isinstance(body, dict):
         return
     if case.path.endswith(("/submissions", "/resubmit")):
-        words = body.get("command")
-        body["command"] = ["true", *words] if isinstance(words, list) else ["true"]
+        command = body.get("command")
+        body["command"] = ["true", *command] if isinstance(command, list) else ["true"]
         typed = body["options"] if isinstance(body.get("options"), dict) else {}
         body["options"] = {**typed, **NEVER, **({"array": "0-3"} if typed.get("array") else {})}
     if case.path.endswith("/web"):
         body.update(address="127.0.0.1", port=0)
 
 
-def name_one(case: Any, job_id: int) -> None:
-    """What is asked about is there."""
+def ask_about(case: Any, job_id: int) -> None:
+    """Point the request at an existing job."""
     if "id" in case.path_parameters:
         case.path_parameters["id"] = BATCH if "/batches/" in case.path else job_id
     if "ids" in case.query:

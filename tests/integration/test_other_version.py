@@ -1,4 +1,4 @@
-"""A command and a daemon of different versions notice each other, and say what to do."""
+"""A command and a daemon of different versions detect the mismatch and print what to do."""
 
 import asyncio
 import json
@@ -36,8 +36,8 @@ DAEMON_IS_OLDER = (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a new process, as far as it is remembered what was told."""
+def _forget_printed_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clear the record of printed notices, as in a new process."""
     monkeypatch.setattr(version_mismatch, "_told", set())
 
 
@@ -58,7 +58,7 @@ def serving(version: str, kind: str = "daemon") -> Daemon:
 
 @pytest.fixture
 def queue_at(home: Path) -> Iterator[QueueUnderTest]:
-    """A way to the daemon that says nothing of versions."""
+    """A connection to the daemon that prints no version notices."""
     queue = QueueUnderTest(home)
     queue.client.tell = lambda _: None
     yield queue
@@ -72,16 +72,14 @@ def pid_in(home: Path) -> int | None:
 # A newer command
 
 
-def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(
-    home: Path, queue_at: QueueUnderTest
-) -> None:
+def test_it_restarts_an_idle_older_daemon_and_then_submits(home: Path, queue_at: QueueUnderTest) -> None:
     daemon = serving(OLD)
     held = queue_at.submit("true", gpus=0, hold=True)
 
-    told = run("submit", "--gpus", "0", "--json", "--", "true")
+    result = run("submit", "--gpus", "0", "--json", "--", "true")
 
-    assert (told.returncode, told.stderr) == (0, RESTARTED)
-    assert json.loads(told.stdout)["first"] == held + 1
+    assert (result.returncode, result.stderr) == (0, RESTARTED)
+    assert json.loads(result.stdout)["first"] == held + 1
     assert daemon.wait() == 0
     assert f"for a restart: a newer command, version {__version__} in {sys.prefix}" in daemon.log
     status = json.loads(run("daemon", "status", "--json").stdout)
@@ -89,23 +87,23 @@ def test_it_restarts_an_idle_older_daemon_and_then_does_what_it_was_asked_for(
     assert run("queue").stderr == ""
 
 
-def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(
+def test_it_leaves_a_busy_daemon_alone_and_a_job_survives_a_manual_restart(
     home: Path, queue_at: QueueUnderTest
 ) -> None:
     daemon, queue = serving(OLD), queue_at
     job, gate = queue.start_gated(gpus=0)
     process = queue.job(job)["attempts"][0]["pid"]
 
-    told = run("queue", "--json")
-    assert (told.returncode, told.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
-    assert [each["id"] for each in json.loads(told.stdout)["jobs"]] == [job]
+    result = run("queue", "--json")
+    assert (result.returncode, result.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
+    assert [each["id"] for each in json.loads(result.stdout)["jobs"]] == [job]
     assert pid_in(home) == daemon.pid
     assert run("wait", "--timeout", "0s").stderr.count(DAEMON_IS_OLDER) == 1
     assert f"version: {OLD} (this command is {__version__})" in run("daemon", "status").stdout
 
-    told = run("daemon", "restart")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout == f"daemon restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
+    result = run("daemon", "restart")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"daemon restarted (pid {pid_in(home)}, version {__version__}); 1 job still running\n"
     assert daemon.wait() == 0
     assert [each["pid"] for each in queue.job(job)["attempts"]] == [process]
     gate.write_text("go\n")
@@ -113,56 +111,56 @@ def test_a_running_job_is_left_alone_by_it_and_outlives_the_restart_by_hand(
     assert queue.state(job) == "succeeded"
 
 
-def test_many_at_once_restart_it_once_and_none_of_them_fails(home: Path) -> None:
+def test_commands_at_the_same_time_restart_it_once_and_all_succeed(home: Path) -> None:
     daemon = serving(OLD)
     commands = [
         subprocess.Popen([*GPUYARD, "submit", "--hold", "--", "true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(6)
     ]
-    told = [command.communicate(timeout=DEADLINE_S) for command in commands]
-    assert sorted(int(out) for out, _ in told) == [1, 2, 3, 4, 5, 6]
-    assert {err.decode() for _, err in told} <= {RESTARTED, ""}
+    outputs = [command.communicate(timeout=DEADLINE_S) for command in commands]
+    assert sorted(int(out) for out, _ in outputs) == [1, 2, 3, 4, 5, 6]
+    assert {err.decode() for _, err in outputs} <= {RESTARTED, ""}
     assert daemon.wait() == 0
     assert (home / "daemon.log").read_text().count("the daemon is running") == 1
 
 
-def test_a_daemon_that_does_not_say_its_version_is_older(home: Path) -> None:
+def test_a_daemon_without_a_version_header_counts_as_older(home: Path) -> None:
     daemon = serving(OLD, "silent")
-    told = run("queue")
-    assert told.stderr == (
+    result = run("queue")
+    assert result.stderr == (
         f"gpuyard: restarted the daemon: it was an older version, this command is version {__version__}\n"
     )
     assert daemon.wait() == 0
     assert pid_in(home) not in (None, daemon.pid)
 
 
-def test_one_that_a_service_manager_runs_is_left_to_it(home: Path) -> None:
+def test_a_daemon_under_a_service_manager_is_not_restarted(home: Path) -> None:
     daemon = serving(OLD, "run")
-    told = run("queue")
-    assert (told.returncode, told.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
+    result = run("queue")
+    assert (result.returncode, result.stderr) == (0, f"gpuyard: {DAEMON_IS_OLDER}\n")
     assert pid_in(home) == daemon.pid
     assert daemon.kill(15) == 0
 
 
-def test_what_an_older_daemon_does_not_know_names_both_versions(stand_in: StandIn) -> None:
+def test_an_error_of_an_older_daemon_names_both_versions(stand_in: StandIn) -> None:
     stand_in.answers["POST /submissions"] = Refusal(400, "unknown option 'colour'", "see --help")
-    told = run("submit", "--", "true")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == f"gpuyard: unknown option 'colour'\n  see --help; {DAEMON_IS_OLDER}\n"
-    told = run("report")
-    assert told.stderr == f"gpuyard: no such route: GET /report\n  {DAEMON_IS_OLDER}\n"
+    result = run("submit", "--", "true")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"gpuyard: unknown option 'colour'\n  see --help; {DAEMON_IS_OLDER}\n"
+    result = run("report")
+    assert result.stderr == f"gpuyard: no such route: GET /report\n  {DAEMON_IS_OLDER}\n"
 
 
-def test_an_answer_that_lacks_something_names_both_versions(stand_in: StandIn) -> None:
+def test_an_answer_with_a_missing_key_names_both_versions(stand_in: StandIn) -> None:
     stand_in.answers["POST /pause"] = {"counts": {}}
-    told = run("pause")
-    assert told.returncode == 1
-    assert told.stderr == (
+    result = run("pause")
+    assert result.returncode == 1
+    assert result.stderr == (
         f"gpuyard: {DAEMON_IS_OLDER}\ngpuyard: the daemon's answer has no 'running'\n  {DAEMON_IS_OLDER}\n"
     )
 
 
-def test_an_answer_of_another_version_is_else_as_any_other() -> None:
+def test_an_answer_of_another_version_behaves_like_a_plain_one() -> None:
     answer = {"jobs": [{"id": 1}], "next": None}
     read = with_missing_keys_explained(answer, OLD)
     assert read == answer
@@ -172,7 +170,7 @@ def test_an_answer_of_another_version_is_else_as_any_other() -> None:
         read["jobs"][0]["name"]
 
 
-def test_one_that_cannot_say_how_it_stands_is_not_restarted(stand_in: StandIn) -> None:
+def test_a_daemon_without_a_status_is_not_restarted(stand_in: StandIn) -> None:
     del stand_in.answers["GET /status"]
     stand_in.answers["GET /jobs"] = page()
     assert run("queue").stderr == f"gpuyard: {DAEMON_IS_OLDER}\n"
@@ -181,15 +179,17 @@ def test_one_that_cannot_say_how_it_stands_is_not_restarted(stand_in: StandIn) -
 # An older command
 
 
-def test_an_older_command_never_restarts_a_newer_daemon_and_says_which_one_is_to_be_upgraded(home: Path) -> None:
+def test_an_older_command_asks_for_its_upgrade_and_never_restarts_a_newer_daemon(home: Path) -> None:
     assert run("daemon", "start").returncode == 0
     pid = pid_in(home)
-    for words in (["queue"], ["submit", "--hold", "--", "true"]):
-        told = subprocess.run(command_of(OLD, *words), capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-        assert told.stderr.startswith(
+    for arguments in (["queue"], ["submit", "--hold", "--", "true"]):
+        result = subprocess.run(
+            command_of(OLD, *arguments), capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        )
+        assert result.stderr.startswith(
             f"gpuyard: the daemon is version {__version__}, this command is version {OLD} (in {sys.prefix}): upgrade it"
         )
-        assert told.stderr.count("\n") == 1
+        assert result.stderr.count("\n") == 1
         assert run("queue").stderr == ""
     refused = subprocess.run(
         command_of(OLD, "daemon", "restart"), capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -202,15 +202,15 @@ def test_an_older_command_never_restarts_a_newer_daemon_and_says_which_one_is_to
 def test_versions_that_cannot_be_ordered_are_named_and_nothing_is_restarted(stand_in: StandIn) -> None:
     stand_in.version = "banana"
     stand_in.answers["GET /jobs"] = page()
-    told = run("queue")
-    assert told.stderr.startswith(f"gpuyard: the daemon is version banana, this command is version {__version__}: ")
+    result = run("queue")
+    assert result.stderr.startswith(f"gpuyard: the daemon is version banana, this command is version {__version__}: ")
     assert [each.route for each in stand_in.requests] == ["GET /jobs"]
 
 
 # Scripts and screens
 
 
-def test_a_script_is_told_by_a_warning_in_its_log(stand_in: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_script_gets_one_warning_in_its_log(stand_in: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     stand_in.answers["GET /jobs"] = page()
     with caplog.at_level(logging.WARNING, "gpuyard"), Client() as client:
         client.queue()
@@ -218,7 +218,7 @@ def test_a_script_is_told_by_a_warning_in_its_log(stand_in: StandIn, caplog: pyt
     assert caplog.messages == [DAEMON_IS_OLDER]
 
 
-def test_over_the_pages_port_an_error_names_both_versions(home: Path, queue_at: QueueUnderTest) -> None:
+def test_an_error_over_tcp_names_both_versions(home: Path, queue_at: QueueUnderTest) -> None:
     daemon = serving(OLD)
     url = queue_at.post("/web", port=0)["url"]
     with Client(url) as client:
@@ -230,7 +230,7 @@ def test_over_the_pages_port_an_error_names_both_versions(home: Path, queue_at: 
     assert daemon.kill(15) == 0
 
 
-def test_top_says_it_where_something_is_not_known(stand_in: StandIn) -> None:
+def test_top_names_both_versions_when_a_route_is_missing(stand_in: StandIn) -> None:
     async def ask() -> None:
         await DaemonStream(lambda _: None).ask("GET", "/tomorrow")
 
@@ -239,14 +239,14 @@ def test_top_says_it_where_something_is_not_known(stand_in: StandIn) -> None:
     assert raised.value.hint == DAEMON_IS_OLDER
 
 
-def test_the_page_tells_its_version_to_nobody_without_the_token(queue: QueueUnderTest) -> None:
+def test_the_web_port_hides_its_version_without_the_token(queue: QueueUnderTest) -> None:
     url = queue.post("/web", port=0)["url"].partition("?")[0]
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _ASK_PLAINLY, url], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
-    assert "401" in told.stdout
-    assert "gpuyard-version" not in told.stdout.lower()
-    assert __version__ not in told.stdout
+    assert "401" in result.stdout
+    assert "gpuyard-version" not in result.stdout.lower()
+    assert __version__ not in result.stdout
 
 
 _ASK_PLAINLY = """
@@ -276,7 +276,7 @@ def test_a_request_for_a_newer_daemon_is_refused_before_anything_is_done(
 
     with served(own_home / "daemon.sock", note) as daemon:
         head = f"POST /v1/submissions HTTP/1.1\r\n{AT_LEAST_FIELD}: {wanted}\r\nConnection: close\r\n"
-        # Of the one that is refused, the body never comes.
+        # The daemon refuses before the body arrives: the rest of the body is never sent.
         length = "Content-Length: 5\r\n\r\n" if status == TOO_OLD else "Content-Length: 2\r\n\r\n{}"
         answer = daemon.exchange((head + length).encode())
     assert status_of(answer) == status

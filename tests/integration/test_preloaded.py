@@ -24,7 +24,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_its_output_and_status_are_the_same(name: str, tmp_path: Path) -> None:
+def test_a_forked_program_has_the_same_output_and_status(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAMS[name], "a b"]
     environment = {**os.environ, "ODD": "ä b"}
     forked, started = (
@@ -34,11 +34,11 @@ def test_its_output_and_status_are_the_same(name: str, tmp_path: Path) -> None:
         )
         for popen in (subprocess.Popen, preloaded._Popen)
     )  # fmt: skip
-    assert forked.communicate("word\n", timeout=60) == started.communicate("word\n", timeout=60)
+    assert forked.communicate("line\n", timeout=60) == started.communicate("line\n", timeout=60)
     assert forked.returncode == started.returncode
 
 
-def test_an_exception_is_told_and_an_interrupt_ends_it_as_any_program() -> None:
+def test_a_forked_program_prints_its_exception_and_ends_on_an_interrupt() -> None:
     failed = subprocess.run([sys.executable, "-c", "1 / 0"], capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
     script = "import sys, time; print(flush=True); time.sleep(600)"
@@ -50,7 +50,7 @@ def test_an_exception_is_told_and_an_interrupt_ends_it_as_any_program() -> None:
     assert process.returncode == -signal.SIGINT
 
 
-def test_it_can_be_waited_for_with_a_limit() -> None:
+def test_waiting_for_a_forked_program_can_time_out() -> None:
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.poll() is None

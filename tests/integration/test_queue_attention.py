@@ -1,4 +1,4 @@
-"""What the daemon must not overlook: a wait that is over, time that passed without it, a file that has changed."""
+"""Changes that the daemon must notice: a finished wait, an end during its absence, an edited configuration."""
 
 import stat
 from collections.abc import Iterator
@@ -30,19 +30,19 @@ from tests.integration.queue_fixture import QueueUnderTest, until
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def test_a_job_that_is_cancelled_leaves_the_ledgers_line(queue: QueueUnderTest) -> None:
+def test_cancelling_a_job_removes_its_ticket(queue: QueueUnderTest) -> None:
     ledger = open_ledger()
     claim = Claim(shares=(Share(device_id="SIM-0"),))
     held = ledger.claim(this_process("a script"), lambda leases, tickets: claim, timeout_s=90)
     assert held is not None
     job_id = queue.submit("true", gpus=2)
-    until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its place in the line")
+    until(lambda: [ticket.need.devices for ticket in ledger.tickets()] == [2], "its ticket")
     queue.post("/jobs/cancel", ids=str(job_id))
-    until(lambda: not ledger.tickets(), "the end of its place in the line")
+    until(lambda: not ledger.tickets(), "the end of its ticket")
     held.release()
 
 
-def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(queue: QueueUnderTest) -> None:
+def test_waiting_for_all_jobs_ignores_those_already_finished(queue: QueueUnderTest) -> None:
     queue.wait(queue.shell("exit 3", gpus=0))
     job_id, gate = queue.start_gated(gpus=0)
     answer = queue.get("/wait", timeout="0")
@@ -52,31 +52,31 @@ def test_to_wait_for_all_is_to_wait_for_what_is_not_finished_yet(queue: QueueUnd
     assert (answer["done"], answer["failed_count"]) == (True, 0)
 
 
-def test_a_job_that_ended_while_there_was_no_daemon_took_no_longer_for_that(queue: QueueUnderTest) -> None:
+def test_the_time_without_a_daemon_is_not_added_to_a_jobs_duration(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(gpus=0)
     queue.kill9()
     gate.write_text("go\n")
     journal = queue.home / "journal"
     until(lambda: f"{job_id}.1 " in journal.read_text().rpartition("began")[2], "its end in the journal")
-    told = float(journal.read_text().split()[-2])
+    ended = float(journal.read_text().split()[-2])
     queue.start()
     queue.wait(job_id)
     elapsed = queue.job(job_id)["elapsed_s"]
-    assert elapsed == pytest.approx(told - _started(queue, job_id), abs=0.01)
+    assert elapsed == pytest.approx(ended - _started(queue, job_id), abs=0.01)
 
 
 def _started(queue: QueueUnderTest, job_id: int) -> float:
     return datetime.fromisoformat(queue.job(job_id)["started_at"]).timestamp()
 
 
-def test_a_log_that_grew_over_its_cap_is_cut_though_its_job_is_over(queue: QueueUnderTest) -> None:
+def test_a_log_over_its_cap_is_cut_after_the_end_of_its_job(queue: QueueUnderTest) -> None:
     job_id = queue.shell("head -c 5000000 /dev/zero", gpus=0, log_cap="1M")
     queue.wait(job_id)
     log = Path(queue.job(job_id)["log"])
     until(lambda: log.stat().st_size < 1_200_000, "a shorter log")
 
 
-def test_a_changed_configuration_counts_from_then_on(own_queue: QueueUnderTest) -> None:
+def test_the_daemon_applies_an_edited_configuration(own_queue: QueueUnderTest) -> None:
     own_queue.home.mkdir(exist_ok=True)
     config = own_queue.home / "config.toml"
     config.write_text("[queue.tags]\nnight = 0\n")
@@ -86,13 +86,13 @@ def test_a_changed_configuration_counts_from_then_on(own_queue: QueueUnderTest) 
     config.write_text("[queue.tags]\nnight = 2\n")
 
     def has_run() -> bool:
-        own_queue.submit("true", gpus=0)  # whatever makes the daemon step
+        own_queue.submit("true", gpus=0)  # makes the daemon take a step
         return own_queue.state(job_id) == "succeeded"
 
     until(has_run, "the end of a job whose tag may run now")
 
 
-def test_a_home_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_private(tmp_path: Path) -> None:
+def test_an_existing_home_keeps_its_mode_and_new_files_in_it_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     LocalEngine(tmp_path).close()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path, *tmp_path.iterdir())}
@@ -102,7 +102,7 @@ def test_a_home_that_is_there_keeps_its_mode_and_what_is_made_in_it_is_private(t
 
 @pytest.fixture
 def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobStore]]:
-    """A queue whose steps the test takes itself."""
+    """A queue without a daemon: the test calls step() itself."""
     database, _ = open_database(None)
     store, clock, me = JobStore(database), FakeClock(), this_process("queue")
     engine = LocalEngine(tmp_path / "queue")
@@ -114,17 +114,19 @@ def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobSt
     database.close()
 
 
-def test_a_machine_without_devices_is_looked_at_again(controlled: tuple[Controller, UserRequests, JobStore]) -> None:
+def test_a_job_on_a_machine_without_devices_waits_for_a_new_sample(
+    controlled: tuple[Controller, UserRequests, JobStore],
+) -> None:
     controller, requests, _ = controlled
     list(requests.submit(parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",))), "me"))
     step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())))
     assert (step.waits_for_sample, step.started) == (True, 0)
     list(requests.cancel(parse_selection("1")))
     step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
-    assert not step.waits_for_sample, "nobody waits any more"
+    assert not step.waits_for_sample, "no job waits any more"
 
 
-def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_is(
+def test_cancelling_queued_jobs_skips_one_that_was_held_meanwhile(
     controlled: tuple[Controller, UserRequests, JobStore],
 ) -> None:
     _, requests, store = controlled
@@ -136,7 +138,7 @@ def test_a_job_whose_state_is_no_longer_the_one_that_was_asked_for_stays_as_it_i
     assert states == [JobState.CANCELLED, JobState.HELD, JobState.CANCELLED]
 
 
-def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(queue: QueueUnderTest) -> None:
+def test_a_stopped_daemon_leaves_its_jobs_running(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(gpus=0)
     queue.stop()
     gate.write_text("go\n")
@@ -144,7 +146,7 @@ def test_a_daemon_that_is_told_to_stop_leaves_jobs_to_its_keeper(queue: QueueUnd
     assert queue.wait(job_id)["succeeded"] == 1
 
 
-def test_a_daemon_that_has_searched_and_reported_leaves_its_database_as_one_file(queue: QueueUnderTest) -> None:
+def test_a_stopped_daemon_leaves_its_database_as_one_file(queue: QueueUnderTest) -> None:
     queue.wait(queue.submit("true", gpus=0))
     assert queue.get("/jobs", search="true")["total"] == 1
     assert queue.get("/report")["total"]["jobs"] == 1

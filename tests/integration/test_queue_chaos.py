@@ -1,6 +1,6 @@
-"""The daemon is killed at random, again and again, while hundreds of jobs come in, run, fail and are tried again.
+"""The daemon is killed at random moments, repeatedly, while hundreds of jobs are submitted, run, fail and are retried.
 
-A small dose each time, and what GPUYARD_CHAOS_QUEUE says (jobs, kills, seed) where it is set before the tests are run.
+GPUYARD_CHAOS_QUEUE sets JOBS,KILLS,SEED (default: 60,8,20).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, 
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
-# Read before the tests' own home clears the environment.
+# Read at import, before the fixture that clears the environment.
 JOBS, KILLS, SEED = map(int, os.environ.get("GPUYARD_CHAOS_QUEUE", "60,8,20").split(","))
 LONGEST_LIFE_S = 0.5
 KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -32,7 +32,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("6", {"vram": "6G"}),
     ("none", {"gpus": 0}),
 )
-# It says when it begins and when it ends, of itself and on each of its devices: `worker RUNS KIND PAUSE FAILS STATUS`.
+# Records its start and end, for itself and for each of its devices: `worker RUNS KIND PAUSE FAILS STATUS`.
 WORKER = """
 note() {
     echo "$1 $GPUYARD_ATTEMPT" >> "$runs/$GPUYARD_JOB_ID"
@@ -48,7 +48,7 @@ note -
 """
 
 
-# A daemon that is killed at one very moment, the first time it comes to it.
+# A daemon that kills itself when it first reaches a given call.
 CRASHING = """
 import os, signal
 from gpuyard.daemon.main import run_daemon
@@ -77,7 +77,7 @@ MOMENTS = {
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """A submission, and what its jobs must come to."""
+    """A submission, and the expected outcome of its jobs."""
 
     command: tuple[str, ...]
     options: dict[str, Any]
@@ -90,7 +90,7 @@ class Work(Struct, frozen=True, kw_only=True):
         return "succeeded" if self.status == 0 else "failed", self.status, self.attempts
 
 
-def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
+def random_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
     while jobs > 0:
         kind, options = dice.choice(KINDS)
         count = min(jobs, dice.choice([1, 1, 1, 5]))
@@ -107,18 +107,18 @@ def some_work(dice: random.Random, runs: Path, jobs: int) -> Iterator[Work]:
         jobs -= count
 
 
-def submit_whatever_happens(queue: QueueUnderTest, work: Work) -> Any:
-    """As the command line would: again with the same token, until it is acknowledged."""
+def submit_until_acknowledged(queue: QueueUnderTest, work: Work) -> Any:
+    """Repeat the submission with the same token until the daemon acknowledges it, as the command line does."""
     body = submission(*work.command, **work.options)
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(EnvironmentFault):
             return queue.client.request("POST", "/submissions", body=body, timeout_s=DEADLINE_S, is_repeatable=True)
-    pytest.fail("nobody takes the submission")
+    pytest.fail("no daemon acknowledged the submission")
 
 
 class Killer(threading.Thread):
-    """Ends one daemon after the other at random moments, their first ones included; the last one lives."""
+    """Kills one daemon after the other at random moments, also during startup, and leaves the last one running."""
 
     def __init__(self, queue: QueueUnderTest, dice: random.Random, runs: Path) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Killer(threading.Thread):
 
 
 @pytest.mark.timeout(600)
-def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_the_daemon_is_killed(
+def test_every_job_has_its_expected_attempts_and_outcome_though_the_daemon_is_killed(
     queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     dice = random.Random(SEED)
@@ -150,7 +150,7 @@ def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_th
     runs.mkdir()
     killer = Killer(queue, random.Random(SEED + 1), runs)
     killer.start()
-    answers = [(work, submit_whatever_happens(queue, work)) for work in some_work(dice, runs, JOBS)]
+    answers = [(work, submit_until_acknowledged(queue, work)) for work in random_work(dice, runs, JOBS)]
     killer.join()
     assert killer.problem is None
     assert killer.kills_under_load >= KILLS // 2
@@ -173,11 +173,11 @@ def test_every_job_runs_as_often_as_it_says_and_ends_as_it_must_however_often_th
         for number in attempts:
             assert queue.log_of(job_id, number) == f"job {job_id} attempt {number}\nover\n"
     for device in ("gpu0", "gpu1"):
-        never_too_many(runs / device)
+        assert_memory_was_never_exceeded(runs / device)
 
 
-def never_too_many(uses: Path) -> None:
-    """Alone, or with others as long as 24 GB suffice."""
+def assert_memory_was_never_exceeded(uses: Path) -> None:
+    """Assert that every job ran alone or beside jobs that need at most 24 GB together."""
     beside: list[str] = []
     for line in uses.read_text().splitlines():
         sign, kind = line.split()

@@ -22,7 +22,7 @@ def daemon(own_home: Path) -> Iterator[StandIn]:
         yield stand_in
 
 
-def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_prints_the_ids_alone(
+def test_submit_sends_command_options_directory_and_environment_and_prints_the_ids(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
@@ -37,14 +37,14 @@ def test_submit_sends_what_was_typed_with_the_directory_and_the_environment_and_
     assert len(bytes.fromhex(asked.body["token"])) == 16
 
 
-def test_submit_carries_an_environment_and_a_command_that_are_no_utf8(daemon: StandIn) -> None:
+def test_submit_sends_an_environment_and_a_command_that_are_not_utf8(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=90)
     assert daemon.requests[0].body["environment"]["PLACE"] == "\udcff"
     assert daemon.requests[0].body["command"] == ["caf\udce9"]
 
 
-def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp_path: Path) -> None:
+def test_submit_reads_a_list_of_commands_or_a_table_of_values(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     (tmp_path / "file").write_text("lr,seed\n1e-3,0\n")
     assert run("submit", "--from", "file", cwd=tmp_path).returncode == 0
@@ -58,9 +58,7 @@ def test_submit_reads_a_list_of_commands_or_a_table_for_one(daemon: StandIn, tmp
     assert table["cwd"] == str(tmp_path / "sub")
 
 
-def test_an_input_is_looked_for_from_the_shell_s_directory_wherever_the_job_runs(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_stdin_is_relative_to_the_shells_directory_not_to_cwd(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     (tmp_path / "input.txt").touch()
     assert run("submit", "--cwd", "/", "--stdin", "input.txt", "--", "cat", cwd=tmp_path).returncode == 0
@@ -68,7 +66,7 @@ def test_an_input_is_looked_for_from_the_shell_s_directory_wherever_the_job_runs
     assert [asked.body["options"]["stdin"] for asked in daemon.requests] == [str(tmp_path / "input.txt"), "/dev/null"]
 
 
-def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daemon: StandIn, tmp_path: Path) -> None:
+def test_a_dependent_job_may_name_files_that_do_not_exist_yet(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     typed = ["--after", "17", "--cwd", "made", "--stdin", "made/input.txt", "--", "cat"]
     assert run("submit", *typed, cwd=tmp_path).returncode == 0
@@ -77,7 +75,7 @@ def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daem
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["submit", "--vram", "8G"], "gpuyard submit -- python train.py"),
         (["submit", "--from", "nowhere.txt"], "nowhere.txt"),
@@ -107,10 +105,10 @@ def test_a_job_that_comes_after_others_may_need_what_they_are_still_to_make(daem
         (["submti", "--", "true"], "did you mean `gpuyard submit`?"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_type_instead(daemon: StandIn, arguments: list[str], said: str) -> None:
+def test_a_usage_error_names_the_correct_form(daemon: StandIn, arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert [asked.route for asked in daemon.requests if asked.route.startswith("POST")] == []
 
@@ -125,14 +123,14 @@ def test_with_json_an_error_is_an_object_with_a_code_on_standard_output(daemon: 
 
 
 @pytest.mark.parametrize(("status", "returned"), [(400, 2), (404, 3), (409, 2), (503, 1), (507, 1)])
-def test_the_daemon_s_refusal_is_passed_on_with_its_hint(daemon: StandIn, status: int, returned: int) -> None:
+def test_an_error_of_the_daemon_is_printed_with_its_hint(daemon: StandIn, status: int, returned: int) -> None:
     daemon.answers["POST /submissions"] = Refusal(status, "'8Q' is not a size", "write it as 8G")
     result = run("submit", "--vram", "8Q", "--", "true")
     assert (result.returncode, result.stdout) == (returned, "")
     assert result.stderr == "gpuyard: '8Q' is not a size\n  write it as 8G\n"
 
 
-def test_what_the_daemon_notes_goes_beside_the_answer(daemon: StandIn) -> None:
+def test_notes_of_the_daemon_go_to_standard_error(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = {**SUBMITTED, "ids": "17", "notes": ["no GPU has 80 GB"]}
     result = run("submit", "true")
     assert (result.stdout, result.stderr) == ("17\n", "gpuyard: no GPU has 80 GB\n")
@@ -154,17 +152,17 @@ def test_queue_in_a_pipe_is_a_plain_table(daemon: StandIn) -> None:
     assert rows[2].endswith("1s  exit 3")
 
 
-def test_queue_on_a_terminal_fits_it_and_has_colours(daemon: StandIn) -> None:
+def test_queue_on_a_terminal_fits_its_width_and_has_colours(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page(*(row(n, reason="r" * 99) for n in range(1, 9)), row(9, "failed"), queued=8)
-    told = run_on_terminal("queue", columns=70)
-    assert "○ queued" in told
-    assert "\x1b[31m✗ failed" in told
-    plain = [line.replace("\x1b[0m", "").partition("m")[2] or line for line in told.splitlines() if "\x1b" in line]
-    assert all(len(line) <= 70 for line in [*plain, *(line for line in told.splitlines() if "\x1b" not in line)])
+    output = run_on_terminal("queue", columns=70)
+    assert "○ queued" in output
+    assert "\x1b[31m✗ failed" in output
+    plain = [line.replace("\x1b[0m", "").partition("m")[2] or line for line in output.splitlines() if "\x1b" in line]
+    assert all(len(line) <= 70 for line in [*plain, *(line for line in output.splitlines() if "\x1b" not in line)])
     assert daemon.requests[0].query == {"limit": "20"}
 
 
-def test_queue_asks_for_what_was_asked_and_says_how_much_more_there_is(daemon: StandIn) -> None:
+def test_queue_sends_its_filters_and_counts_the_jobs_it_does_not_print(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = lambda asked: page(
         *(row(int(asked.query.get("after", 1)) + n) for n in range(2)), following="7", queued=1000
     )
@@ -175,33 +173,33 @@ def test_queue_asks_for_what_was_asked_and_says_how_much_more_there_is(daemon: S
     assert len(json.loads(run("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6
 
 
-def test_an_empty_or_a_paused_queue_says_so_and_what_to_do(daemon: StandIn) -> None:
+def test_queue_says_that_it_is_empty_or_paused_and_what_to_do(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = {**page(), "paused": True, "draining": True}
-    told = run("queue").stdout
-    assert "The queue is empty" in told
-    assert "gpuyard submit -- " in told
-    assert told.count("gpuyard unpause") == 2
+    output = run("queue").stdout
+    assert "The queue is empty" in output
+    assert "gpuyard submit -- " in output
+    assert output.count("gpuyard unpause") == 2
 
 
-def test_show_keeps_secrets_to_itself_until_it_is_asked_for_them(daemon: StandIn, tmp_path: Path) -> None:
-    told = job(
+def test_show_prints_values_of_the_environment_only_on_request(daemon: StandIn, tmp_path: Path) -> None:
+    shown_job = job(
         17,
         "failed",
         attempts=[attempt(1, tmp_path)],
         after=[{"id": 3, "kind": "ok", "state": "succeeded", "met": True}],
     )
-    secrets = {**told, "environment": {"TOKEN": "hush", "HOME": "/root"}}
-    daemon.answers["GET /jobs/17"] = lambda asked: secrets if asked.query.get("environment") == "1" else told
+    secrets = {**shown_job, "environment": {"TOKEN": "hush", "HOME": "/root"}}
+    daemon.answers["GET /jobs/17"] = lambda asked: secrets if asked.query.get("environment") == "1" else shown_job
     shown = run("show", "17").stdout
     assert "environment: HOME TOKEN\n" in shown
     assert "command: python train.py --seed 17\n" in shown
     assert "after: 3 met" in shown
     assert ["1", "4001"] in [line.split()[:2] for line in shown.splitlines()]
     assert "environment: TOKEN=hush\n" in run("show", "17", "--environment").stdout
-    assert json.loads(run("show", "17", "--json").stdout) == told
+    assert json.loads(run("show", "17", "--json").stdout) == shown_job
 
 
-def test_why_gives_the_reasons_and_who_is_in_the_way(daemon: StandIn) -> None:
+def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
     holder = {"user": "bob", "pid": 99, "label": "nightly"}
     reason = {
         "kind": "no-room",
@@ -215,13 +213,13 @@ def test_why_gives_the_reasons_and_who_is_in_the_way(daemon: StandIn) -> None:
         "reasons": [{**reason, "holders": [holder, holder]}],
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
-    told = run("why", "17").stdout
-    assert told.startswith("job 17 waits for 1 GPU\n  SIM-0: 2 GB free, 8 GB needed\n")
-    assert told.count("bob, pid 99 (nightly)") == 1
-    assert "when job 4 ends" in told
+    output = run("why", "17").stdout
+    assert output.startswith("job 17 waits for 1 GPU\n  SIM-0: 2 GB free, 8 GB needed\n")
+    assert output.count("bob, pid 99 (nightly)") == 1
+    assert "when job 4 ends" in output
 
 
-def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
+def test_history_prints_one_event_per_line(daemon: StandIn) -> None:
     event = {"id": 1, "at": "2026-01-02T03:04:05.678Z", "kind": "submit", "text": "by ada"}
     daemon.answers["GET /jobs/17/history"] = {
         "id": 17,
@@ -235,7 +233,7 @@ def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "route", "body", "said"),
+    ("typed", "route", "body", "message"),
     [
         (["cancel", "17-20"], "cancel", {"ids": "17-20"}, "cancelled 17-20"),
         (["hold", "17", "name=big"], "hold", {"ids": "17 name=big"}, "held 17-20"),
@@ -246,13 +244,13 @@ def test_story_tells_each_event_on_a_line(daemon: StandIn) -> None:
         (["priority", "17", "18", "-5"], "priority", {"ids": "17 18", "priority": -5}, "priority -5 for 17-20"),
     ],
 )
-def test_what_changed_is_told_and_what_did_not_beside_it(
-    daemon: StandIn, typed: list[str], route: str, body: dict[str, Any], said: str
+def test_changed_jobs_go_to_standard_output_and_unchanged_ones_to_standard_error(
+    daemon: StandIn, typed: list[str], route: str, body: dict[str, Any], message: str
 ) -> None:
     unchanged = [{"id": 21, "reason": "it is not waiting"}]
     daemon.answers[f"POST /jobs/{route}"] = changed("17-20", 4, unchanged)
     result = run(*typed)
-    assert (result.returncode, result.stdout) == (0, f"{said}\n")
+    assert (result.returncode, result.stdout) == (0, f"{message}\n")
     assert "21" in result.stderr
     assert "it is not waiting" in result.stderr
     assert daemon.requests == [ReceivedRequest(f"POST /jobs/{route}", {}, body)]
@@ -268,12 +266,12 @@ def changed(
 
 
 def finished(count: int) -> list[dict[str, Any]]:
-    words = ("it has already failed", "it has already succeeded", "it is rejected, not held")
-    return [{"id": number + 1, "reason": words[number % 3]} for number in range(count)]
+    reasons = ("it has already failed", "it has already succeeded", "it is rejected, not held")
+    return [{"id": number + 1, "reason": reasons[number % 3]} for number in range(count)]
 
 
 @pytest.mark.parametrize(
-    ("typed", "answer", "said"),
+    ("typed", "answer", "messages"),
     [
         ("all", changed("40", 1, finished(12)), ["and 12 others had finished already"]),
         ("tag=night", changed("40", 1, finished(1)), ["and 1 other had finished already"]),
@@ -287,26 +285,26 @@ def finished(count: int) -> list[dict[str, Any]]:
         ("1", changed("", 0, finished(1)), ["1 is not held: it has already failed"]),
     ],
 )
-def test_finished_jobs_that_nobody_named_one_by_one_are_only_counted(
-    daemon: StandIn, typed: str, answer: dict[str, Any], said: list[str]
+def test_finished_jobs_of_a_selection_are_only_counted(
+    daemon: StandIn, typed: str, answer: dict[str, Any], messages: list[str]
 ) -> None:
     daemon.answers["POST /jobs/hold"] = answer
-    assert run("hold", typed).stderr.splitlines() == [f"gpuyard: {line}" for line in said]
+    assert run("hold", typed).stderr.splitlines() == [f"gpuyard: {line}" for line in messages]
 
 
-def test_of_many_named_jobs_that_did_not_change_some_are_told_and_the_rest_is_counted(daemon: StandIn) -> None:
+def test_the_first_20_unchanged_jobs_are_listed_and_the_rest_is_counted(daemon: StandIn) -> None:
     daemon.answers["POST /jobs/hold"] = changed("999", 1, finished(500))
-    *told, last = run("hold", "1-999").stderr.splitlines()
-    assert len(told) == 20
+    *listed_lines, last = run("hold", "1-999").stderr.splitlines()
+    assert len(listed_lines) == 20
     assert last == "gpuyard: and 480 others did not change"
 
 
-def test_a_job_that_keeps_its_priority_is_told_so(daemon: StandIn) -> None:
+def test_priority_reports_a_job_that_already_has_it(daemon: StandIn) -> None:
     daemon.answers["POST /jobs/priority"] = changed("", 0, finished(1))
     assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it has already failed\n"
 
 
-def test_more_failures_than_retries_are_told_as_all_retries_used(daemon: StandIn) -> None:
+def test_show_counts_failures_beyond_the_retries_as_all_retries_used(daemon: StandIn) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "failed", retries=1, failures=2)
     assert "retries: 1 of 1 used\n" in run("show", "17").stdout
 
@@ -317,7 +315,7 @@ def listed(asked: ReceivedRequest) -> dict[str, Any]:
     return page(*(row(number) for number in ids), following=None if 19 in ids else "2")
 
 
-def test_show_why_and_story_tell_of_each_job_that_is_meant(daemon: StandIn) -> None:
+def test_show_why_and_history_print_each_selected_job(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = listed
     for number in (17, 18, 19):
         daemon.answers[f"GET /jobs/{number}"] = job(number)
@@ -342,7 +340,7 @@ def test_show_why_and_story_tell_of_each_job_that_is_meant(daemon: StandIn) -> N
     assert json.loads(run("why", "17", "--json").stdout)["id"] == 17
 
 
-def test_words_that_mean_no_job_are_a_mistake(daemon: StandIn) -> None:
+def test_a_selection_without_jobs_is_an_error(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page()
     for verb in ("show", "logs"):
         result = run(verb, "all")
@@ -350,7 +348,7 @@ def test_words_that_mean_no_job_are_a_mistake(daemon: StandIn) -> None:
         assert "'all' matches no job" in result.stderr
 
 
-def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
+def test_pause_unpause_and_drain_count_the_remaining_jobs(daemon: StandIn) -> None:
     left = iter([2, 0])
     daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = {"paused": True, "draining": False, "running": 2}
     daemon.answers["POST /unpause"] = {"paused": False, "draining": False, "running": 2}
@@ -362,14 +360,14 @@ def test_pause_unpause_and_drain_say_what_is_left(daemon: StandIn) -> None:
     assert json.loads(run("pause", "--json").stdout)["running"] == 2
 
 
-def test_clean_says_how_much_is_gone(daemon: StandIn) -> None:
+def test_clean_counts_the_removed_jobs(daemon: StandIn) -> None:
     daemon.answers["POST /clean"] = {"jobs": 3, "bytes": 5 * 1048576}
     assert run("clean", "--older-than", "30d").stdout == "deleted 3 jobs and 5 MB of logs\n"
     assert daemon.requests[0].body == {"older_than_s": 30 * 86400}
 
 
 @pytest.mark.parametrize("arguments", [["queue"], ["queue", "--json"], ["submit", "true"]])
-def test_an_output_that_is_full_or_closed_is_no_crash(daemon: StandIn, arguments: list[str]) -> None:
+def test_a_full_or_closed_standard_output_causes_no_traceback(daemon: StandIn, arguments: list[str]) -> None:
     daemon.answers["GET /jobs"] = page(row(1), queued=1)
     daemon.answers["POST /submissions"] = SUBMITTED
     command = " ".join([*GPUYARD, *arguments])
@@ -379,7 +377,7 @@ def test_an_output_that_is_full_or_closed_is_no_crash(daemon: StandIn, arguments
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
-def test_a_terminal_without_unicode_gets_a_table_all_the_same(daemon: StandIn) -> None:
+def test_a_terminal_without_unicode_gets_an_ascii_table(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page(row(1, name="数据" * 40), row(2), queued=2)
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
     result = run("queue", env=environment)
@@ -406,9 +404,9 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     }
 
 
-def test_completion_knows_the_queue_s_verbs_options_and_choices() -> None:
-    def complete(words: str) -> set[str]:
-        place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+def test_completion_offers_the_verbs_options_and_choices_of_the_queue() -> None:
+    def complete(typed: str) -> set[str]:
+        place = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
         answer = run(env={**os.environ, "_GPUYARD_COMPLETE": "bash_complete", **place}).stdout
         return {line.partition(",")[2] for line in answer.splitlines()}
 

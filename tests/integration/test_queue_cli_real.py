@@ -1,4 +1,4 @@
-"""The queue's commands with the daemon they start by themselves, and jobs that really run."""
+"""The queue's commands with the daemon that they start, and real jobs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def state_of(job_id: str) -> str:
     return str(json.loads(run("show", job_id, "--json").stdout)["state"])
 
 
-def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Path) -> None:
+def test_a_job_runs_in_the_directory_of_its_submission_and_logs_prints_its_output(tmp_path: Path) -> None:
     assert submit("--env", "LR=3e-4", "--cwd", str(tmp_path), "--", "sh", "-c", "pwd; echo $LR") == "1"
     assert run("wait", "1").returncode == 0
     assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
@@ -41,7 +41,7 @@ def test_a_job_runs_where_it_was_submitted_and_its_output_is_there(tmp_path: Pat
     assert "submitted" in run("history", "1").stdout.splitlines()[2]
 
 
-def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts(tmp_path: Path) -> None:
+def test_wait_reports_a_failure_and_logs_follows_all_attempts(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     stay = f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}"
@@ -51,15 +51,15 @@ def test_a_bad_end_is_told_by_wait_and_followed_through_its_attempts(tmp_path: P
         assert follower.stdout is not None
         assert follower.stdout.readline() == "try 1\n"
         gate.write_text("go\n")
-        told, errors = follower.communicate(timeout=90)
-    assert (follower.returncode, told) == (0, "try 2\n")
+        output, errors = follower.communicate(timeout=90)
+    assert (follower.returncode, output) == (0, "try 2\n")
     assert "--- attempt 2 ---" in errors
     waited = run("wait", job_id)
     assert waited.returncode == 5
     assert f"gpuyard: {job_id} failed: exit status 3\n" in waited.stderr
 
 
-def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
+def test_waiting_jobs_can_be_explained_reordered_held_and_cancelled() -> None:
     assert submit("--array", "0-3", "--name", "big", "--", "sleep", "3600") == "1-4"
     assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU\n")
     assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
@@ -77,14 +77,14 @@ def test_waiting_jobs_are_explained_moved_held_and_cancelled() -> None:
     assert run("why", "1").stdout.count("cancelled") <= 2
 
 
-def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Path) -> None:
+def test_a_running_job_and_a_client_waiting_for_it_survive_the_daemon(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     job_id = submit("--", "sh", "-c", f"read word < {gate}")
     until(lambda: state_of(job_id) == "running", "the job")
     waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first question")
+        until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first request")
         assert run("daemon", "stop").stdout == "daemon stopped; 1 job still running\n"
         assert run("daemon", "status").returncode == 1
         assert "daemon started" in run("daemon", "start").stdout
@@ -98,31 +98,29 @@ def test_a_running_job_and_whoever_waits_for_it_outlive_the_daemon(tmp_path: Pat
 
 
 @pytest.mark.parametrize("verb", [["wait"], ["logs", "-f"]])
-def test_whoever_waits_for_a_job_starts_a_daemon_again_that_was_killed(
-    verb: list[str], own_home: Path, tmp_path: Path
-) -> None:
+def test_a_client_waiting_for_a_job_restarts_a_killed_daemon(verb: list[str], own_home: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     job_id = submit("--", "sh", "-c", f"echo begun; read word < {gate}; echo over")
     follower = subprocess.Popen([*GPUYARD, *verb, job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        with gate.open("w") as way:  # by now it runs
-            until(lambda: psutil.Process(follower.pid).net_connections("unix"), "the follower's first question")
+        with gate.open("w") as opened_gate:  # the job runs: opening a FIFO blocks until it reads
+            until(lambda: psutil.Process(follower.pid).net_connections("unix"), "the follower's first request")
             killed = running_pid(own_home / "daemon.lock")
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
             until(lambda: running_pid(own_home / "daemon.lock") not in (None, killed), "the next daemon")
-            way.write("go\n")
-        told, errors = follower.communicate(timeout=90)
+            opened_gate.write("go\n")
+        output, errors = follower.communicate(timeout=90)
     finally:
         follower.kill()
         follower.communicate()
     assert (follower.returncode, errors.replace("gpuyard: job 1 is queued; waiting for it to start\n", "")) == (0, "")
-    assert told == ("begun\nover\n" if verb[0] == "logs" else "")
+    assert output == ("begun\nover\n" if verb[0] == "logs" else "")
 
 
-def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
-    for arguments, status, said in (
+def test_a_refusal_of_the_daemon_names_the_correct_form() -> None:
+    for arguments, status, message in (
         (["submit", "--vram", "8Q", "--", "true"], 2, "8G"),
         (["submit", "--vram", "999G", "--", "true"], 4, "gpuyard devices"),
         (["submit", "--array", "9-0", "--", "true"], 2, "0-99"),
@@ -135,7 +133,7 @@ def test_what_the_daemon_refuses_is_told_with_what_to_type_instead() -> None:
     ):
         result = run(*arguments)
         assert (result.returncode, result.stdout) == (status, ""), arguments
-        assert said in result.stderr
+        assert message in result.stderr
 
 
 def test_a_paused_queue_starts_nothing_until_it_is_unpaused() -> None:

@@ -1,4 +1,4 @@
-"""The queue's commands that last: `wait`, `logs -f`, and those that start and stop the daemon."""
+"""The long-running commands of the queue: `wait`, `logs -f`, and those that start and stop the daemon."""
 
 import json
 import signal
@@ -24,12 +24,12 @@ def daemon(own_home: Path) -> Iterator[StandIn]:
 
 
 def waited(*, left: int = 0, running: int = 0, succeeded: int = 0, failed: int = 0) -> dict[str, Any]:
-    """What is known of the finished ones is told at the end."""
-    told = {"done": not left, "left": left, "running": running, "selection": "1-50"}
+    """An answer of GET /wait; only the last one (`left` = 0) counts succeeded and failed jobs."""
+    answer = {"done": not left, "left": left, "running": running, "selection": "1-50"}
     if left:
-        return told
+        return answer
     who = [{"id": n, "state": "failed", "outcome": "failed", "reason": f"exit {n}"} for n in range(1, failed + 1)]
-    return {**told, "succeeded": succeeded, "failed": who[:100], "failed_count": failed}
+    return {**answer, "succeeded": succeeded, "failed": who[:100], "failed_count": failed}
 
 
 def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
@@ -40,7 +40,7 @@ def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
     assert [asked.query["ids"] for asked in daemon.requests] == ["", "1-50", "1-50"]
 
 
-def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) -> None:
+def test_wait_lists_failed_jobs_and_reports_a_timeout(daemon: StandIn) -> None:
     daemon.answers["GET /wait"] = waited(failed=30, succeeded=1)
     result = run("wait", "1-50")
     assert (result.returncode, len(result.stderr.splitlines())) == (5, 21)
@@ -51,7 +51,7 @@ def test_wait_says_which_have_failed_and_when_the_time_is_up(daemon: StandIn) ->
     assert "timeout: 7 not finished" in late.stderr
 
 
-def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
+def test_wait_continues_with_the_next_daemon(own_home: Path) -> None:
     is_asked = threading.Event()
 
     def first(_: ReceivedRequest) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def test_wait_goes_on_with_the_daemon_that_comes_next(own_home: Path) -> None:
     assert (process.returncode, errors) == (0, "")
 
 
-def test_wait_shows_how_far_it_is_on_a_terminal(daemon: StandIn) -> None:
+def test_wait_shows_its_progress_on_a_terminal(daemon: StandIn) -> None:
     answers = iter([waited(left=24), waited(left=12, running=2), waited(succeeded=24)])
     daemon.answers["GET /wait"] = lambda _: next(answers)
     assert "12 of 24 done, 2 running" in run_on_terminal("wait", columns=80)
 
 
-def test_logs_prints_what_a_job_wrote_as_it_wrote_it(daemon: StandIn, tmp_path: Path) -> None:
+def test_logs_prints_the_bytes_of_a_log_unchanged(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "1").write_bytes(b"one\ntwo\nthr\xffee\n")
     (tmp_path / "2").write_bytes(b"again\n")
     attempts = [attempt(1, tmp_path / "1"), attempt(2, tmp_path / "2")]
@@ -91,7 +91,7 @@ def test_logs_prints_what_a_job_wrote_as_it_wrote_it(daemon: StandIn, tmp_path: 
     assert run("logs", "17").returncode == 1
 
 
-def test_logs_takes_a_name_that_only_one_job_has(daemon: StandIn, tmp_path: Path) -> None:
+def test_logs_accepts_a_name_of_exactly_one_job(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "1").write_text("one\n")
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[attempt(1, tmp_path / "1")])
     daemon.answers["GET /jobs"] = page(row(17))
@@ -102,9 +102,7 @@ def test_logs_takes_a_name_that_only_one_job_has(daemon: StandIn, tmp_path: Path
     assert "'name=big' matches several jobs: 17, 18 and more\n" in several.stderr
 
 
-def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_end(
-    daemon: StandIn, tmp_path: Path
-) -> None:
+def test_logs_follows_a_waiting_job_through_all_its_attempts(daemon: StandIn, tmp_path: Path) -> None:
     logs = [tmp_path / "1", tmp_path / "2"]
     stages = iter([
         job(17), job(17),
@@ -122,7 +120,7 @@ def test_logs_follows_a_job_through_its_attempts_from_before_its_start_to_its_en
     assert "--- attempt 2 ---\n" in result.stderr
 
 
-@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
+@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
 def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "1").write_text("begun\n")
     daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path / "1", is_over=False)])
@@ -135,7 +133,7 @@ def test_ctrl_c_ends_a_follower_quietly(daemon: StandIn, tmp_path: Path) -> None
     assert (process.returncode, errors) == (130, "")
 
 
-def test_a_daemon_that_was_killed_is_told_from_one_that_ended_or_runs(own_home: Path) -> None:
+def test_a_killed_daemon_counts_as_crashed_a_running_or_stopped_one_does_not(own_home: Path) -> None:
     assert not has_crashed()
     with hold_daemon_lock(own_home / "daemon.lock"):
         assert not has_crashed()
@@ -153,7 +151,7 @@ def test_a_daemon_that_was_killed_is_told_from_one_that_ended_or_runs(own_home: 
     assert has_crashed()
 
 
-def test_daemon_status_tells_of_it_or_of_its_absence(own_home: Path) -> None:
+def test_daemon_status_reports_a_running_or_an_absent_daemon(own_home: Path) -> None:
     absent = run("daemon", "status")
     assert (absent.returncode, absent.stdout) == (1, "")
     assert "gpuyard daemon start" in absent.stderr

@@ -1,4 +1,4 @@
-"""Many clients at once, and such as misbehave: whoever asks properly does not notice them."""
+"""Many clients at once, some of them misbehaving: the others are served as usual."""
 
 import contextlib
 import random
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 CLIENTS, EACH = 50, 4
 SILENT = 20
-# Generous: what is measured is that nobody is made to wait for a large request of somebody else's.
+# Generous: the test measures that no client waits for the end of another client's large request.
 SOON_S = 1.0
 
 
@@ -37,7 +37,7 @@ def submit_some(connection: Pipe, path: str) -> None:
     connection.send(ids)
 
 
-def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(queue: QueueUnderTest) -> None:
+def test_jobs_of_fifty_simultaneous_clients_all_get_unique_ids(queue: QueueUnderTest) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(child(submit_some, str(queue.home / "daemon.sock"))) for _ in range(CLIENTS)]
         for one in clients:
@@ -52,7 +52,7 @@ def test_fifty_processes_submit_at_once_and_every_job_is_there_with_its_own_id(q
 
 @contextlib.contextmanager
 def callers(path: Path, messages: list[bytes]) -> Iterator[list[socket.socket]]:
-    """Connections on which that was sent, and nothing more."""
+    """Open one connection per message, send the message, and yield the connections."""
     made: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
         for message in messages:
@@ -65,8 +65,8 @@ def callers(path: Path, messages: list[bytes]) -> Iterator[list[socket.socket]]:
         yield made
 
 
-def is_waited_for(caller: socket.socket) -> bool:
-    """Whether the daemon has neither answered nor hung up."""
+def is_open_and_silent(caller: socket.socket) -> bool:
+    """Return whether the daemon has neither answered nor closed the connection."""
     try:
         caller.recv(1)
     except BlockingIOError:
@@ -74,7 +74,7 @@ def is_waited_for(caller: socket.socket) -> bool:
     return False
 
 
-def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(queue: QueueUnderTest) -> None:
+def test_clients_that_are_silent_or_send_invalid_or_half_requests_delay_no_other_client(queue: QueueUnderTest) -> None:
     dice = random.Random(4)
     request = b"POST /v1/submissions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
     messages = [
@@ -88,7 +88,7 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(qu
     with callers(queue.home / "daemon.sock", messages) as made:
         ids = [queue.submit("true", gpus=0)]
         queue.wait(ids[0])
-        assert all(map(is_waited_for, made[:SILENT])), "it was done before their time was up"
+        assert all(map(is_open_and_silent, made[:SILENT])), "a silent connection was closed before its timeout"
 
         def run_one() -> None:
             ids.append(queue.submit("true", gpus=0))
@@ -99,7 +99,7 @@ def test_who_says_nothing_nonsense_too_much_or_half_a_request_holds_up_nobody(qu
     assert queue.counts() == {"succeeded": len(ids)}
 
 
-def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(queue: QueueUnderTest) -> None:
+def test_an_invalid_submission_is_rejected_and_stores_nothing(queue: QueueUnderTest) -> None:
     strange = {"cwd": "/", "environment": {}, "command": ["true"], "strange": 1}
     half: tuple[object, ...] = (
         submission(),
@@ -114,14 +114,14 @@ def test_a_submission_that_is_none_is_refused_and_nothing_is_kept(queue: QueueUn
     assert queue.counts() == {}
 
 
-def test_who_is_in_no_folder_submits_from_the_users_home_with_the_daemons_variables(queue: QueueUnderTest) -> None:
+def test_a_submission_without_a_directory_uses_the_home_and_the_daemons_environment(queue: QueueUnderTest) -> None:
     answer = queue.client.request("POST", "/submissions", body={"command": ["true"], "options": {"hold": True}})
     shown = queue.client.request("GET", f"/jobs/{answer['first']}", {"environment": "1"})
     assert shown["cwd"] == str(Path.home())
     assert shown["environment"]["GPUYARD_HOME"] == str(queue.home)
 
 
-def test_a_submission_that_is_sent_twice_counts_once_even_if_the_daemon_died_in_between(queue: QueueUnderTest) -> None:
+def test_a_repeated_submission_counts_once_even_after_a_daemon_restart(queue: QueueUnderTest) -> None:
     token = secrets.token_hex(8)
     first = queue.send("true", token=token, array="0-4", gpus=0)
     assert queue.send("true", token=token, array="0-4", gpus=0) == first
@@ -147,14 +147,14 @@ def test_the_same_large_submission_from_two_clients_at_once_counts_once(queue: Q
     assert queue.counts() == {"held": 3000}
 
 
-def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(queue: QueueUnderTest) -> None:
+def test_other_clients_are_answered_while_thousands_of_jobs_are_submitted_and_cancelled(queue: QueueUnderTest) -> None:
     count = size(5_000, full=20_000)
     path = str(queue.home / "daemon.sock")
     for method, body, state in (
         ("/submissions", submission("true", array=f"1-{count}", gpus=0, hold=True), "held"),
         ("/jobs/cancel", {"ids": f"1-{count}"}, "cancelled"),
     ):
-        done, seen = threading.Event(), set[int]()
+        done, counts_seen = threading.Event(), set[int]()
 
         def send(route: str = method, content: object = body, done: threading.Event = done) -> None:
             with DaemonConnection(path, may_start=False) as client:
@@ -164,31 +164,31 @@ def test_others_are_answered_while_thousands_of_jobs_come_in_and_are_cancelled(q
         thread = threading.Thread(target=send)
         thread.start()
         while not done.is_set():
-            seen.add(in_time(SOON_S, queue.counts).get(state, 0))
+            counts_seen.add(in_time(SOON_S, queue.counts).get(state, 0))
         thread.join()
-        assert len(seen - {0, count}) > 2, "how far it was, again and again"
+        assert len(counts_seen - {0, count}) > 2, "several intermediate counts"
     assert queue.counts() == {"cancelled": count}
 
 
 @contextlib.contextmanager
-def send_and_not_listen(queue: QueueUnderTest, body: object) -> Iterator[None]:
+def send_without_reading(queue: QueueUnderTest, body: object) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect(str(queue.home / "daemon.sock"))
         caller.sendall(render_request("POST", make_target("/submissions"), body, {}))
         yield
 
 
-def test_a_client_that_goes_away_in_the_middle_leaves_a_whole_submission_behind(queue: QueueUnderTest) -> None:
+def test_a_submission_completes_when_its_client_disconnects(queue: QueueUnderTest) -> None:
     body = submission("true", array="1-3000", gpus=0, hold=True)
-    with send_and_not_listen(queue, body):
+    with send_without_reading(queue, body):
         until(queue.counts, "the first of its jobs")
     until(lambda: queue.counts() == {"held": 3000}, "all of them")
     assert queue.client.request("POST", "/submissions", body=body)["ids"] == "1-3000"
 
 
-def test_a_large_submission_that_the_daemon_did_not_live_to_acknowledge_is_not_there(queue: QueueUnderTest) -> None:
+def test_a_large_submission_without_an_acknowledgement_is_rolled_back(queue: QueueUnderTest) -> None:
     body = submission("true", array="1-20000", gpus=0, hold=True)
-    with send_and_not_listen(queue, body):
+    with send_without_reading(queue, body):
         until(queue.counts, "the first of its jobs")
         queue.kill9()
     queue.start()

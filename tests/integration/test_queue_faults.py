@@ -1,4 +1,4 @@
-"""What a machine does to a queue: a damaged database, a full disk, a ledger kept shut, a supervisor that is killed."""
+"""Faults of the machine under a queue: a damaged database, a full disk, a locked ledger, a killed keeper."""
 
 import contextlib
 import fcntl
@@ -20,8 +20,8 @@ from tests.unit.leases import as_root
 SOON_S = 1.0
 
 
-def refusal() -> str:
-    """What a daemon says that does not come to serve; it must not fail for a reason of its own."""
+def failed_start_log() -> str:
+    """Start a daemon, assert that it exits with status 1 and without a traceback, and return its log."""
     daemon = Daemon()
     served = daemon.serves()
     status = daemon.kill() if served else daemon.wait()
@@ -45,7 +45,7 @@ def spoil_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_middle, spoil_all])
-def test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_left_alone(
+def test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_not_reused(
     own_queue: QueueUnderTest, spoil: object
 ) -> None:
     queue = own_queue
@@ -68,15 +68,15 @@ def test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_left_alone(
     assert (queue.log_of(job_id), queue.log_of(last)) == ("new\n", "old 40\n")
 
 
-def test_a_database_that_is_damaged_while_it_is_used_ends_the_daemon_and_the_next_one_sets_it_aside(
+def test_a_database_damaged_while_open_ends_the_daemon_and_the_next_one_sets_it_aside(
     queue: QueueUnderTest,
 ) -> None:
     last = queue.send("true", gpus=0, array="1-40")["last"]
     queue.wait()
-    queue.restart(signal.SIGTERM)  # so that nothing of it is in the file beside it
+    queue.restart(signal.SIGTERM)  # so that the write-ahead log is empty
     with contextlib.closing(sqlite3.connect(queue.home / "queue.db")) as other:
         with other:
-            other.execute("INSERT INTO settings VALUES ('other', '')")  # so that the daemon reads it all again
+            other.execute("INSERT INTO settings VALUES ('other', '')")  # so that the daemon drops its page cache
         spoil_middle(queue.home / "queue.db")
     with contextlib.suppress(GpuyardError):
         for job_id in range(1, last + 1):
@@ -92,7 +92,7 @@ def test_a_database_that_is_damaged_while_it_is_used_ends_the_daemon_and_the_nex
     assert queue.wait(queue.submit("true"))["succeeded"] == 1
 
 
-def test_a_database_of_a_newer_version_is_left_alone(own_queue: QueueUnderTest) -> None:
+def test_the_daemon_refuses_a_database_of_a_newer_version_and_keeps_it(own_queue: QueueUnderTest) -> None:
     queue = own_queue
     queue.start()
     queue.wait(queue.submit("true"))
@@ -101,9 +101,9 @@ def test_a_database_of_a_newer_version_is_left_alone(own_queue: QueueUnderTest) 
     with contextlib.closing(sqlite3.connect(path)) as database:
         known = database.execute("PRAGMA user_version").fetchone()[0]
         database.execute("PRAGMA user_version = 999")
-    said = refusal()
-    assert "schema 999" in said
-    assert "a newer gpuyard made" in said
+    log = failed_start_log()
+    assert "schema 999" in log
+    assert "a newer gpuyard made" in log
     with contextlib.closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
         database.execute(f"PRAGMA user_version = {known}")
@@ -114,14 +114,17 @@ def test_a_database_of_a_newer_version_is_left_alone(own_queue: QueueUnderTest) 
 
 def test_a_second_daemon_refuses_and_names_the_first(queue: QueueUnderTest) -> None:
     assert queue.daemon is not None
-    assert f"the daemon already runs (pid {queue.daemon.pid})" in refusal()
+    assert f"the daemon already runs (pid {queue.daemon.pid})" in failed_start_log()
     assert queue.wait(queue.submit("true"))["succeeded"] == 1
 
 
-def test_a_state_folder_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_directory_below_a_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "file" / "home"))
-    assert f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME to another directory)" in refusal()
+    assert (
+        f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME to another directory)"
+        in failed_start_log()
+    )
 
 
 @contextlib.contextmanager
@@ -135,9 +138,9 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 
 
 @as_root
-def test_a_state_folder_that_cannot_be_written_is_told(own_home: Path) -> None:
+def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
     with mounted(own_home, "ro,size=1m"):
-        assert f"{own_home}/daemon.lock cannot be opened: Read-only file system" in refusal()
+        assert f"{own_home}/daemon.lock cannot be opened: Read-only file system" in failed_start_log()
 
 
 # The disk
@@ -150,7 +153,7 @@ def small_disk(own_home: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Until not a byte more fits."""
+    """Write a file until the disk is full, and return its path."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -161,18 +164,18 @@ def fill(folder: Path) -> Path:
 
 
 def submit_until_refused(queue: QueueUnderTest) -> tuple[list[int], EnvironmentFault]:
-    """Those that were acknowledged: what the database had room for is still there to be used."""
+    """Submit until the daemon refuses (the database may have free pages). Return the accepted ids and the error."""
     ids: list[int] = []
     while len(ids) < 1000:
         try:
             ids.append(queue.submit("true", gpus=0, env=[f"FILL={'x' * 20000}"]))
         except EnvironmentFault as refused:
             return ids, refused
-    pytest.fail("a full disk takes everything")
+    pytest.fail("the daemon accepted 1000 submissions on a full disk")
 
 
 @as_root
-def test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_when_there_is_room(
+def test_a_full_disk_rejects_submissions_loses_no_job_and_the_queue_continues_after_it(
     small_disk: Path, own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     queue = own_queue
@@ -186,7 +189,7 @@ def test_on_a_full_disk_nothing_new_is_taken_nothing_is_lost_and_all_goes_on_whe
     assert "the queue's database cannot be written" in str(refused)
     assert "disk space" in (refused.hint or "")
     gate.write_text("go\n")
-    until(lambda: queue.get("/status")["notices"], "word of the trouble")
+    until(lambda: queue.get("/status")["notices"], "a notice")
     assert "cannot be written" in queue.get("/status")["notices"][0]
     assert {queue.state(job_id) for job_id in (waiting, *taken)} == {"queued"}
     assert not (tmp_path / "has-run").exists()
@@ -207,7 +210,7 @@ def test_a_daemon_that_is_killed_on_a_full_disk_loses_nothing(small_disk: Path, 
     queue.kill9()
     gate.write_text("go\n")
     daemon = Daemon()
-    if daemon.serves():  # there may be room left in what the database has
+    if daemon.serves():  # the database may have free pages left
         daemon.kill()
     else:
         assert daemon.wait() == 1
@@ -220,7 +223,7 @@ def test_a_daemon_that_is_killed_on_a_full_disk_loses_nothing(small_disk: Path, 
 
 
 @as_root
-def test_a_cancel_that_cannot_be_written_down_is_refused_and_can_be_asked_for_again(
+def test_a_cancel_that_cannot_be_stored_is_rejected_and_can_be_repeated(
     small_disk: Path, own_queue: QueueUnderTest
 ) -> None:
     queue = own_queue
@@ -231,7 +234,7 @@ def test_a_cancel_that_cannot_be_written_down_is_refused_and_can_be_asked_for_ag
     submit_until_refused(queue)
     with contextlib.suppress(EnvironmentFault):
         queue.post("/jobs/cancel", ids=str(job_id))
-        pytest.skip("the database had room for it")
+        pytest.skip("the database had free pages for it")
     ballast.unlink()
     assert queue.state(job_id) == "running"
     assert queue.post("/jobs/cancel", ids=str(job_id))["count"] == 1
@@ -239,7 +242,7 @@ def test_a_cancel_that_cannot_be_written_down_is_refused_and_can_be_asked_for_ag
 
 
 @as_root
-def test_a_large_submission_that_does_not_fit_on_the_disk_is_not_there_and_can_be_sent_again(
+def test_a_large_submission_that_does_not_fit_on_the_disk_is_rolled_back_and_can_be_repeated(
     small_disk: Path, own_queue: QueueUnderTest
 ) -> None:
     queue = own_queue
@@ -256,7 +259,7 @@ def test_a_large_submission_that_does_not_fit_on_the_disk_is_not_there_and_can_b
 # The ledger
 
 
-def test_the_daemon_answers_while_somebody_else_keeps_the_ledger_shut(queue: QueueUnderTest) -> None:
+def test_the_daemon_answers_while_another_process_locks_the_ledger(queue: QueueUnderTest) -> None:
     queue.wait(queue.submit("true"))
     with (queue.home / "locks" / "mutex").open() as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
@@ -273,35 +276,35 @@ def test_the_daemon_answers_while_somebody_else_keeps_the_ledger_shut(queue: Que
 # The keeper
 
 
-def keeper_of(said: Path) -> int:
-    """The parent of a program, once that has said its pid."""
-    until(lambda: said.exists() and said.read_text().endswith("\n"), "the program")
-    return int(Path(f"/proc/{int(said.read_text())}/stat").read_text().rpartition(")")[2].split()[1])
+def keeper_of(pid_file: Path) -> int:
+    """Return the parent of the program that writes its pid to `pid_file`, waiting for the file."""
+    until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the program")
+    return int(Path(f"/proc/{int(pid_file.read_text())}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_program_whose_keeper_was_killed_is_ended_before_its_job_runs_again(
+def test_a_program_whose_keeper_was_killed_is_ended_before_its_job_is_retried(
     queue: QueueUnderTest, tmp_path: Path
 ) -> None:
-    said = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     job_id = queue.shell(
-        f"if [ -e {said} ]; then cut -d' ' -f3 /proc/$(cat {said})/stat || echo gone; exit 0; fi\n"
-        f"echo $$ > {said}; sleep 3600",
+        f"if [ -e {pid_file} ]; then cut -d' ' -f3 /proc/$(cat {pid_file})/stat || echo gone; exit 0; fi\n"
+        f"echo $$ > {pid_file}; sleep 3600",
         retries=1,
     )
-    os.kill(keeper_of(said), signal.SIGKILL)
+    os.kill(keeper_of(pid_file), signal.SIGKILL)
     assert queue.wait(job_id)["succeeded"] == 1
     assert [attempt["outcome"] for attempt in queue.job(job_id)["attempts"]] == ["lost", "succeeded"]
-    assert queue.log_of(job_id, 2).split()[-1] in ("Z", "X", "gone")  # nobody may have taken notice of its end
-    assert is_gone(int(said.read_text()))
+    assert queue.log_of(job_id, 2).split()[-1] in ("Z", "X", "gone")  # a zombie until its parent reaps it
+    assert is_gone(int(pid_file.read_text()))
 
 
-def test_a_keeper_that_died_while_there_was_no_daemon_is_told_as_lost(queue: QueueUnderTest, tmp_path: Path) -> None:
-    gate, said = queue.gate(), tmp_path / "pid"
-    job_id = queue.shell(f"echo $$ > {said}; read word < {gate}")
-    keeper = keeper_of(said)
+def test_a_keeper_that_died_without_a_daemon_leaves_its_job_lost(queue: QueueUnderTest, tmp_path: Path) -> None:
+    gate, pid_file = queue.gate(), tmp_path / "pid"
+    job_id = queue.shell(f"echo $$ > {pid_file}; read word < {gate}")
+    keeper = keeper_of(pid_file)
     queue.kill9()
     os.kill(keeper, signal.SIGKILL)
     queue.start()
     (failed,) = queue.wait(job_id)["failed"]
     assert (failed["outcome"], failed["state"]) == ("lost", "failed")
-    until(lambda: is_gone(int(said.read_text())), "the end of its program, which nobody let go")
+    until(lambda: is_gone(int(pid_file.read_text())), "the end of its program")

@@ -1,4 +1,4 @@
-"""What jobs go through between their submission and their end, with real processes under the real daemon."""
+"""Jobs from submission to end, with real processes under the real daemon."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 HOUR = "sleep 3600"
 
 
-def said_pid(path: Path) -> int:
+def read_pid(path: Path) -> int:
     until(lambda: path.exists() and path.read_text().endswith("\n"), f"a pid in {path}")
     return int(path.read_text())
 
@@ -20,7 +20,7 @@ def said_pid(path: Path) -> int:
 # Runs
 
 
-def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_job_gets_its_directory_environment_input_and_gpu(queue: QueueUnderTest, tmp_path: Path) -> None:
     (tmp_path / "input").write_text("from a file\n")
     job_id = queue.shell(
         "pwd; cat; echo $LR $CUDA_VISIBLE_DEVICES $GPUYARD_JOB_ID $GPUYARD_ATTEMPT",
@@ -32,7 +32,7 @@ def test_a_job_finds_its_directory_its_variables_its_input_and_its_gpu(queue: Qu
     assert queue.log_of(quiet) == "over\n"
 
 
-def test_a_job_sees_uuids_where_the_configuration_says_so(queue: QueueUnderTest) -> None:
+def test_a_job_sees_uuids_if_configured(queue: QueueUnderTest) -> None:
     (queue.home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
     queue.restart()
     job_id = queue.shell("echo $CUDA_VISIBLE_DEVICES", gpus=2)
@@ -50,7 +50,7 @@ def test_an_array_and_a_table_fill_in_their_placeholders(queue: QueueUnderTest) 
     assert [queue.log_of(listed + n) for n in range(2)] == ["one\n", "two\n"]
 
 
-def test_a_program_that_cannot_be_run_is_told_with_its_reason_and_the_daemon_lives(queue: QueueUnderTest) -> None:
+def test_a_program_that_cannot_be_executed_fails_with_a_reason(queue: QueueUnderTest) -> None:
     expected = {
         queue.submit("/nowhere/program"): (127, "there is no program /nowhere/program"),
         queue.submit("no-such-program"): (127, "there is no program no-such-program"),
@@ -64,17 +64,17 @@ def test_a_program_that_cannot_be_run_is_told_with_its_reason_and_the_daemon_liv
     assert queue.wait(queue.submit("true"))["succeeded"] == 1
 
 
-def test_a_directory_that_vanished_and_an_input_that_is_missing_are_told(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_missing_directory_and_a_missing_input_are_reported(queue: QueueUnderTest, tmp_path: Path) -> None:
     lost = queue.submit("true", cwd=str(tmp_path / "gone"))
     unread = queue.submit("true", stdin=str(tmp_path / "no-input"))
-    told = {each["id"]: each["reason"] for each in queue.wait()["failed"]}
-    assert told == {
+    reasons = {each["id"]: each["reason"] for each in queue.wait()["failed"]}
+    assert reasons == {
         lost: f"the directory {tmp_path}/gone is missing, or cannot be entered",
         unread: f"the input {tmp_path}/no-input cannot be read",
     }
 
 
-def test_a_program_that_a_signal_ended_is_told_by_the_signals_name(queue: QueueUnderTest) -> None:
+def test_the_reason_of_a_killed_program_names_the_signal(queue: QueueUnderTest) -> None:
     (failed,) = queue.wait(queue.shell("kill -SEGV $$"))["failed"]
     assert failed["reason"] == "signal 11 (SIGSEGV)"
     assert queue.job(failed["id"])["status"] == 139
@@ -83,7 +83,7 @@ def test_a_program_that_a_signal_ended_is_told_by_the_signals_name(queue: QueueU
 # Cancel
 
 
-def test_a_waiting_job_that_is_cancelled_never_runs(queue: QueueUnderTest) -> None:
+def test_a_cancelled_waiting_job_never_runs(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     job_id = queue.submit("true")
     assert queue.post("/jobs/cancel", ids=str(job_id))["changed"] == str(job_id)
@@ -96,47 +96,41 @@ def test_a_waiting_job_that_is_cancelled_never_runs(queue: QueueUnderTest) -> No
     ]
 
 
-def test_a_cancelled_job_ends_with_all_it_started_even_what_left_its_session(
-    queue: QueueUnderTest, tmp_path: Path
-) -> None:
+def test_cancelling_a_job_ends_all_its_processes_even_in_other_sessions(queue: QueueUnderTest, tmp_path: Path) -> None:
     parent, orphan = tmp_path / "parent", tmp_path / "orphan"
     job_id = queue.shell(f"setsid sh -c 'echo $$ > {orphan}; exec {HOUR}' & echo $$ > {parent}; wait")
-    pids = [said_pid(parent), said_pid(orphan)]
+    pids = [read_pid(parent), read_pid(orphan)]
     queue.post("/jobs/cancel", ids=str(job_id))
     (cancelled,) = queue.wait(job_id)["failed"]
     assert (cancelled["state"], cancelled["outcome"]) == ("cancelled", "cancelled")
     assert all(map(is_gone, pids))
 
 
-def ignoring(queue: QueueUnderTest, said: Path, grace: str) -> tuple[int, int]:
-    """A job that only tells of it when it is asked to end, and the pid of its program."""
-    job_id = queue.shell(f"trap 'echo asked' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace=grace)
-    return job_id, said_pid(said)
+def ignoring(queue: QueueUnderTest, pid_file: Path, grace: str) -> tuple[int, int]:
+    """Start a job that ignores SIGTERM apart from printing "asked". Return its id and the pid of its program."""
+    job_id = queue.shell(f"trap 'echo asked' TERM; echo $$ > {pid_file}; while :; do sleep 0.01; done", grace=grace)
+    return job_id, read_pid(pid_file)
 
 
-def test_a_job_that_ignores_the_request_to_end_is_killed_after_its_time_of_grace(
-    queue: QueueUnderTest, tmp_path: Path
-) -> None:
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace_period(queue: QueueUnderTest, tmp_path: Path) -> None:
     (waited_for, alive), (killed, dead) = (ignoring(queue, tmp_path / grace, grace) for grace in ("1h", "100ms"))
     queue.post("/jobs/cancel", ids=f"{waited_for} {killed}")
     assert queue.wait(killed)["failed"][0]["state"] == "cancelled"
     assert is_gone(dead)
-    until(lambda: "asked" in queue.log_of(waited_for), "its word that it was asked")
+    until(lambda: "asked" in queue.log_of(waited_for), "the line that it prints on SIGTERM")
     assert (queue.state(waited_for), is_gone(alive)) == ("stopping", False)
 
 
-def test_a_job_that_was_being_stopped_when_the_daemon_died_is_still_made_to(
-    queue: QueueUnderTest, tmp_path: Path
-) -> None:
-    said = tmp_path / "pid"
-    job_id = queue.shell(f"trap '' TERM; echo $$ > {said}; while :; do sleep 0.01; done", grace="500ms")
-    said_pid(said)
+def test_a_job_being_stopped_when_the_daemon_dies_is_still_killed(queue: QueueUnderTest, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    job_id = queue.shell(f"trap '' TERM; echo $$ > {pid_file}; while :; do sleep 0.01; done", grace="500ms")
+    read_pid(pid_file)
     queue.post("/jobs/cancel", ids=str(job_id))
     queue.restart()
     assert queue.wait(job_id)["failed"][0]["outcome"] == "cancelled"
 
 
-def test_a_job_over_its_time_limit_is_stopped_and_told_so(queue: QueueUnderTest) -> None:
+def test_a_job_over_its_time_limit_is_stopped_as_timed_out(queue: QueueUnderTest) -> None:
     job_id = queue.shell(HOUR, time_limit="200ms")
     (failed,) = queue.wait(job_id)["failed"]
     assert (failed["state"], failed["outcome"]) == ("failed", "timed-out")
@@ -156,7 +150,7 @@ def test_a_held_job_waits_for_its_release(queue: QueueUnderTest) -> None:
     assert queue.state(later) == "held"
 
 
-def test_a_running_job_cannot_be_held_and_the_answer_says_what_can_be_done(queue: QueueUnderTest) -> None:
+def test_holding_a_running_job_is_rejected_with_a_remedy(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated()
     (refused,) = queue.post("/jobs/hold", ids=str(job_id))["unchanged"]
     assert "gpuyard cancel" in refused["reason"]
@@ -164,23 +158,21 @@ def test_a_running_job_cannot_be_held_and_the_answer_says_what_can_be_done(queue
     queue.wait(job_id)
 
 
-def test_a_job_is_tried_again_after_a_pause_that_doubles_until_it_succeeds(
-    queue: QueueUnderTest, tmp_path: Path
-) -> None:
+def test_a_job_that_fails_is_retried_after_a_doubling_delay(queue: QueueUnderTest, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
     job_id = queue.shell(f"echo x >> {tries}; [ $(wc -l < {tries}) -gt 2 ]", retries=3)
     assert queue.wait(job_id)["succeeded"] == 1
     events = queue.get(f"/jobs/{job_id}/history")["events"]
-    told = [each["text"] for each in events if each["kind"] == "delayed"]
-    assert [text.partition(" (")[0] for text in told] == ["exit status 1; retry in 1 s", "exit status 1; retry in 2 s"]
+    texts = [each["text"] for each in events if each["kind"] == "delayed"]
+    assert [text.partition(" (")[0] for text in texts] == ["exit status 1; retry in 1 s", "exit status 1; retry in 2 s"]
     assert [each["outcome"] for each in queue.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]
 
 
-def test_retries_run_out_and_a_person_may_still_run_it_again(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_job_without_retries_left_can_be_retried_by_hand(queue: QueueUnderTest, tmp_path: Path) -> None:
     good, gate = tmp_path / "good", queue.gate()
     job_id = queue.shell(f"[ $GPUYARD_ATTEMPT != 1 ] || read word < {gate}; [ -e {good} ]", retries=1)
     queue.until_state(job_id, "running")
-    queue.post("/pause")  # or it may be tried again before we have said so
+    queue.post("/pause")  # or the daemon might retry it before the test does
     gate.write_text("go\n")
     queue.until_state(job_id, "delayed", "queued")
     queue.post("/jobs/retry", ids=str(job_id))
@@ -193,7 +185,7 @@ def test_retries_run_out_and_a_person_may_still_run_it_again(queue: QueueUnderTe
     assert len(queue.job(job_id)["attempts"]) == 3
 
 
-def test_a_higher_priority_overtakes(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_job_of_higher_priority_starts_first(queue: QueueUnderTest, tmp_path: Path) -> None:
     order = tmp_path / "order"
     queue.post("/pause")
     ids = [queue.shell(f"echo $GPUYARD_JOB_ID >> {order}", gpus=2) for _ in range(4)]
@@ -204,7 +196,7 @@ def test_a_higher_priority_overtakes(queue: QueueUnderTest, tmp_path: Path) -> N
     assert list(map(int, order.read_text().split())) == [ids[3], ids[1], ids[2], ids[0]]
 
 
-def test_a_paused_and_a_draining_queue_start_nothing_and_let_what_runs_go_on(queue: QueueUnderTest) -> None:
+def test_a_paused_or_draining_queue_starts_nothing_and_keeps_running_jobs(queue: QueueUnderTest) -> None:
     running, gate = queue.start_gated()
     assert queue.post("/pause")["running"] == 1
     waiting = queue.submit("true")
@@ -221,7 +213,7 @@ def test_a_paused_and_a_draining_queue_start_nothing_and_let_what_runs_go_on(que
 # Dependencies
 
 
-def test_each_kind_of_dependency_is_met_by_its_kind_of_end(queue: QueueUnderTest) -> None:
+def test_each_kind_of_dependency_is_met_by_its_outcome(queue: QueueUnderTest) -> None:
     good, gate = queue.start_gated(gpus=0)
     bad = queue.shell(f"read word < {queue.gate('other')}; exit 1", gpus=0)
     met = [
@@ -244,7 +236,7 @@ def test_each_kind_of_dependency_is_met_by_its_kind_of_end(queue: QueueUnderTest
     ]
 
 
-def test_a_long_chain_behind_a_job_that_failed_is_rejected_to_its_end(queue: QueueUnderTest) -> None:
+def test_a_long_chain_of_dependents_of_a_failed_job_is_rejected(queue: QueueUnderTest) -> None:
     length = 550
     first = last = queue.shell("exit 1", gpus=0, hold=True)
     for _ in range(length):
@@ -267,7 +259,7 @@ def test_an_array_waits_for_every_job_of_another(queue: QueueUnderTest) -> None:
     assert queue.wait(after["ids"])["succeeded"] == 3
 
 
-def test_a_job_cannot_wait_for_one_that_does_not_exist(queue: QueueUnderTest) -> None:
+def test_a_dependency_on_a_missing_job_is_rejected(queue: QueueUnderTest) -> None:
     with pytest.raises(UserError, match="there is no job 99"):
         queue.submit("true", after=["99"])
 
@@ -276,7 +268,7 @@ def test_a_job_cannot_wait_for_one_that_does_not_exist(queue: QueueUnderTest) ->
 
 
 def most_at_once(spans: Path) -> int:
-    """From `+` and `-` as they were appended."""
+    """Return the largest number of jobs at once, from a file to which jobs append `+` and `-`."""
     now = most = 0
     for sign in spans.read_text().split():
         now += 1 if sign == "+" else -1
@@ -286,11 +278,11 @@ def most_at_once(spans: Path) -> int:
 
 
 def until_at_once(spans: Path, jobs: int) -> None:
-    """So many, none of which ends before the test lets it."""
+    """Wait until `jobs` gated jobs run at once."""
     until(lambda: spans.exists() and spans.read_text().count("+") == jobs, f"{jobs} jobs at once")
 
 
-def test_no_more_jobs_of_an_array_run_at_once_than_it_says(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_an_array_runs_at_most_its_limit_at_once(queue: QueueUnderTest, tmp_path: Path) -> None:
     (queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
     queue.restart()
     spans, go = tmp_path / "spans", tmp_path / "go"
@@ -302,7 +294,7 @@ def test_no_more_jobs_of_an_array_run_at_once_than_it_says(queue: QueueUnderTest
     assert most_at_once(spans) == 3
 
 
-def test_no_more_jobs_of_a_tag_or_without_a_gpu_run_at_once_than_the_configuration_says(
+def test_a_tag_and_jobs_without_a_gpu_run_at_most_their_configured_limit_at_once(
     own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     queue = own_queue
@@ -320,7 +312,7 @@ def test_no_more_jobs_of_a_tag_or_without_a_gpu_run_at_once_than_the_configurati
     assert (most_at_once(tagged), most_at_once(spans)) == (2, 4)
 
 
-def test_an_array_at_its_limit_holds_up_nobody_else(queue: QueueUnderTest) -> None:
+def test_an_array_at_its_limit_does_not_delay_other_jobs(queue: QueueUnderTest) -> None:
     gate = queue.gate()
     first = queue.shell(f"[ $GPUYARD_ARRAY_INDEX = 1 ] || read word < {gate}", array="0-1%1")
     queue.until_state(first, "running")
@@ -342,7 +334,7 @@ def test_jobs_without_a_gpu_run_while_all_gpus_are_busy(queue: QueueUnderTest) -
     queue.wait()
 
 
-def test_jobs_that_say_how_much_memory_they_need_share_a_gpu_and_the_next_one_waits(queue: QueueUnderTest) -> None:
+def test_jobs_with_declared_memory_share_a_gpu_and_the_next_one_waits(queue: QueueUnderTest) -> None:
     beside = [queue.start_gated(name, vram="10G", device="0") for name in ("one", "two")]
     assert [queue.job(job_id)["devices"] for job_id, _ in beside] == [["SIM-0"], ["SIM-0"]]
     third = queue.submit("true", vram="10G", device="0")
@@ -355,7 +347,7 @@ def test_jobs_that_say_how_much_memory_they_need_share_a_gpu_and_the_next_one_wa
     queue.wait()
 
 
-def test_a_job_gets_all_its_gpus_or_none_and_nobody_overtakes_it_onto_one_of_them(queue: QueueUnderTest) -> None:
+def test_a_job_gets_all_its_gpus_at_once_and_later_jobs_do_not_take_one_of_them(queue: QueueUnderTest) -> None:
     holder, gate = queue.start_gated()
     both = queue.submit("true", gpus=2, exclusive=True)
     behind = queue.submit("true", exclusive=True)
@@ -370,31 +362,31 @@ def test_a_job_gets_all_its_gpus_or_none_and_nobody_overtakes_it_onto_one_of_the
     assert jobs[0]["started_at"] <= jobs[1]["started_at"]
 
 
-def test_more_than_the_machine_has_is_refused_at_once(queue: QueueUnderTest) -> None:
+def test_a_job_larger_than_the_machine_is_rejected_at_submission(queue: QueueUnderTest) -> None:
     for options in ({"gpus": 3}, {"vram": "25G"}, {"device": "7"}, {"vendor": "amd"}):
         with pytest.raises(UserError):
             queue.submit("true", **options)
 
 
-def test_what_a_finished_job_left_in_the_background_keeps_its_gpu_until_it_ends(
+def test_a_background_process_of_a_finished_job_keeps_its_gpu_until_it_ends(
     queue: QueueUnderTest, tmp_path: Path
 ) -> None:
-    said = tmp_path / "pid"
-    leaver = queue.shell(f"{HOUR} & echo $! > {said}", device="0")
+    pid_file = tmp_path / "pid"
+    leaver = queue.shell(f"{HOUR} & echo $! > {pid_file}", device="0")
     assert queue.wait(leaver)["succeeded"] == 1
-    pid = said_pid(said)
+    pid = read_pid(pid_file)
     waiting = queue.submit("true", device="0")
-    until(lambda: f"job {leaver}" in queue.why(waiting), "that the left process holds the GPU")
+    until(lambda: f"job {leaver}" in queue.why(waiting), "the background process as the holder of the GPU")
     assert queue.state(waiting) == "queued"
     os.kill(pid, signal.SIGKILL)
     assert queue.wait(waiting)["succeeded"] == 1
 
 
-def test_what_a_cancelled_job_left_in_the_background_is_killed(queue: QueueUnderTest, tmp_path: Path) -> None:
-    said = tmp_path / "pid"
-    script = f"trap 'exit 0' TERM; (trap '' TERM; exec {HOUR}) & echo $! > {said}; wait"
+def test_a_background_process_of_a_cancelled_job_is_killed(queue: QueueUnderTest, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"trap 'exit 0' TERM; (trap '' TERM; exec {HOUR}) & echo $! > {pid_file}; wait"
     job_id = queue.shell(script, device="0", grace="30s")
-    pid = said_pid(said)
+    pid = read_pid(pid_file)
     queue.post("/jobs/cancel", ids=str(job_id))
     queue.wait(job_id)
     assert is_gone(pid)

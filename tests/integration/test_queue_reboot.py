@@ -1,6 +1,6 @@
-"""The machine was restarted while jobs ran: what becomes of them, as asked for or by default.
+"""A machine that restarts while jobs run: each job follows its --on-reboot option or the default.
 
-A restart is made by ending the daemon and all processes of its jobs, and noting another boot for what they were.
+The tests simulate a restart: they kill the daemon and all processes of its jobs, and change the recorded boot id.
 """
 
 import contextlib
@@ -13,8 +13,11 @@ LONG = ("sleep", "3600")
 
 def reboot(queue: QueueUnderTest) -> None:
     running = {str(job["id"]) for job in queue.get("/jobs", state="running")["jobs"]}
-    # One that is recorded as running may be about to be started, and nobody could kill it yet.
-    until(lambda: running <= {words.get("GPUYARD_JOB_ID") for _, words in processes_of(queue.home)}, "their programs")
+    # A job recorded as running may not have a process yet.
+    until(
+        lambda: running <= {environment.get("GPUYARD_JOB_ID") for _, environment in processes_of(queue.home)},
+        "their programs",
+    )
     queue.kill9()
     queue.kill_processes()
     with contextlib.closing(sqlite3.connect(queue.home / "queue.db")) as database, database:
@@ -22,7 +25,7 @@ def reboot(queue: QueueUnderTest) -> None:
     queue.start()
 
 
-def test_jobs_go_the_way_that_was_asked_for_when_they_were_submitted(own_queue: QueueUnderTest) -> None:
+def test_jobs_follow_their_on_reboot_option(own_queue: QueueUnderTest) -> None:
     queue = own_queue
     queue.home.mkdir()
     (queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
@@ -48,7 +51,7 @@ def test_jobs_go_the_way_that_was_asked_for_when_they_were_submitted(own_queue: 
             assert "the machine was restarted while it ran" in job["reason"]
 
 
-def test_a_held_job_runs_again_from_its_beginning_when_it_is_released(queue: QueueUnderTest) -> None:
+def test_a_held_job_starts_again_when_it_is_released(queue: QueueUnderTest) -> None:
     job_id = queue.submit(*LONG)
     queue.until_state(job_id, "running")
     reboot(queue)
@@ -58,7 +61,7 @@ def test_a_held_job_runs_again_from_its_beginning_when_it_is_released(queue: Que
     assert queue.until_state(job["id"], "running")["attempt"] == 2
 
 
-def test_a_job_that_was_being_cancelled_is_cancelled(queue: QueueUnderTest) -> None:
+def test_a_job_being_cancelled_is_cancelled_after_a_restart(queue: QueueUnderTest) -> None:
     job_id = queue.shell("trap '' TERM; while :; do sleep 0.05; done", on_reboot="requeue", grace="1h")
     queue.until_state(job_id, "running")
     queue.post("/jobs/cancel", ids=str(job_id))
@@ -66,7 +69,7 @@ def test_a_job_that_was_being_cancelled_is_cancelled(queue: QueueUnderTest) -> N
     assert queue.state(job_id) == "cancelled"
 
 
-def test_what_ended_before_and_what_waited_is_as_it_was(queue: QueueUnderTest) -> None:
+def test_finished_and_waiting_jobs_are_unchanged_by_a_restart(queue: QueueUnderTest) -> None:
     done = queue.submit("true")
     queue.wait(done)
     running = queue.submit(*LONG, gpus=2, on_reboot="fail")

@@ -1,4 +1,4 @@
-"""Another user of the same machine: gets at nothing of a queue that is not theirs, and shares the GPUs with it."""
+"""Another user of the same machine cannot read or reach the queue, and shares the GPUs with it."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ ANNE = 61001
 
 
 def become(uid: int) -> None:
-    """After a rehearsal: what Python loads late may lie where the new user may not look."""
+    """Change to another user, after one claim: modules that Python imports late may be unreadable for that user."""
     with tempfile.TemporaryDirectory() as scratch:
         lease = Ledger(Path(scratch)).claim(this_process(), take("G0"), DEADLINE_S)
         assert lease is not None
@@ -34,7 +34,7 @@ def become(uid: int) -> None:
 
 @pytest.fixture
 def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Where others could look, if the queue let them; pytest's own folder lets nobody in."""
+    """A home below a directory that all users may enter; they cannot enter pytest's tmp_path."""
     above = Path(tempfile.mkdtemp(prefix="gpuyard-queue-"))
     above.chmod(0o755)
     monkeypatch.setenv("GPUYARD_HOME", str(above / "home"))
@@ -43,13 +43,13 @@ def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(above)
 
 
-def pry(connection: Connection, home: Path, uid: int) -> None:
-    """Tries to get at everything, and tells what the kernel said."""
+def try_all_accesses(connection: Connection, home: Path, uid: int) -> None:
+    """Try to access everything as user `uid`, and send the name of each error."""
     become(uid)
-    ways: dict[str, Callable[[], object]] = {
+    accesses: dict[str, Callable[[], object]] = {
         "connect": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(str(home / "daemon.sock")),
         "database": (home / "queue.db").read_bytes,
-        "what comes before it": (home / "queue.db-wal").read_bytes,
+        "write-ahead log": (home / "queue.db-wal").read_bytes,
         "journal": (home / "journal").read_bytes,
         "write the journal": lambda: (home / "journal").open("ab"),
         "logs": lambda: os.listdir(home / "logs"),
@@ -58,10 +58,10 @@ def pry(connection: Connection, home: Path, uid: int) -> None:
         "remove": (home / "queue.db").unlink,
         "add": (home / "config.toml").touch,
     }
-    connection.send({way: complaint(go) for way, go in ways.items()})
+    connection.send({access: error_of(go) for access, go in accesses.items()})
 
 
-def complaint(go: Callable[[], object]) -> str:
+def error_of(go: Callable[[], object]) -> str:
     try:
         go()
     except OSError as error:
@@ -70,14 +70,14 @@ def complaint(go: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("mode", [None, 0o755], ids=["as it is", "with its folder open to all"])
-def test_nobody_else_can_read_or_reach_a_queue(queue: QueueUnderTest, mode: int | None) -> None:
+def test_another_user_can_neither_read_nor_reach_a_queue(queue: QueueUnderTest, mode: int | None) -> None:
     queue.wait(queue.submit("echo", "secret"))
     queue.submit("true", hold=True, env=["TOKEN=secret"])
     if mode is not None:
         queue.home.chmod(mode)
-    with child(pry, queue.home, ANNE) as anne:
-        said = anne.hear()
-    assert said == dict.fromkeys(said, "PermissionError")
+    with child(try_all_accesses, queue.home, ANNE) as anne:
+        errors = anne.hear()
+    assert errors == dict.fromkeys(errors, "PermissionError")
     queue.home.chmod(0o700)
 
 
@@ -90,13 +90,13 @@ def hold_both(connection: Connection, folder: Path, uid: int) -> None:
     lease.release()
 
 
-def test_a_job_waits_for_another_users_script_is_told_whose_it_is_and_starts_when_it_ends(
+def test_a_job_waits_for_another_users_script_names_it_and_starts_at_its_end(
     queue: QueueUnderTest,
 ) -> None:
     with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
         anne.hear()
         job_id = queue.submit("true")
-        until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in queue.why(job_id), "whose it is")
+        until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in queue.why(job_id), "the holder's name")
         assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1
         assert queue.state(job_id) == "queued"
         anne.tell("go")
@@ -107,6 +107,6 @@ def test_a_job_starts_when_another_users_script_is_killed(queue: QueueUnderTest)
     with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
         anne.hear()
         job_id = queue.submit("true")
-        until(lambda: "train.py" in queue.why(job_id), "whose it is")
+        until(lambda: "train.py" in queue.why(job_id), "the holder's name")
         anne.kill()
         assert queue.wait(job_id)["succeeded"] == 1

@@ -1,4 +1,4 @@
-"""How much RAM jobs hold: real processes, found by their sessions and their marks."""
+"""RAM of jobs: real processes, found by their sessions and environment variables."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def hold(started: list[subprocess.Popen[str]], megabytes: int, queue: Path, job:
 
 def test_all_processes_of_an_attempt_count(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     hold(started, 40, tmp_path)
-    hold(started, 60, tmp_path)  # one that made a session of its own
+    hold(started, 60, tmp_path)  # a second process of the attempt, in a session of its own
     hold(started, 30, tmp_path, job=8)
     found = RamMeter(str(tmp_path)).measure()
     assert found.keys() == {(7, 1), (8, 1)}
@@ -43,6 +43,6 @@ def test_all_processes_of_an_attempt_count(started: list[subprocess.Popen[str]],
     assert 30 < found[8, 1] < 80
 
 
-def test_another_queues_jobs_do_not_count(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_jobs_of_another_queue_do_not_count(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     hold(started, 10, tmp_path / "other")
     assert RamMeter(str(tmp_path)).measure() == {}

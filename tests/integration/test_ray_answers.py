@@ -1,4 +1,4 @@
-"""What is made of answers that a Ray which is well does not give, from a server that stands in for it."""
+"""How the Ray engine handles answers that a healthy Ray does not give; a stand-in server gives them."""
 
 import contextlib
 import json
@@ -30,14 +30,14 @@ def answering(answer: Answer, environment: dict[str, str] = NO_TOKEN) -> Iterato
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, body = answer(self)
-            with contextlib.suppress(ConnectionError):  # whoever asked need not wait for it
+            with contextlib.suppress(ConnectionError):  # the client may have disconnected
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body)
 
-        do_POST = do_GET  # noqa: N815 - as it is there
+        do_POST = do_GET  # noqa: N815 - named by the base class
 
-        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as it is there
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - named by the base class
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
@@ -50,7 +50,7 @@ def answering(answer: Answer, environment: dict[str, str] = NO_TOKEN) -> Iterato
         server.server_close()
 
 
-def test_a_token_is_asked_for_where_there_is_none_and_sent_where_there_is() -> None:
+def test_a_missing_token_is_reported_and_a_present_one_is_sent() -> None:
     def guard(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
         is_known = request.headers["Authorization"] == "Bearer s3cret"
         return (200, b'{"logs": "come in"}') if is_known else (401, b"Unauthorized")
@@ -74,7 +74,7 @@ def test_a_token_may_be_in_a_file(tmp_path: Path) -> None:
         assert site.output(SIGHTING) == b"Bearer s3cret"
 
 
-def test_jobs_of_others_and_of_submissions_long_over_are_looked_past() -> None:
+def test_jobs_of_others_and_of_old_submissions_are_ignored() -> None:
     ids = ("gpuyard-f00d-1", "gpuyard-0ld-1", "raysubmit_4LamXRuQpYdSMg7J", None)
     answers = {
         "/api/jobs/": [{"submission_id": each, "status": "RUNNING"} for each in ids],
@@ -88,13 +88,13 @@ def test_jobs_of_others_and_of_submissions_long_over_are_looked_past() -> None:
     assert report.offer.free.gpus == 3.0
 
 
-def test_what_ray_no_longer_knows_has_no_output_and_needs_no_end() -> None:
+def test_a_job_unknown_to_ray_has_no_output_and_needs_no_cancel() -> None:
     with answering(lambda _: (404, b"Job gpuyard-f00d-0 does not exist")) as site:
         assert site.output(SIGHTING) is None
         site.cancel([SIGHTING.id])
 
 
-def test_what_could_not_be_stopped_or_read_is_told() -> None:
+def test_a_failed_cancel_or_read_raises() -> None:
     with answering(lambda _: (500, b"no agent")) as site:
         with pytest.raises(SiteUnreachable, match="no agent"):
             site.cancel([SIGHTING.id])
@@ -103,7 +103,7 @@ def test_what_could_not_be_stopped_or_read_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "message"),
     [
         (404, b"Not Found", "no Ray dashboard"),
         (
@@ -115,22 +115,22 @@ def test_what_could_not_be_stopped_or_read_is_told() -> None:
         (302, b"", "failed \\(302\\)"),
     ],
 )
-def test_an_answer_that_says_nothing_of_jobs_counts_as_none(status: int, body: bytes, words: str) -> None:
+def test_an_unexpected_answer_counts_as_unreachable(status: int, body: bytes, message: str) -> None:
     with answering(lambda _: (status, body)) as site:
-        with pytest.raises(SiteUnreachable, match=words):
+        with pytest.raises(SiteUnreachable, match=message):
             site.report([SUBMISSION])
         if status != 200:
-            with pytest.raises(SiteUnreachable, match=words):
+            with pytest.raises(SiteUnreachable, match=message):
                 site.submit(SUBMISSION)
 
 
-def test_what_is_taken_in_part_is_not_refused() -> None:
+def test_a_partly_accepted_submission_is_not_reported_as_rejected() -> None:
     answers = iter([(200, b"{}"), (400, b"ValueError: enough")])
     with answering(lambda _: next(answers)) as site, pytest.raises(SiteUnreachable, match=r"took 1 of 3.*enough"):
         site.submit(SUBMISSION)
 
 
-def test_a_submission_that_takes_too_long_is_left_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_or_cancel_over_its_time_limit_continues_at_the_next_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_site, "_ALL_WITHIN_S", 0.0)
     with answering(lambda _: (200, b"{}")) as site:
         with pytest.raises(SiteUnreachable, match="took 1 of 3"):
@@ -139,7 +139,7 @@ def test_a_submission_that_takes_too_long_is_left_for_the_next_look(monkeypatch:
             site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1"])
 
 
-def test_nobody_is_waited_for_longer_than_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_site, "_ANSWER_WITHIN_S", 0.2)
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""`gpuyard render` as people use it: a manifest becomes outputs, and what cannot be rendered is told."""
+"""`gpuyard render` on the command line: it renders the outputs of a manifest and reports what it cannot render."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 # From a manifest to outputs
 
 
-def test_every_label_is_rendered_with_its_scene_its_frames_and_its_keys() -> None:
+def test_every_label_is_rendered_with_its_scene_frames_and_keys() -> None:
     result = render()
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0].startswith("24 of 24 labels rendered, in ")
@@ -50,7 +50,7 @@ def test_every_label_is_rendered_with_its_scene_its_frames_and_its_keys() -> Non
     assert [frame[0] for frame in image["sums"][1:]] == pytest.approx(expected)
 
 
-def test_the_answer_as_json_says_what_came_of_it() -> None:
+def test_the_json_answer_counts_rendered_and_skipped_labels() -> None:
     write_manifest(Path("manifest.jsonl"), entries()[0], "oops\n", {**entries()[1], "scene": "none.ply"})
     result = render("render", "--json")
     answer = json.loads(result.stdout)
@@ -61,7 +61,7 @@ def test_the_answer_as_json_says_what_came_of_it() -> None:
     assert answer["out"] == str(Path("out").absolute())
 
 
-def test_the_order_of_the_manifest_is_kept_where_it_is_asked_for() -> None:
+def test_an_option_keeps_the_order_of_the_manifest() -> None:
     mixed = entries()[::2] + entries()[1::2]
     write_manifest(Path("manifest.jsonl"), *mixed)
     assert render("recording_order", "--order", "manifest", "--workers", "1").returncode == 0
@@ -69,14 +69,14 @@ def test_the_order_of_the_manifest_is_kept_where_it_is_asked_for() -> None:
     assert Path("order").read_text().split() == order
 
 
-def test_a_loader_of_the_users_own_reads_what_is_no_ply(folder: Path) -> None:  # noqa: F811 - the fixture
+def test_a_custom_loader_reads_other_formats_than_ply(folder: Path) -> None:  # noqa: F811 - the fixture
     np.savez(folder / "room.npz", x=np.arange(5.0), colour=np.ones((5, 3), "u1"))
     write_manifest(folder / "manifest.jsonl", {"scene": "room.npz", "name": "a"})
     assert render("render", "--loader", "renderers:load").returncode == 0
     assert json.loads(outputs()["a/image.json"])["sums"] == [[10.0, 15.0]]
 
 
-def test_outputs_that_are_there_are_never_replaced() -> None:
+def test_existing_outputs_are_never_replaced() -> None:
     assert render().returncode == 0
     before = outputs()
     again = render()
@@ -92,7 +92,7 @@ def test_outputs_that_are_there_are_never_replaced() -> None:
 # What cannot be rendered
 
 
-def test_a_bad_line_is_told_with_its_number_and_the_rest_is_rendered() -> None:
+def test_a_bad_line_is_reported_with_its_number_and_the_rest_is_rendered() -> None:
     write_manifest(Path("manifest.jsonl"), entries()[0], "{oops\n", entries()[1])
     result = render()
     assert result.returncode == 1
@@ -100,17 +100,17 @@ def test_a_bad_line_is_told_with_its_number_and_the_rest_is_rendered() -> None:
     assert len(rendered()) == 8
 
 
-def test_of_many_bad_lines_the_first_are_told_and_the_rest_counted() -> None:
+def test_the_first_20_bad_lines_are_listed_and_the_rest_is_counted() -> None:
     write_manifest(Path("manifest.jsonl"), entries()[0], *["oops\n"] * 25)
-    told = render().stderr.splitlines()
-    assert [line.partition(":")[2].partition(":")[0] for line in told[:2]] == [
+    messages = render().stderr.splitlines()
+    assert [line.partition(":")[2].partition(":")[0] for line in messages[:2]] == [
         " manifest.jsonl, line 2",
         " manifest.jsonl, line 3",
     ]
-    assert told[20] == "gpuyard: and 5 more; --strict lists them all"
+    assert messages[20] == "gpuyard: and 5 more; --strict lists them all"
 
 
-def test_with_strict_nothing_is_rendered_and_all_that_is_wrong_is_told() -> None:
+def test_strict_lists_all_errors_and_renders_nothing() -> None:
     write_manifest(Path("manifest.jsonl"), entries()[0], "{oops\n", "[]\n")
     result = render("render", "--strict")
     assert result.returncode == 2
@@ -120,13 +120,13 @@ def test_with_strict_nothing_is_rendered_and_all_that_is_wrong_is_told() -> None
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "[]", "oops"])
-def test_a_manifest_with_nothing_in_it_is_a_mistake(content: str) -> None:
+def test_an_empty_manifest_is_an_error(content: str) -> None:
     Path("manifest.jsonl").write_text(content)
     result = render()
     assert (result.returncode, "nothing to render" in result.stderr) == (2, True)
 
 
-def test_a_truncated_file_costs_its_own_labels_and_no_others() -> None:
+def test_a_truncated_file_skips_only_its_own_labels() -> None:
     whole = Path("scenes/room1.ply").read_bytes()
     Path("scenes/room1.ply").write_bytes(whole[: len(whole) // 2])
     result = render()
@@ -137,7 +137,7 @@ def test_a_truncated_file_costs_its_own_labels_and_no_others() -> None:
     assert "8: a scene or an actor cannot be read" in result.stdout
 
 
-def test_labels_that_a_renderer_fails_at_are_skipped_with_its_traceback_and_tried_again_later() -> None:
+def test_labels_that_fail_are_skipped_with_a_traceback_and_rendered_by_the_next_run() -> None:
     result = render("failing")
     assert result.returncode == 1
     assert {skip["label"] for skip in skipped()} == {name for name in ALL if name.endswith("-1")}
@@ -148,7 +148,7 @@ def test_labels_that_a_renderer_fails_at_are_skipped_with_its_traceback_and_trie
     assert (rendered(), skipped()) == (ALL, [])
 
 
-def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> None:
+def test_a_scene_larger_than_the_budget_is_skipped_with_its_size() -> None:
     write_ply("scenes/room2.ply", splats(9000))
     assert render().returncode == 1
     assert rendered() == {name for name in ALL if not name.startswith("2-")}
@@ -156,7 +156,7 @@ def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> No
     assert {(skip["kind"], skip["sizes"]["scene"]) for skip in skipped()} == {("too-large", 9000 * 62 * 4)}
 
 
-# What was typed
+# Arguments
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_a_scene_that_is_larger_than_the_budget_is_skipped_with_its_size() -> No
         (["manifest.jsonl", "--renderer", "renderers:render", "--workers", "0"], "--workers"),
     ],
 )
-def test_what_cannot_be_meant_is_said_before_anything_is_rendered(arguments: list[str], says: str) -> None:
+def test_invalid_arguments_are_reported_before_anything_is_rendered(arguments: list[str], says: str) -> None:
     result = run("render", *arguments)
     assert (result.returncode, says in result.stderr) == (2, True), result.stderr
     assert not Path("out").is_dir() or rendered() == set()
 
 
-def test_without_budgets_it_is_said_what_was_taken() -> None:
+def test_default_budgets_are_printed() -> None:
     result = run("render", "manifest.jsonl", "--renderer", "renderers:render", "--device", "host")
     assert result.returncode == 0
     assert "a quarter of the available RAM" in result.stderr
@@ -198,33 +198,33 @@ def test_a_manifest_may_be_called_profile() -> None:
     assert render(manifest="./profile").returncode == 0
 
 
-def test_the_command_is_there_without_numpy() -> None:
+def test_the_command_does_not_import_numpy() -> None:
     program = "import sys, gpuyard.ui.cli.recipes.render; print('numpy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout == "False\n"
 
 
-# While it goes on
+# During a run
 
 
-def test_the_status_file_is_whole_at_any_moment_and_says_who_does_what() -> None:
-    seen: list[Any] = []
+def test_the_status_file_is_always_complete_and_lists_the_workers() -> None:
+    statuses: list[Any] = []
 
-    def look() -> bool:
+    def has_three() -> bool:
         if Path("status.json").exists():
-            seen.append(json.loads(Path("status.json").read_text()))
-        return len({status["now"] for status in seen}) >= 3
+            statuses.append(json.loads(Path("status.json").read_text()))
+        return len({status["now"] for status in statuses}) >= 3
 
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         begun = await_begun(2)
-        until(look, "three statuses")
+        until(has_three, "three statuses")
         open_gate()
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, errors
-    workers = seen[-1]["workers"]
+    workers = statuses[-1]["workers"]
     assert {worker["label"] for worker in workers if worker["doing"] == "rendering"} == begun
-    assert (seen[-1]["state"], seen[-1]["labels"], seen[-1]["rendered"]) == ("running", 24, 0)
-    assert 0 < seen[-1]["vram"]["assets"] <= seen[-1]["vram"]["budget"] == 2 << 20
+    assert (statuses[-1]["state"], statuses[-1]["labels"], statuses[-1]["rendered"]) == ("running", 24, 0)
+    assert 0 < statuses[-1]["vram"]["assets"] <= statuses[-1]["vram"]["budget"] == 2 << 20
     last = json.loads(Path("status.json").read_text())
     assert (last["state"], last["rendered"], last["left_s"]) == ("finished", 24, 0)
 
@@ -237,7 +237,7 @@ main()
 """
 
 
-def test_a_long_run_has_a_status_among_its_outputs_that_lists_what_is_in_ram_and_in_vram() -> None:
+def test_a_run_writes_a_status_file_to_its_outputs_that_lists_the_assets_in_memory() -> None:
     write_manifest(Path("manifest.jsonl"), *entries(), {"scene": "scenes/room0.ply", "name": "status.json"})
     command = ["render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
     process = subprocess.Popen([sys.executable, "-c", LONG, *command], stderr=subprocess.PIPE, text=True)
@@ -245,17 +245,17 @@ def test_a_long_run_has_a_status_among_its_outputs_that_lists_what_is_in_ram_and
         await_begun(2)
         until(Path("out/status.json").exists, "a status")
         until(lambda: json.loads(Path("out/status.json").read_text())["scenes_in_ram"], "scenes in RAM")
-        seen = json.loads(Path("out/status.json").read_text())
+        status = json.loads(Path("out/status.json").read_text())
         open_gate()
         assert process.wait(DEADLINE_S) == 0
     there = {str(path.absolute()) for path in (*Path("scenes").iterdir(), *Path("actors").iterdir())}
-    assert seen["scenes"]
-    assert {*seen["scenes"], *seen["scenes_in_ram"], *seen["actors"], *seen["actors_in_ram"]} <= there
+    assert status["scenes"]
+    assert {*status["scenes"], *status["scenes_in_ram"], *status["actors"], *status["actors_in_ram"]} <= there
     assert json.loads(Path("out/status.json").read_text())["state"] == "finished"
     assert rendered() == {*ALL, "%73tatus.json"}
 
 
-def test_a_folder_in_the_place_of_the_status_keeps_nothing_from_being_rendered() -> None:
+def test_a_directory_at_the_path_of_the_status_file_does_not_stop_the_run() -> None:
     Path("out/status.json").mkdir(parents=True)
     result = render()
     assert result.returncode == 0
@@ -263,13 +263,13 @@ def test_a_folder_in_the_place_of_the_status_keeps_nothing_from_being_rendered()
     assert "--status names another file" in result.stderr
 
 
-def test_a_status_file_may_lie_among_the_outputs() -> None:
+def test_a_status_file_may_be_among_the_outputs() -> None:
     assert render("render", "--status", "out/status.json").returncode == 0
     assert json.loads(Path("out/status.json").read_text())["rendered"] == 24
     assert render("render", "--status", "out/status.json", "--resume").returncode == 0
 
 
-def test_a_terminal_is_shown_how_far_it_is() -> None:
+def test_a_terminal_shows_the_progress() -> None:
     command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
     with closed_gate() as open_gate:
         terminal = Terminal(command, {"COLUMNS": "100"})
@@ -278,11 +278,11 @@ def test_a_terminal_is_shown_how_far_it_is() -> None:
             terminal.read_until("0 of 24 labels")
             terminal.read_until("scene slots in use")
             open_gate()
-            status, told = terminal.end()
+            status, output = terminal.end()
         finally:
             terminal.close()
     assert status == 0
-    assert "24 of 24 labels rendered" in told
+    assert "24 of 24 labels rendered" in output
 
 
 def test_another_run_with_the_same_outputs_is_refused() -> None:
@@ -293,8 +293,8 @@ def test_another_run_with_the_same_outputs_is_refused() -> None:
         assert process.poll() is None
 
 
-@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
-def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
+@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
+def test_ctrl_c_finishes_the_labels_in_progress() -> None:
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         assert process.stderr is not None
         begun = await_begun(2)
@@ -302,17 +302,17 @@ def test_ctrl_c_lets_the_labels_in_hand_come_to_their_end() -> None:
         assert "again to stop at once" in process.stderr.readline()
         assert process.poll() is None
         open_gate()
-        told, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert rendered() == begun
-    assert told.startswith("2 of 24 labels rendered, 22 left")
+    assert output.startswith("2 of 24 labels rendered, 22 left")
     assert "--resume" in errors
     assert json.loads(Path("status.json").read_text())["state"] == "interrupted"
     assert render("render", "--resume").returncode == 0
     assert rendered() == ALL
 
 
-@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
+@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
 def test_a_second_ctrl_c_ends_it_at_once() -> None:
     with closed_gate(), rendering("gated") as process:
         assert process.stderr is not None
@@ -324,7 +324,7 @@ def test_a_second_ctrl_c_ends_it_at_once() -> None:
     assert rendered() == set()
 
 
-def test_it_can_be_asked_to_end_as_services_are() -> None:
+def test_sigterm_ends_it_like_ctrl_c() -> None:
     with closed_gate() as open_gate, rendering("gated") as process:
         assert process.stderr is not None
         begun = await_begun(2)
@@ -335,10 +335,10 @@ def test_it_can_be_asked_to_end_as_services_are() -> None:
     assert (process.returncode, rendered()) == (143, begun)
 
 
-# Beside others
+# Beside other work
 
 
-def test_its_budget_is_a_lease_that_others_see_and_wait_for(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_vram_budget_is_a_lease_that_others_wait_for(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x1GB")
     holder = script(vram="800M")
     assert holder.stdout is not None

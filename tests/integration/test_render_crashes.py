@@ -1,4 +1,4 @@
-"""A render that is killed at any moment, and run again: the same outputs, byte for byte."""
+"""A render that is killed at any moment and run again produces the same outputs, byte for byte."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("folder", "unmeasured")
 
 
 @pytest.mark.parametrize("dying", ["dying", "dying_before_rename", "dying_after_rename"])
-def test_after_kill_9_again_and_again_the_outputs_are_those_of_a_run_that_nobody_disturbed(dying: str) -> None:
+def test_after_repeated_kill_9_the_outputs_equal_those_of_an_undisturbed_run(dying: str) -> None:
     assert render("render", "--out", "undisturbed").returncode == 0
     expected = outputs("undisturbed")
     before: set[str] = set()

@@ -1,4 +1,4 @@
-"""The example and the guide to rendering, typed as they stand, on simulated GPUs."""
+"""Runs the commands of the rendering example and guide as written, on simulated GPUs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def type_all(page: Path, folder: Path) -> str:
-    """Every block goes on where the last one ended; what was printed, in one."""
+    """Run all code blocks of a page in order, and return their combined output."""
     return "".join(type_block(language, code, folder) for language, code in BLOCK.findall(page.read_text()))
 
 
@@ -38,26 +38,26 @@ def type_block(language: str, code: str, folder: Path) -> str:
         command = [sys.executable, "-c", code]
     else:
         lines = code.splitlines()
-        assert all(line.startswith(("$ ", ">")) for line in lines), "what is shown is what to type"
+        assert all(line.startswith(("$ ", ">")) for line in lines), "a console block has a line that is no command"
         command = ["sh", "-ec", "\n".join(line[2:] for line in lines)]
-    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-    assert told.returncode == 0, f"{code}\n{told.stdout}{told.stderr}"
-    return told.stdout
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, f"{code}\n{result.stdout}{result.stderr}"
+    return result.stdout
 
 
 @pytest.mark.full
-def test_the_example_renders_the_same_pictures_with_all_in_memory_and_with_half_of_it(tmp_path: Path) -> None:
+def test_the_example_renders_the_same_pictures_with_all_or_half_of_the_memory(tmp_path: Path) -> None:
     folder = tmp_path / "render"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", "set", "out"))
-    told = type_all(folder / "README.md", folder)
-    assert told.count("60 of 60 labels rendered") == 2
-    assert "24 streamed" in told, "no actor fits beside the scenes in the smaller budget"
-    seen = pictures(folder / "out")
-    assert sorted(seen) == LABELS
-    for name, picture in seen.items():
+    output = type_all(folder / "README.md", folder)
+    assert output.count("60 of 60 labels rendered") == 2
+    assert "24 streamed" in output, "no actor fits beside the scenes in the smaller budget"
+    rendered = pictures(folder / "out")
+    assert sorted(rendered) == LABELS
+    for name, picture in rendered.items():
         assert picture.shape == (192, 256, 3), name
         assert colours(picture) > 2000, f"{name} has many colours"
-    assert len({picture.tobytes() for picture in seen.values()}) == 60, "no two are alike"
+    assert len({picture.tobytes() for picture in rendered.values()}) == 60, "no two are alike"
     for name in LABELS:
         assert (folder / "small" / name / "image.png").read_bytes() == (
             folder / "out" / name / "image.png"
@@ -65,11 +65,11 @@ def test_the_example_renders_the_same_pictures_with_all_in_memory_and_with_half_
 
 
 def colours(picture: Picture) -> int:
-    """How many there are, each as one number: rows of three are sorted far more slowly."""
+    """Count the distinct colours, each as one number: sorting rows of three is far slower."""
     return len(np.unique(picture.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)))
 
 
-def test_an_actor_is_seen_where_it_is_and_moves(tmp_path: Path) -> None:
+def test_an_actor_is_rendered_at_its_position_and_moves(tmp_path: Path) -> None:
     set_up = [sys.executable, str(EXAMPLE / "make_set.py"), str(tmp_path / "set")]
     subprocess.run(set_up, check=True, env={**os.environ, **NO_CACHE})
     camera = {"eye": [0, -9, 3], "target": [0, 0.4, 1], "fov": 42}
@@ -92,20 +92,20 @@ def test_an_actor_is_seen_where_it_is_and_moves(tmp_path: Path) -> None:
         "--renderer", "renderer:render_label", "--vram-budget", "64M", "--ram-budget", "64M",
     ]  # fmt: skip
     subprocess.run(command, check=True, cwd=EXAMPLE, env={**os.environ, **NO_CACHE})
-    seen = pictures(tmp_path / "out")
-    begins, ends = (columns_that_differ(seen[name], seen["empty"]) for name in ("begins", "ends"))
-    assert begins.max() < 128 < ends.min(), "it goes from the left to the right"
+    rendered = pictures(tmp_path / "out")
+    begins, ends = (columns_that_differ(rendered[name], rendered["empty"]) for name in ("begins", "ends"))
+    assert begins.max() < 128 < ends.min(), "the actor moves from left to right"
 
 
 def columns_that_differ(one: Picture, other: Picture) -> Picture:
     return np.flatnonzero((one != other).any((0, 2)))
 
 
-def test_the_guide_leads_from_files_and_a_function_to_rendered_labels(tmp_path: Path, own_home: Path) -> None:
+def test_the_guide_renders_labels_from_files_and_a_function(tmp_path: Path, own_home: Path) -> None:
     folder = tmp_path / "guide"
     folder.mkdir()
     try:
-        told = type_all(GUIDE, folder)
+        output = type_all(GUIDE, folder)
     finally:
         end_leftovers(own_home)
     for text in (
@@ -114,7 +114,7 @@ def test_the_guide_leads_from_files_and_a_function_to_rendered_labels(tmp_path: 
         "1 of 6 labels rendered, 5 existed already",
         "12 rendered, 0 skipped",
     ):
-        assert text in told
+        assert text in output
     labels = ["attic", "hall-1", "hall-2", "roof", "yard-1", "yard-2"]
     assert sorted(path.parent.name for path in folder.glob("out/*/above.pgm")) == labels
     assert len((folder / "out/roof/above.pgm").read_bytes()) == len(b"P5 128 128 255\n") + 128 * 128

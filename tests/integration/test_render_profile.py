@@ -1,4 +1,4 @@
-"""`gpuyard render profile`: what assets take and cost, and budgets that really are enough."""
+"""`gpuyard render profile`: sizes and load times of assets, and recommended budgets that suffice."""
 
 import json
 import shlex
@@ -35,7 +35,7 @@ def test_every_asset_is_measured_in_each_tier() -> None:
 
 
 @pytest.mark.parametrize("size", ["least", "good", "plenty"])
-def test_with_the_budgets_that_it_advises_everything_is_rendered(size: str) -> None:
+def test_the_recommended_budgets_suffice_for_all_labels(size: str) -> None:
     advice = json.loads(run("render", "profile", "manifest.jsonl", "--device", "host", "--json").stdout)["advice"]
     vram, ram = (f"{advice[f'{tier}_{size}']}B" for tier in ("vram", "ram"))
     result = render("render", "--vram-budget", vram, "--ram-budget", ram, "--workers", "4")
@@ -43,16 +43,16 @@ def test_with_the_budgets_that_it_advises_everything_is_rendered(size: str) -> N
     assert rendered() == ALL
 
 
-def test_what_it_says_to_type_works() -> None:
+def test_the_recommended_command_works() -> None:
     result = run("render", "profile", "manifest.jsonl", "--device", "host")
     assert result.returncode == 0
     typed = next(line for line in result.stdout.splitlines() if line.startswith("Try:  "))
-    words = shlex.split(typed.removeprefix("Try:  gpuyard ").replace("MOD:FN", "renderers:render"))
-    assert run(*words, "--device", "host").returncode == 0
+    arguments = shlex.split(typed.removeprefix("Try:  gpuyard ").replace("MOD:FN", "renderers:render"))
+    assert run(*arguments, "--device", "host").returncode == 0
     assert rendered() == ALL
 
 
-def test_the_table_has_a_row_for_each_asset_and_the_problems_of_those_that_are_broken() -> None:
+def test_the_table_has_a_row_per_asset_and_the_errors_of_broken_ones() -> None:
     Path("scenes/room1.ply").write_bytes(b"ply\n")
     Path("actors/walk0/1.ply").unlink()
     result = run("render", "profile", "manifest.jsonl", "--device", "host")
@@ -63,7 +63,7 @@ def test_the_table_has_a_row_for_each_asset_and_the_problems_of_those_that_are_b
     assert any(line.startswith("scene scenes/room1.ply: ") for line in result.stdout.splitlines())
 
 
-def test_where_nothing_can_be_read_it_still_says_why() -> None:
+def test_it_prints_the_error_if_no_asset_can_be_read() -> None:
     Path("manifest.jsonl").write_text('{"scene": "none.ply", "name": "a"}\n')
     result = run("render", "profile", "manifest.jsonl", "--device", "host")
     assert (result.returncode, "none.ply" in result.stdout) == (1, True), result.stderr

@@ -1,4 +1,4 @@
-"""`gpuyard render` with outputs that other things go to as well, or whose reader goes away, or that are full."""
+"""`gpuyard render` when the renderer prints too, when readers of its output disconnect, and on a full disk."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ from tests.integration.render_fixture import (
 
 pytestmark = [
     pytest.mark.usefixtures("folder"),
-    pytest.mark.usefixtures("unmeasured"),  # one that is interrupted while it is measured can stand still for ever
+    pytest.mark.usefixtures("unmeasured"),  # an interrupt under the coverage tracer can hang the process
 ]
 
 TALKATIVE = """
@@ -61,20 +61,20 @@ def render(scene, frames, label, out_dir):
 """
 
 
-# What a renderer prints
+# Output of a renderer
 
 
-def test_with_json_what_the_renderer_prints_is_not_in_the_answer() -> None:
+def test_with_json_output_of_the_renderer_goes_to_standard_error() -> None:
     Path("talkative.py").write_text(TALKATIVE)
     result = run("render", "manifest.jsonl", "--renderer", "talkative:render", *BUDGETS, "--json")
     assert json.loads(result.stdout)["status"]["rendered"] == 24
     assert result.returncode == 0
     assert [name for name in ALL if f"printed {name}" not in result.stderr] == []
-    said = ("on import", "kept", "by number", "by C", "by a child")
-    assert [result.stderr.count(words) for words in said] == [1, 24, 24, 24, 24]
+    printed = ("on import", "kept", "by number", "by C", "by a child")
+    assert [result.stderr.count(text) for text in printed] == [1, 24, 24, 24, 24]
 
 
-def test_with_json_what_the_loader_prints_is_not_in_the_profile() -> None:
+def test_with_json_output_of_the_loader_is_not_in_the_profile() -> None:
     Path("talkative.py").write_text(TALKATIVE)
     result = run(
         "render", "profile", "manifest.jsonl", "--loader", "talkative:load", "--device", "host", "--json",
@@ -83,14 +83,14 @@ def test_with_json_what_the_loader_prints_is_not_in_the_profile() -> None:
     assert "loaded" in result.stderr
 
 
-def test_without_json_what_the_renderer_prints_goes_where_it_says() -> None:
+def test_without_json_output_of_the_renderer_is_not_redirected() -> None:
     Path("talkative.py").write_text(TALKATIVE)
     result = run("render", "manifest.jsonl", "--renderer", "talkative:render", *BUDGETS)
     assert result.stdout.count("by number\n") == 24
     assert "by number" not in result.stderr
 
 
-# Whose reader goes away
+# Readers that disconnect
 
 
 def status_now() -> Any:
@@ -102,7 +102,7 @@ def await_newer_status() -> None:
     until(lambda: status_now().get("now", "") > before, "a newer status")
 
 
-def test_a_standard_error_that_nobody_reads_ends_neither_the_run_nor_the_status_file() -> None:
+def test_a_closed_standard_error_stops_neither_the_run_nor_the_status_file() -> None:
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         begun = await_begun(2)
         assert process.stderr is not None
@@ -112,14 +112,14 @@ def test_a_standard_error_that_nobody_reads_ends_neither_the_run_nor_the_status_
         await_newer_status()
         open_gate()
         assert process.stdout is not None
-        told = process.stdout.read()
+        output = process.stdout.read()
         assert process.wait(DEADLINE_S) == 143
         process.stderr = None
-    assert told.startswith("2 of 24 labels rendered, 22 left")
+    assert output.startswith("2 of 24 labels rendered, 22 left")
     assert (rendered(), status_now()["state"]) == (begun, "interrupted")
 
 
-def test_a_renderer_may_print_to_a_standard_error_that_nobody_reads() -> None:
+def test_a_renderer_may_print_to_a_closed_standard_error() -> None:
     Path("talkative.py").write_text(TALKATIVE)
     command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "talkative:render", "--json", *BUDGETS]
     reads, writes = os.pipe()
@@ -131,8 +131,8 @@ def test_a_renderer_may_print_to_a_standard_error_that_nobody_reads() -> None:
 
 
 @contextlib.contextmanager
-def on_a_terminal_that_goes() -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """It is not told that the terminal has gone: it is in a session of its own."""
+def on_a_terminal_that_closes() -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Start a render whose terminal can close; it gets no SIGHUP, because it has a session of its own."""
     ours, theirs = pty.openpty()
     command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
     process = subprocess.Popen(
@@ -150,8 +150,8 @@ def on_a_terminal_that_goes() -> Iterator[tuple["subprocess.Popen[bytes]", int]]
         process.wait(DEADLINE_S)
 
 
-def test_a_terminal_that_has_gone_ends_neither_the_run_nor_the_status_file() -> None:
-    with closed_gate() as open_gate, on_a_terminal_that_goes() as (process, ours):
+def test_a_closed_terminal_stops_neither_the_run_nor_the_status_file() -> None:
+    with closed_gate() as open_gate, on_a_terminal_that_closes() as (process, ours):
         begun = await_begun(2)
         os.close(ours)
         await_newer_status()
@@ -162,21 +162,21 @@ def test_a_terminal_that_has_gone_ends_neither_the_run_nor_the_status_file() -> 
     assert (rendered(), status_now()["state"]) == (begun, "interrupted")
 
 
-def test_an_answer_that_nobody_reads_is_a_fault_and_all_is_rendered() -> None:
+def test_a_closed_standard_output_is_an_error_after_all_labels_are_rendered() -> None:
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         await_begun(2)
         assert process.stdout is not None
         process.stdout.close()
         open_gate()
         assert process.stderr is not None
-        told = process.stderr.read()
+        errors = process.stderr.read()
         assert process.wait(DEADLINE_S) == 1
         process.stdout = None
-    assert "Traceback" not in told
+    assert "Traceback" not in errors
     assert (rendered(), status_now()["state"]) == (ALL, "finished")
 
 
-def test_a_second_ctrl_c_leaves_a_status_that_says_so() -> None:
+def test_a_second_ctrl_c_leaves_the_status_file_as_interrupted() -> None:
     with closed_gate(), rendering("gated", "--status", "status.json") as process:
         assert process.stderr is not None
         await_begun(2)
@@ -188,11 +188,11 @@ def test_a_second_ctrl_c_leaves_a_status_that_says_so() -> None:
     assert status_now()["state"] == "interrupted"
 
 
-# A disk that is full
+# A full disk
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_a_disk_that_has_no_room_for_what_was_skipped_is_told_beside_the_report(arguments: tuple[str, ...]) -> None:
+def test_a_full_disk_for_the_list_of_skipped_labels_is_reported(arguments: tuple[str, ...]) -> None:
     Path("full.py").write_text(FULL)
     typed = ["manifest.jsonl", "--renderer", "full:render", *BUDGETS, "--status", "status.json", *arguments]
     result = run("render", *typed)
@@ -207,24 +207,24 @@ def test_a_disk_that_has_no_room_for_what_was_skipped_is_told_beside_the_report(
     assert (status_now()["state"], status_now()["skipped"]) == ("finished", 24)
 
 
-def test_a_status_that_cannot_be_written_at_the_end_is_told_beside_the_report() -> None:
+def test_a_final_status_that_cannot_be_written_is_reported() -> None:
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:
         await_begun(2)
         await_newer_status()
         Path("status.json").unlink()
         Path("status.json").mkdir()
-        Path("status.json/in the way").touch()
+        Path("status.json/file").touch()
         open_gate()
-        told, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert told.startswith("24 of 24 labels rendered")
+    assert output.startswith("24 of 24 labels rendered")
     assert "status.json cannot be written" in errors
 
 
-# What was skipped before
+# The list of skipped labels
 
 
-def test_lines_of_the_last_run_go_where_all_is_complete_and_stay_where_a_run_is_refused() -> None:
+def test_a_complete_run_removes_the_list_of_skipped_labels_and_a_rejected_run_keeps_it() -> None:
     assert render("failing").returncode == 1
     before = skipped()
     assert (len(before), render().returncode, skipped()) == (6, 2, before)

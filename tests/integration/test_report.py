@@ -1,4 +1,4 @@
-"""`gpuyard report`: a real daemon, real jobs, and figures that agree with what the queue says of them."""
+"""`gpuyard report` with a real daemon and real jobs: its figures agree with those of the queue."""
 
 import contextlib
 import json
@@ -45,12 +45,12 @@ def test_a_report_agrees_with_the_queue(queue: QueueUnderTest, tmp_path: Path) -
     held = f"{' '.join(GPUYARD)} sim-job --vram 3G --seconds 600 & read word < {gate}; kill $!; wait; true"
     good = queue.shell(held, name=HOSTILE, vram="4G", environment=dict(os.environ))
     queue.shell("exit 3", name="bad", vram="4G", array="0-1")
-    words = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "exit 1")
+    ending = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "exit 1")
     oom = queue.shell(
-        f'[ "$GPUYARD_ATTEMPT" -ge 2 ] || {{ echo "{words[0]}" >&2; {words[1]}; }}', name="grew", vram="1G"
+        f'[ "$GPUYARD_ATTEMPT" -ge 2 ] || {{ echo "{ending[0]}" >&2; {ending[1]}; }}', name="grew", vram="1G"
     )
     queue.submit("true", gpus="0")
-    until(lambda: measured(queue, good), "what the job holds")
+    until(lambda: measured(queue, good), "the job's measured memory")
 
     live = report("--by", "name")
     assert (live["total"]["running"], group(live, HOSTILE)["succeeded"]) == (1, 0)
@@ -86,14 +86,14 @@ def test_a_report_agrees_with_the_queue(queue: QueueUnderTest, tmp_path: Path) -
     assert "out of GPU memory" in run_on_terminal("report", columns=80)
 
 
-def test_mistakes_are_told_with_what_can_be_done(queue: QueueUnderTest, tmp_path: Path) -> None:
-    for arguments, told in (
+def test_errors_name_a_remedy(queue: QueueUnderTest, tmp_path: Path) -> None:
+    for arguments, message in (
         (("--by", "moon"), "gpuyard: there is no report by 'moon'\n  it can be by user, workspace, name\n"),
         (("--since", "5s"), "gpuyard: a report on 5s cannot be made\n  give it from 1m to 3660d, such as 7d\n"),
         (("--since", "soon"), "gpuyard: 'soon' is not a time\n  write it as 30s, 10m, 4h or a number of seconds\n"),
     ):
         result = run("report", *arguments)
-        assert (result.returncode, result.stdout, result.stderr) == (2, "", told)
+        assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
     nowhere = tmp_path / "missing" / "week.html"
     result = run("report", "--html", str(nowhere))
     assert (result.returncode, result.stderr) == (

@@ -1,4 +1,4 @@
-"""Out of memory at every allocation in turn, inside renderers, and for ever: whatever can be rendered is rendered."""
+"""Out-of-memory errors at each allocation in turn, in renderers, and permanently: all that fits is rendered."""
 
 from collections.abc import Callable
 from itertools import count
@@ -25,7 +25,7 @@ PYTORCH_SAYS = (
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as PyTorch's is."""
+    """Has the name of PyTorch's error."""
 
 
 ERRORS: dict[str, Callable[[], Exception]] = {
@@ -46,7 +46,7 @@ def run(units: list[Unit], out: Path, **settings: Any) -> Played:
 
 
 def failing_at(numbers: range, error: Callable[[], Exception]) -> Callable[[int, int], Exception | None]:
-    """Of allocations, in the order they are made."""
+    """Return a hook that raises `error` at the allocations with these numbers, in order of allocation."""
     return lambda number, _: error() if number in numbers else None
 
 
@@ -60,7 +60,7 @@ def some_of_each(shelf: Shelf) -> list[Unit]:
 
 
 @each_error
-def test_any_one_allocation_may_fail_and_nothing_is_skipped(
+def test_a_single_failed_allocation_skips_no_label(
     shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
     units = some_of_each(shelf)
@@ -78,7 +78,7 @@ def test_any_one_allocation_may_fail_and_nothing_is_skipped(
 
 
 @each_error
-def test_a_renderer_may_run_out_at_any_label_once_and_nothing_is_skipped(
+def test_a_renderer_that_runs_out_of_memory_once_skips_no_label(
     shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
     units = some_of_each(shelf)
@@ -95,8 +95,8 @@ def test_a_renderer_may_run_out_at_any_label_once_and_nothing_is_skipped(
         assert not played.skipped
 
 
-def test_a_run_that_fails_everywhere_at_first_still_renders_all(shelf: Shelf, tmp_path: Path) -> None:
-    """The first so many allocations fail, whoever makes them."""
+def test_a_run_whose_first_allocations_all_fail_renders_all_labels(shelf: Shelf, tmp_path: Path) -> None:
+    """The first N allocations fail, in the renderer or elsewhere."""
     units = some_of_each(shelf)
     for failing in (2, 5, 9):
         memory = WatchedMemory(VRAM, failing_at(range(1, failing + 1), ERRORS["a full device"]))
@@ -105,7 +105,7 @@ def test_a_run_that_fails_everywhere_at_first_still_renders_all(shelf: Shelf, tm
         assert not played.skipped, failing
 
 
-def test_what_can_never_be_allocated_is_skipped_and_nothing_else(shelf: Shelf, tmp_path: Path) -> None:
+def test_only_assets_that_can_never_be_allocated_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
     units = [*some_of_each(shelf), shelf.unit(3, None, labels=3)]
     too_large = shelf.nbytes(shelf.scenes[3]) - 100
     memory = WatchedMemory(VRAM, lambda _, nbytes: DeviceFull("no such block") if nbytes > too_large else None)
@@ -121,7 +121,7 @@ def test_what_can_never_be_allocated_is_skipped_and_nothing_else(shelf: Shelf, t
         assert skip.state["vram_budget"] == VRAM
 
 
-def test_a_renderer_that_needs_the_device_almost_for_itself_gets_it_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_renderer_that_needs_nearly_the_whole_device_gets_it_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
     units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in range(2)]
     memory = WatchedMemory(4 * VRAM)
 
@@ -135,7 +135,7 @@ def test_a_renderer_that_needs_the_device_almost_for_itself_gets_it_at_the_end(s
     assert not played.skipped
 
 
-def test_only_labels_that_run_out_alone_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
+def test_only_labels_that_run_out_of_memory_alone_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
     units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in (None, 1)]
     hungry = {units[2].labels[0].name, units[5].labels[1].name}
 
@@ -154,8 +154,8 @@ def test_only_labels_that_run_out_alone_are_skipped(shelf: Shelf, tmp_path: Path
     assert not list((tmp_path / "out").glob(".partial/*"))
 
 
-def test_what_runs_out_gives_the_device_back_before_the_ladder_is_climbed(shelf: Shelf, tmp_path: Path) -> None:
-    """What a renderer's frames hold of the device must be gone when it is called again."""
+def test_a_renderer_out_of_memory_frees_the_device_before_its_retry(shelf: Shelf, tmp_path: Path) -> None:
+    """Device memory held by frames of the renderer's traceback must be free when the renderer is called again."""
     units = [shelf.unit(0, 0)]
     alive: list[int] = []
 

@@ -1,4 +1,4 @@
-"""`gpuyard run` as a person or a script uses it: real programs, signals, terminals and daemons on simulated GPUs."""
+"""`gpuyard run` with real programs, signals, terminals and daemons on simulated GPUs."""
 
 import itertools
 import os
@@ -27,8 +27,8 @@ Process = subprocess.Popen[str]
 Start = Callable[..., Process]
 unmeasured = pytest.mark.usefixtures("unmeasured")
 
-# Says "ready", then the name of each signal it gets; ends when its input does. A read would not be interrupted by a
-# signal that comes a moment before it.
+# Prints "ready", then the name of each signal it gets; ends at the end of its input. A blocking read would not be
+# interrupted by a signal that comes a moment before it.
 LISTENER = (
     "import os, select, signal, sys\n"
     "woken, wake = os.pipe()\n"
@@ -40,8 +40,8 @@ LISTENER = (
     "while 0 not in select.select([0, woken], [], [])[0]:\n"
     "    os.read(woken, 64)\n"
 )
-# Leaves a grandchild in a session of its own, with every descriptor closed, that lives until it is killed; ends itself
-# when its input does.
+# Starts a grandchild in a session of its own, with every descriptor closed, that lives until it is killed; ends itself
+# at the end of its input.
 DAEMONISER = (
     "import os, signal, sys\n"
     "if os.fork() == 0:\n"
@@ -60,7 +60,7 @@ DAEMONISER = (
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a process in a group of its own, which ends with the test."""
+    """Start processes in groups of their own, which end with the test."""
     started: list[Process] = []
 
     def begin(*command: str, **options: int) -> Process:
@@ -89,18 +89,18 @@ def until(condition: Callable[[], object], what: str) -> None:
     pause = threading.Event()
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline, f"it never came to be that {what}"
+        assert time.monotonic() < deadline, f"timeout: {what}"
         pause.wait(0.01)
 
 
-def said(process: Process, stream: str = "stdout") -> str:
+def read_line(process: Process, stream: str = "stdout") -> str:
     return str(getattr(process, stream).readline()).strip()
 
 
 def listener(start: Start, *names: str) -> Process:
-    """A listener under `gpuyard run` that is ready to hear."""
+    """Start a listener under `gpuyard run` and wait until it is ready."""
     process = start(*GPUYARD, "run", "--", sys.executable, "-c", LISTENER, *names)
-    assert said(process) == "ready"
+    assert read_line(process) == "ready"
     return process
 
 
@@ -115,19 +115,19 @@ def program_of(front: Process) -> psutil.Process:
 @pytest.mark.parametrize(("script", "status"), [
     ("exit 0", 0), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137),
 ])  # fmt: skip
-def test_the_status_is_the_programs_own(script: str, status: int) -> None:
+def test_the_exit_status_is_that_of_the_program(script: str, status: int) -> None:
     assert run("--", "sh", "-c", script).returncode == status
     assert leases() == ()
     assert sorted(os.listdir(lease_dir())) == ["mutex"]
 
 
 @unmeasured
-def test_streams_and_arguments_are_the_programs_own(start: Start) -> None:
+def test_streams_and_arguments_are_passed_to_the_program(start: Start) -> None:
     process = start(*GPUYARD, "run", "--", "sh", "-c", 'cat; echo "$0 $*" >&2', "--gpus", "a b")
     assert process.communicate("through\n", timeout=DEADLINE_S) == ("through\n", "--gpus a b\n")
 
 
-def test_a_program_that_cannot_run_is_told_before_waiting(start: Start, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_executed_is_reported_before_waiting(start: Start, tmp_path: Path) -> None:
     holder = listener(start)
     (tmp_path / "plain").write_text("")
     missing, plain = run("--device", "0", "--", "no-such-program"), run("--device", "0", str(tmp_path / "plain"))
@@ -150,7 +150,7 @@ def test_a_program_that_cannot_run_is_told_before_waiting(start: Start, tmp_path
     ("--wait soon -- true", "'soon' is not a time"),
     ("--no-such-option -- true", "--no-such-option"),
 ])  # fmt: skip
-def test_nonsense_is_told_and_runs_nothing(line: str, complaint: str) -> None:
+def test_invalid_options_are_reported_and_run_nothing(line: str, complaint: str) -> None:
     result = run(*line.split())
     can_never_run = "needed, but only" in complaint or complaint == "no GPU has"
     assert result.returncode == (4 if can_never_run else 2)
@@ -167,7 +167,7 @@ def test_the_program_sees_exactly_its_devices(options: str, visible: str) -> Non
 
 
 @unmeasured
-def test_under_an_outer_variable_the_numbers_are_still_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outer_cuda_visible_devices_does_not_change_device_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "SIM-1")
     shown = run("--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER").stdout
     assert shown.strip() == "1 PCI_BUS_ID"
@@ -176,7 +176,7 @@ def test_under_an_outer_variable_the_numbers_are_still_the_machines(monkeypatch:
 
 
 @unmeasured
-def test_uuids_are_shown_where_the_configuration_says_so(own_home: Path) -> None:
+def test_the_program_sees_uuids_if_configured(own_home: Path) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
     assert run("--gpus", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES").stdout.strip() == "SIM-0,SIM-1"
@@ -186,10 +186,10 @@ def test_uuids_are_shown_where_the_configuration_says_so(own_home: Path) -> None
     assert """visible = 'name' is unknown; write "index" or "uuid" - at `$.devices`""" in refused.stderr
 
 
-def test_the_program_knows_its_lease_and_the_ledger_knows_the_program(start: Start) -> None:
+def test_the_program_has_its_lease_id_and_the_lease_has_its_pid(start: Start) -> None:
     script = "echo $GPUYARD_LEASE; read line"
     process = start(*GPUYARD, "run", "--vram", "3G", "--label", "night", "--", "sh", "-c", script)
-    lease_id = said(process)
+    lease_id = read_line(process)
     (lease,) = leases()
     (share,) = lease.shares
     assert (lease.id, lease.holder.label, lease.holder.pid) == (lease_id, "night", process.pid)
@@ -197,22 +197,22 @@ def test_the_program_knows_its_lease_and_the_ledger_knows_the_program(start: Sta
 
 
 @unmeasured
-def test_the_program_gets_the_callers_descriptors_and_the_leases_and_no_other() -> None:
+def test_the_program_inherits_only_the_callers_descriptors_and_the_lease() -> None:
     reading, writing = os.pipe()
     script = "import os; [print(os.readlink(entry.path)) for entry in os.scandir('/proc/self/fd')]"
     command = [*GPUYARD, "run", "--", sys.executable, "-c", script]
     output = subprocess.check_output(command, stdin=subprocess.DEVNULL, text=True, pass_fds=[writing])
     os.close(writing)
-    seen = [name for name in output.splitlines() if not name.startswith("/proc/")]  # the listing's own
-    assert sum(name.startswith("pipe:") for name in seen) == 2
-    assert sum(name.endswith(".lease") for name in seen) == 1
-    assert len(seen) == 5, seen
-    assert os.read(reading, 1) == b"", "nobody else has kept the pipe"
+    open_files = [name for name in output.splitlines() if not name.startswith("/proc/")]  # the listing's own
+    assert sum(name.startswith("pipe:") for name in open_files) == 2
+    assert sum(name.endswith(".lease") for name in open_files) == 1
+    assert len(open_files) == 5, open_files
+    assert os.read(reading, 1) == b"", "no other process keeps the pipe open"
     os.close(reading)
 
 
 @unmeasured
-def test_signals_that_the_caller_ignores_stay_ignored() -> None:
+def test_signals_ignored_by_the_caller_stay_ignored() -> None:
     ask = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGTERM).name)"
     command = ["nohup", *GPUYARD, "run", "--", sys.executable, "-c", ask]
     result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -220,12 +220,12 @@ def test_signals_that_the_caller_ignores_stay_ignored() -> None:
 
 
 @unmeasured
-def test_two_runs_take_turns_and_the_second_says_whom_it_waits_for(start: Start) -> None:
+def test_two_runs_take_turns_and_the_second_names_the_holder(start: Start) -> None:
     device = ["run", "--device", "0"]
     first = start(*GPUYARD, *device, "--label", "first one", "--", "sh", "-c", "echo ready; read line")
-    assert said(first) == "ready"
+    assert read_line(first) == "ready"
     second = start(*GPUYARD, *device, "--", "sh", "-c", "echo second")
-    waiting = said(second, "stderr")
+    waiting = read_line(second, "stderr")
     assert waiting.startswith("gpuyard: waiting for 1 GPU: GPU 0: held by ")
     assert f"pid {first.pid} (first one)" in waiting
     assert first.poll() is None
@@ -233,17 +233,17 @@ def test_two_runs_take_turns_and_the_second_says_whom_it_waits_for(start: Start)
     assert second.communicate(timeout=DEADLINE_S) == ("second\n", "")
 
 
-def test_waiting_too_long_says_what_was_missing(start: Start) -> None:
+def test_a_timeout_prints_the_reasons(start: Start) -> None:
     holder = listener(start)
     result = run("--device", "0", "--wait", "2s", "--", "echo", "ran")
     assert (result.returncode, result.stdout) == (124, "")
-    waiting, told, *reasons = result.stderr.splitlines()
+    waiting, message, *reasons = result.stderr.splitlines()
     assert waiting.startswith("gpuyard: waiting for 1 GPU: GPU 0: held by ")
-    assert told == "gpuyard: 1 device could not be leased within 2 s"
+    assert message == "gpuyard: 1 device could not be leased within 2 s"
     assert any(f"pid {holder.pid}" in reason for reason in reasons)
 
 
-def test_the_machine_must_have_room_too() -> None:
+def test_a_run_waits_for_free_ram_too() -> None:
     result = run("--gpus", "0", "--min-free-mem-mb", "99999999", "--wait", "0", "--", "echo", "ran")
     assert (result.returncode, result.stdout) == (124, "")
     assert "RAM" in result.stderr
@@ -257,16 +257,16 @@ def test_a_signal_reaches_the_program_once(start: Start, name: str, send: Callab
     after = "SIGUSR2" if name == "SIGUSR1" else "SIGUSR1"
     process = listener(start, name, after)
     send(process.pid, getattr(signal, name))
-    assert said(process) == name
-    process.send_signal(getattr(signal, after))  # it comes after whatever is still on its way
-    assert said(process) == after
+    assert read_line(process) == name
+    process.send_signal(getattr(signal, after))  # it arrives after all earlier signals
+    assert read_line(process) == after
     process.send_signal(getattr(signal, name))
-    assert said(process) == name
+    assert read_line(process) == name
     assert process.communicate(timeout=DEADLINE_S)[0] == ""
     assert process.returncode == 0
 
 
-def test_killed_with_9_the_program_goes_on_and_the_lease_with_it_and_no_longer(start: Start) -> None:
+def test_after_kill_9_of_run_the_lease_lasts_as_long_as_the_program(start: Start) -> None:
     process = listener(start)
     program = program_of(process)
     helpers = program.parents()[:2]
@@ -282,7 +282,7 @@ def test_killed_with_9_the_program_goes_on_and_the_lease_with_it_and_no_longer(s
 
 @unmeasured
 @pytest.mark.parametrize("is_group_killed", [False, True])
-def test_what_the_program_leaves_behind_keeps_the_lease(start: Start, tmp_path: Path, is_group_killed: bool) -> None:
+def test_a_process_left_by_the_program_keeps_the_lease(start: Start, tmp_path: Path, is_group_killed: bool) -> None:
     process = start(*GPUYARD, "run", "--", sys.executable, "-c", DAEMONISER, str(tmp_path / "pid"))
     until((tmp_path / "pid").exists, "the daemon was there")
     daemon = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -313,7 +313,7 @@ RUN = " ".join([*GPUYARD, "run"])
 @pytest.mark.needs("bash", "setsid")
 def test_ctrl_c_reaches_the_program_once(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "listener.py").write_text(LISTENER)
-    # Otherwise the terminal throws away what it has not shown yet, also what the program says to the signal.
+    # Otherwise the terminal discards output that it has not shown yet, including the program's answer to the signal.
     terminal.type("stty noflsh\n")
     terminal.type(f"{RUN} -- {sys.executable} {tmp_path}/listener.py SIGINT; echo status=$?\n")
     terminal.read_until("ready\r\n")
@@ -324,12 +324,12 @@ def test_ctrl_c_reaches_the_program_once(terminal: Terminal, tmp_path: Path) -> 
 
 
 @pytest.mark.needs("bash", "setsid")
-def test_ctrl_z_stops_the_program_and_fg_goes_on_with_it(terminal: Terminal) -> None:
+def test_ctrl_z_stops_the_program_and_fg_continues_it(terminal: Terminal) -> None:
     terminal.type(f"{RUN} -- cat\n")
-    for word in ("first", "second", "third"):
-        terminal.type(f"{word}\n")
-        terminal.read_until(word)
-        terminal.read_until(word)  # once as it was typed, once as it was answered
+    for line in ("first", "second", "third"):
+        terminal.type(f"{line}\n")
+        terminal.read_until(line)
+        terminal.read_until(line)  # the echo and the program's answer
         terminal.type("\x1a")
         terminal.read_until("Stopped")
         terminal.type("echo $((40 + 2)); fg\n")
@@ -342,7 +342,7 @@ def test_ctrl_z_stops_the_program_and_fg_goes_on_with_it(terminal: Terminal) -> 
 
 
 @pytest.mark.needs("bash", "setsid")
-def test_on_a_terminal_the_waiting_line_stays_in_its_place(start: Start, terminal: Terminal) -> None:
+def test_on_a_terminal_the_waiting_message_is_updated_in_place(start: Start, terminal: Terminal) -> None:
     holder = listener(start)
     terminal.type(f"{RUN} --device 0 -- echo go''ing\n")
     terminal.read_until(f"pid {holder.pid}")
@@ -353,7 +353,7 @@ def test_on_a_terminal_the_waiting_line_stays_in_its_place(start: Start, termina
 
 
 @unmeasured
-def test_ten_that_start_at_once_never_take_more_than_fits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_simultaneous_runs_never_exceed_the_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     job = ["sim-job", "--vram", "4G", "--ramp", "600ms", "--seconds", "900ms"]
     runs = [start(*GPUYARD, "run", "--vram", "4G", "--", *GPUYARD, *job) for _ in range(10)]
@@ -373,7 +373,7 @@ def test_ten_that_start_at_once_never_take_more_than_fits(start: Start, monkeypa
     assert 4096 < max(used_mb) <= 24576
 
 
-def test_ramps_that_fill_a_device_to_the_last_byte_do_not_fail_for_rounding() -> None:
+def test_memory_ramps_that_fill_a_device_exactly_do_not_fail_from_rounding() -> None:
     usages = [SimulatedUse() for _ in range(6)]
     for usage, _ in itertools.product(usages, range(50)):
         usage.allocate("SIM-0", 4096 / 50)
@@ -383,21 +383,21 @@ def test_ramps_that_fill_a_device_to_the_last_byte_do_not_fail_for_rounding() ->
 
 
 @unmeasured
-def test_a_stranger_without_a_lease_is_respected(start: Start) -> None:
-    stranger = start(*GPUYARD, "sim-job", "--vram", "20G", "--seconds", "600")
-    assert "holding" in said(stranger)
+def test_memory_of_a_foreign_process_counts_as_taken(start: Start) -> None:
+    foreign_process = start(*GPUYARD, "sim-job", "--vram", "20G", "--seconds", "600")
+    assert "holding" in read_line(foreign_process)
     shared = start(*GPUYARD, "run", "--device", "0", "--vram", "8G", "--", "echo", "beside")
     alone = start(*GPUYARD, "run", "--device", "0", "--", "echo", "alone")
-    assert "4 GB free, 8 GB needed" in said(shared, "stderr")
-    assert "GPU 0: " in said(alone, "stderr")
+    assert "4 GB free, 8 GB needed" in read_line(shared, "stderr")
+    assert "GPU 0: " in read_line(alone, "stderr")
     assert run("--device", "0", "--vram", "4G", "--wait", "0", "--", "true").returncode == 0
-    stranger.kill()
+    foreign_process.kill()
     assert shared.communicate(timeout=DEADLINE_S)[0] == "beside\n"
     assert alone.communicate(timeout=DEADLINE_S)[0] == "alone\n"
 
 
 @unmeasured
-def test_a_tiny_idle_stranger_does_not_keep_a_run_from_a_whole_device() -> None:
+def test_a_small_idle_foreign_process_does_not_block_an_exclusive_run() -> None:
     with SimulatedUse() as usage:
         usage.allocate("SIM-0", 200)
         result = run("--device", "0", "--wait", "0", "--", "echo", "alone")

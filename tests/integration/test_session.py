@@ -1,4 +1,4 @@
-"""A task under its runner, without a session: how it ends, and what it leaves."""
+"""A task under its runner, without a session: its result, logs, record and remaining processes."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ MARK = "mkdir -p ../out; echo done > ../out/exp1_completed.txt"
 
 
 def ended(task: Task) -> tuple[int, str | None, int | None]:
-    """What the queue is told, what it amounts to, and the program's own status."""
+    """Wait for the task; return the runner's exit status, the recorded result and the program's exit status."""
     status = task.wait()
     record = task.record()
     assert record["ended_at"] >= record["started_at"]
@@ -26,16 +26,16 @@ def ended(task: Task) -> tuple[int, str | None, int | None]:
 
 
 def scheduler_log(tasks: Tasks) -> list[str]:
-    """Without the times."""
+    """Return the lines of the scheduler log without their times."""
     return [line[20:] for line in (tasks.folder / "logs/TASK_scheduler.log").read_text(errors="replace").splitlines()]
 
 
 def log_of(task: Task, name: str = "log") -> list[str]:
-    """Without the line that says whose it is."""
+    """Return the lines of a log without its header line."""
     return [line for line in Path(task.spec[name]).read_text().splitlines() if not line.startswith("# log of ")]
 
 
-# How it ends
+# Results
 
 
 def test_a_task_that_writes_its_marker_and_exits_0_is_completed(tasks: Tasks) -> None:
@@ -55,7 +55,7 @@ def test_a_task_that_writes_its_marker_and_fails_is_completed_and_flagged(tasks:
     assert task.record()["note"] == "it ended with status 5 after its marker"
 
 
-def test_a_task_that_exits_0_without_a_marker_is_completed_and_its_marker_says_who_wrote_it(tasks: Tasks) -> None:
+def test_a_task_that_exits_0_without_a_marker_is_completed_and_gpuyard_writes_its_marker(tasks: Tasks) -> None:
     task = tasks.sh("true")
     assert ended(task) == (0, "completed", 0)
     assert "exited with status 0 and wrote no marker; written by gpuyard (job 1, attempt 1)" in task.marker.read_text()
@@ -64,14 +64,14 @@ def test_a_task_that_exits_0_without_a_marker_is_completed_and_its_marker_says_w
 
 @unmeasured
 @pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)])
-def test_a_task_that_fails_without_a_marker_has_failed_with_its_status(tasks: Tasks, script: str, status: int) -> None:
+def test_a_task_that_fails_without_a_marker_fails_with_its_status(tasks: Tasks, script: str, status: int) -> None:
     task = tasks.sh(script)
     assert ended(task) == (status, "failed", status)
     assert not task.marker.exists()
     assert scheduler_log(tasks)[-1] == f"exp1 failed with status {status}"
 
 
-def test_a_task_that_is_told_to_stop_and_then_exits_0_is_stopped_and_not_completed(tasks: Tasks) -> None:
+def test_a_task_that_exits_0_on_a_stop_request_is_stopped_and_not_completed(tasks: Tasks) -> None:
     task = tasks.sh("trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done")
     task.wait_for_output("up")
     task.send(signal.SIGTERM)
@@ -81,21 +81,21 @@ def test_a_task_that_is_told_to_stop_and_then_exits_0_is_stopped_and_not_complet
     assert scheduler_log(tasks)[-1] == "exp1 stopped"
 
 
-def test_a_task_that_is_told_to_stop_and_does_is_stopped(tasks: Tasks) -> None:
+def test_a_task_that_a_stop_request_ends_is_stopped(tasks: Tasks) -> None:
     task = tasks.sh("echo up; exec sleep 600")
     task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert ended(task) == (143, "stopped", 143)
 
 
-def test_a_task_that_writes_its_marker_when_it_is_told_to_stop_is_completed(tasks: Tasks) -> None:
+def test_a_task_that_writes_its_marker_on_a_stop_request_is_completed(tasks: Tasks) -> None:
     task = tasks.sh(f"trap '{MARK}; exit 3' TERM; echo up; while :; do sleep 0.05; done")
     task.wait_for_output("up")
     task.send(signal.SIGTERM)
     assert ended(task) == (0, "completed", 3)
 
 
-def test_a_task_that_is_told_to_stop_before_it_starts_does_not_start(tasks: Tasks) -> None:
+def test_a_task_stopped_before_its_start_does_not_start(tasks: Tasks) -> None:
     task = tasks.sh("echo ran", delay_s=600.0)
     wait_for(Path(task.spec["record"]).exists, "the record")
     assert task.record()["result"] is None
@@ -104,19 +104,19 @@ def test_a_task_that_is_told_to_stop_before_it_starts_does_not_start(tasks: Task
     assert "ran" not in task.output()
 
 
-def test_a_task_that_goes_on_after_its_marker_is_ended_after_a_time_of_grace_and_completed(tasks: Tasks) -> None:
+def test_a_task_that_runs_on_after_its_marker_is_ended_after_a_grace_period_and_completed(tasks: Tasks) -> None:
     task = tasks.sh(f"{MARK}; exec sleep 600")
     assert ended(task) == (0, "completed", 143)
     assert "ended by gpuyard: it went on after its marker" in task.record()["note"]
 
 
-def test_a_task_that_ends_within_its_time_of_grace_is_left_alone(tasks: Tasks) -> None:
+def test_a_task_that_ends_within_its_grace_period_gets_no_signal(tasks: Tasks) -> None:
     task = tasks.sh(f"{MARK}; sleep 0.3", check_s=0.01, grace_s=3600.0)
     assert ended(task) == (0, "completed", 0)
     assert task.record()["note"] is None
 
 
-def test_a_task_whose_marker_is_there_already_is_completed_and_not_run(tasks: Tasks) -> None:
+def test_a_task_with_an_existing_marker_is_completed_and_not_run(tasks: Tasks) -> None:
     first = tasks.sh(MARK)
     assert ended(first) == (0, "completed", 0)
     second = tasks.sh("echo up; exit 4")
@@ -136,23 +136,23 @@ def test_no_signal_to_the_runner_alone_ends_a_task(tasks: Tasks, pipe: Path, sig
     assert ended(task) == (6, "failed", 6)
 
 
-# How it starts
+# Starting
 
 
-def test_a_program_that_is_not_there_has_status_127_and_its_log_says_so(tasks: Tasks) -> None:
+def test_a_missing_program_has_status_127_and_its_log_reports_it(tasks: Tasks) -> None:
     task = tasks.start("no-such-program")
     assert ended(task) == (127, "failed", 127)
     assert "gpuyard: there is no program no-such-program" in log_of(task)
 
 
-def test_a_program_that_cannot_be_executed_has_status_126_and_its_log_says_so(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_executed_has_status_126_and_its_log_reports_it(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("text")
     task = tasks.start(str(tmp_path / "data.txt"))
     assert ended(task) == (126, "failed", 126)
     assert f"gpuyard: {tmp_path}/data.txt cannot be executed: Permission denied" in log_of(task)
 
 
-def test_a_script_that_does_not_say_what_runs_it_is_run_by_the_shell(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_script_without_a_shebang_is_run_by_the_shell(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "work/script").write_text('echo "ran with $1"\n')
     (tmp_path / "work/script").chmod(0o700)
     task = tasks.start("./script", "a word")
@@ -161,7 +161,7 @@ def test_a_script_that_does_not_say_what_runs_it_is_run_by_the_shell(tasks: Task
 
 
 @unmeasured
-def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks: Tasks) -> None:
+def test_the_program_has_its_own_terminal_and_default_signal_handlers(tasks: Tasks) -> None:
     script = (
         "import os, signal, sys\n"
         "assert all(map(os.isatty, (0, 1, 2)))\n"
@@ -172,28 +172,30 @@ def test_the_program_has_a_terminal_of_its_own_and_signals_as_any_program(tasks:
     )
     task = tasks.start(sys.executable, "-c", script, environment={"TERM": "dumb"})
     assert task.wait() == 0, task.output()
-    # Python itself ignores these two.
+    # Python itself ignores SIGPIPE and SIGXFSZ.
     assert f"['SIGPIPE', 'SIGXFSZ'] screen-256color {tasks.folder}/work" in log_of(task)
 
 
 @unmeasured
-def test_hostile_names_are_data(tasks: Tasks) -> None:
-    words = ["a b", "'\"", "$(touch owned)", "`touch owned`", "-x", ";", "größe\udcff", "#(touch owned)", "", "\\;"]
+def test_hostile_names_and_arguments_are_passed_unchanged(tasks: Tasks) -> None:
+    arguments = ["a b", "'\"", "$(touch owned)", "`touch owned`", "-x", ";", "größe\udcff", "#(touch owned)", "", "\\;"]
     for number, name in enumerate(("a b'\"", "$(touch owned)", "-x;", "größe\n", "\udcff")):
-        task = tasks.start("printf", "<%s>", *words, config=name)
+        task = tasks.start("printf", "<%s>", *arguments, config=name)
         assert ended(task) == (0, "completed", 0)
         assert task.record()["config"] == name
-        assert "".join(f"<{word}>" for word in words) in Path(task.spec["log"]).read_text(errors="surrogateescape")
+        assert "".join(f"<{argument}>" for argument in arguments) in Path(task.spec["log"]).read_text(
+            errors="surrogateescape"
+        )
         assert task.marker.exists()
         assert len(scheduler_log(tasks)) == 2 * (number + 1)
     assert not (tasks.folder / "work/owned").exists()
 
 
-# What it writes
+# Logs
 
 
 @unmeasured
-def test_what_it_writes_is_in_both_logs_and_each_attempt_begins_with_a_line_of_its_own(tasks: Tasks) -> None:
+def test_output_is_in_both_logs_and_each_attempt_begins_with_a_header_line(tasks: Tasks) -> None:
     assert tasks.sh("echo one; exit 1").wait() == 1
     task = tasks.sh("echo two; exit 1", attempt=2, job=1, key="1.2")
     assert task.wait() == 1
@@ -204,7 +206,7 @@ def test_what_it_writes_is_in_both_logs_and_each_attempt_begins_with_a_line_of_i
     assert task.output() == "two\n"
 
 
-def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
+def test_logs_are_readable_only_by_their_owner(tasks: Tasks) -> None:
     task = tasks.sh("true")
     assert task.wait() == 0
     for name in ("log", "scheduler_log"):
@@ -213,13 +215,13 @@ def test_logs_are_for_their_owner_alone(tasks: Tasks) -> None:
 
 
 def others(tasks: Tasks) -> dict[str, str]:
-    """As of a task of the same name in another workspace that has the same folder for logs."""
+    """The spec of a task of the same name in another workspace with the same log directory."""
     folder = tasks.folder
     return {"record": f"{folder}/other.json", "marker": f"{folder}/other.txt", "owner": "other/12345678"}
 
 
 @unmeasured
-def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, pipe: Path) -> None:
+def test_a_task_whose_log_is_in_use_writes_to_its_alternative_log(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
     first.wait_for_output("first")
     second = tasks.sh("echo second", **others(tasks))
@@ -231,7 +233,7 @@ def test_a_task_whose_log_another_one_writes_to_has_its_other_log(tasks: Tasks, 
     assert second.record()["log"] == second.spec["other_log"]
 
 
-def test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over(tasks: Tasks) -> None:
+def test_a_log_of_another_workspace_is_not_used_even_after_its_task_ended(tasks: Tasks) -> None:
     first = tasks.sh("echo first; exit 1")
     assert first.wait() == 1
     second = tasks.sh("echo second", **others(tasks))
@@ -243,7 +245,7 @@ def test_a_log_of_another_workspace_is_left_alone_also_when_that_is_over(tasks: 
     assert again.record()["log"] == first.spec["log"]
 
 
-def test_without_another_log_it_is_told_and_the_task_runs(tasks: Tasks, pipe: Path) -> None:
+def test_without_an_alternative_log_the_task_reports_it_and_runs(tasks: Tasks, pipe: Path) -> None:
     first = tasks.sh(f"echo first; read x < {pipe}")
     first.wait_for_output("first")
     second = tasks.sh("echo second", other_log=None, **others(tasks))
@@ -261,7 +263,9 @@ def _link(path: Path) -> None:
 @unmeasured
 @pytest.mark.parametrize("lay", [_link, os.mkfifo, os.mkdir])
 @pytest.mark.parametrize("name", ["log", "scheduler_log"])
-def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Tasks, name: str, lay: Any) -> None:
+def test_a_log_that_cannot_be_opened_is_reported_and_the_task_runs_without_it(
+    tasks: Tasks, name: str, lay: Any
+) -> None:
     folder = tasks.folder / "own"
     folder.mkdir(mode=0o700)
     lay(folder / "a.log")
@@ -272,22 +276,22 @@ def test_a_log_that_cannot_be_had_is_told_and_the_task_runs_without_it(tasks: Ta
     assert not (folder / "victim").exists()
 
 
-@pytest.mark.usefixtures("unmeasured")  # whose files would be too large
-def test_a_full_disk_leaves_out_output_and_nothing_else(tasks: Tasks) -> None:
+@pytest.mark.usefixtures("unmeasured")  # coverage files would exceed the limit on file sizes
+def test_a_full_disk_loses_output_only(tasks: Tasks) -> None:
     task = tasks.sh("yes | head -c 200000; echo the end; exit 3", limit=1 << 16)
     assert ended(task) == (3, "failed", 3)
     assert f"some of the output is missing in {task.spec['log']}: File too large" in task.record()["note"]
     assert Path(task.spec["log"]).stat().st_size == 1 << 16
 
 
-def test_a_jobs_log_that_takes_nothing_does_not_hold_the_task_up(tasks: Tasks) -> None:
+def test_a_blocked_job_log_does_not_block_the_task(tasks: Tasks) -> None:
     task = tasks.sh("yes | head -c 200000", output="/dev/full")
     assert ended(task) == (0, "completed", 0)
     assert "the job's log: No space left on device" in task.record()["note"]
     assert len(log_of(task)) == 100_001
 
 
-def test_a_record_and_a_marker_that_cannot_be_written_are_told(tasks: Tasks) -> None:
+def test_a_record_or_marker_that_cannot_be_written_is_reported(tasks: Tasks) -> None:
     (tasks.folder / "file").write_text("")
     task = tasks.sh("true", record=str(tasks.folder / "file/exp1.json"), marker=str(tasks.folder / "file/exp1.txt"))
     assert task.wait() == 0
@@ -295,15 +299,15 @@ def test_a_record_and_a_marker_that_cannot_be_written_are_told(tasks: Tasks) -> 
     assert f"gpuyard: {tasks.folder}/file/exp1.json cannot be written" in task.output()
 
 
-# What it leaves behind
+# Remaining processes and files
 
 
 def left_behind(script: str) -> str:
-    """One that ends when another one is there that hears nothing of its end."""
+    """A script that ends after it started a background process that ignores SIGHUP."""
     return f"(trap '' HUP; touch ../up; {script}) & until [ -e ../up ]; do sleep 0.01; done; echo on its own; exit 2"
 
 
-def test_somebody_left_behind_on_the_terminal_does_not_keep_the_task_alive(tasks: Tasks, pipe: Path) -> None:
+def test_a_background_process_on_the_terminal_does_not_keep_the_task_running(tasks: Tasks, pipe: Path) -> None:
     task = tasks.sh(left_behind(f"read x < {pipe}; echo late"))
     assert ended(task) == (2, "failed", 2)
     assert "on its own" in log_of(task)
@@ -311,20 +315,20 @@ def test_somebody_left_behind_on_the_terminal_does_not_keep_the_task_alive(tasks
 
 
 @unmeasured
-def test_somebody_left_behind_who_writes_on_and_on_does_not_keep_the_task_alive(tasks: Tasks) -> None:
+def test_a_background_process_that_writes_forever_does_not_keep_the_task_running(tasks: Tasks) -> None:
     task = tasks.sh(left_behind("exec yes"))
     assert ended(task) == (2, "failed", 2)
 
 
 @unmeasured
-def test_no_socket_is_left_behind(tasks: Tasks) -> None:
+def test_no_socket_remains(tasks: Tasks) -> None:
     task = tasks.sh("true", session="TASK_exp1_gpu0")
     assert task.wait() == 0
     assert os.listdir(tasks.folder / "sockets") == []
 
 
 @unmeasured
-def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Tasks, pipe: Path) -> None:
+def test_the_program_and_its_background_processes_hold_the_lease(tasks: Tasks, pipe: Path) -> None:
     lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lease, fcntl.LOCK_EX)
     task = tasks.sh(f"(trap '' HUP; echo up; read x < {pipe}) & wait", lease=lease)
@@ -338,7 +342,7 @@ def test_the_lease_is_held_by_the_program_and_by_what_it_leaves_behind(tasks: Ta
     assert taker.wait(60) == 0
 
 
-def test_a_killed_runner_takes_its_program_along_and_leaves_the_record_without_a_result(tasks: Tasks) -> None:
+def test_a_killed_runner_ends_its_program_and_leaves_a_record_without_a_result(tasks: Tasks) -> None:
     task = tasks.sh("echo up; exec sleep 600")
     task.wait_for_output("up")
     program = task.program()

@@ -1,4 +1,4 @@
-"""A task in a session of a real tmux: what people see and type there, and what becomes of it when tmux is gone."""
+"""A task in a session of a real tmux: its screen and input, and the task when tmux ends."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ WAITS = "echo up; read x; echo got $x; exit 3"
 
 
 def shown(tasks: Tasks, script: str = WAITS, **other: object) -> Task:
-    """A task that is up and whose session shows it."""
+    """Start a task and wait until its session shows it."""
     task = tasks.sh(script, **{"session": NAME, **other})
     wait_for(lambda: Path(task.spec["record"]).exists() and task.record()["session"], "the session")
     tasks.tmux.wait_to_see(task.record()["session"], "up")
@@ -36,11 +36,11 @@ def attached(tmux: OwnTmux, name: str = NAME) -> Iterator[Terminal]:
     terminal.close()
 
 
-# What people see and type
+# Screen and input
 
 
 @unmeasured
-def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_session_shows_output_of_the_task_and_passes_on_input(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     tmux("send-keys", "-t", f"={NAME}:", "hällo", "Enter")
     assert task.wait() == 3
@@ -49,9 +49,9 @@ def test_a_session_shows_what_the_task_writes_and_passes_on_what_is_typed(tasks:
     assert task.record()["session"] == NAME
 
 
-def test_much_that_is_typed_before_the_program_reads_waits_for_it(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
+def test_input_before_the_program_reads_is_buffered(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
     task = shown(tasks, f"stty raw -echo; echo up; read x < {pipe}; head -c 20000 | tr -d x | wc -c")
-    for _ in range(4):  # tmux takes no more at once
+    for _ in range(4):  # tmux accepts no more at once
         tmux("send-keys", "-l", "-t", f"={NAME}:", 2_500 * "xy")
     let_go(pipe)
     assert task.wait() == 0
@@ -66,7 +66,7 @@ def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
 
 
 @unmeasured
-def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_session_has_a_long_scrollback(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "echo up; seq -f 'line %g.' 6000; read x")
     tmux.wait_to_see(NAME, "line 6000.")
     assert [f"line {number}." for number in range(1, 6001)] == tmux.screen(NAME).split("\n")[2:6002]
@@ -75,19 +75,19 @@ def test_a_session_can_be_scrolled_back_a_long_way(tasks: Tasks, tmux: OwnTmux) 
 
 
 @unmeasured
-def test_the_last_screen_stays_and_says_how_it_ended(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_the_last_screen_stays_with_the_result(tasks: Tasks, tmux: OwnTmux) -> None:
     assert tasks.sh("echo the last words; exit 4", session=NAME).wait() == 4
     tmux.wait_for_dead_pane(NAME)
     tmux.wait_to_see(NAME, "the last words\n\n[exp1 failed, status 4, after ")
 
 
-def test_a_session_is_closed_after_completion_where_that_is_wanted(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_session_is_closed_after_completion_if_configured(tasks: Tasks, tmux: OwnTmux) -> None:
     tmux("new-session", "-d", "-s", "mine", "cat")
     assert tasks.sh("true", session=NAME, closes_session=True).wait() == 0
     assert tmux.sessions() == ["mine"]
 
 
-def test_the_sessions_of_earlier_attempts_are_closed_with_it(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_sessions_of_earlier_attempts_are_closed_too(tasks: Tasks, tmux: OwnTmux) -> None:
     tmux("new-session", "-d", "-s", "mine", "cat")
     tasks.sh("exit 1", config="exp2", session="TASK_exp2_gpu0", owner="tag/another", closes_session=True).wait()
     for place in ("gpu0", "gpu1"):
@@ -97,7 +97,7 @@ def test_the_sessions_of_earlier_attempts_are_closed_with_it(tasks: Tasks, tmux:
     assert tmux.sessions() == ["TASK_exp2_gpu0", "mine"]
 
 
-def test_sessions_are_closed_where_the_marker_is_there_already(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_sessions_are_closed_if_the_marker_exists_already(tasks: Tasks, tmux: OwnTmux) -> None:
     task = tasks.sh("exit 1", session=NAME, closes_session=True)
     assert task.wait() == 1
     task.marker.parent.mkdir()
@@ -121,7 +121,7 @@ def test_the_size_of_the_window_reaches_the_program(tasks: Tasks, tmux: OwnTmux)
 
 
 @unmeasured
-def test_a_person_who_is_attached_stays_for_the_next_attempt(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_an_attached_terminal_shows_the_next_attempt(tasks: Tasks, tmux: OwnTmux) -> None:
     shown(tasks, "echo up; read x; exit 1")
     with attached(tmux) as terminal:
         terminal.read_until("up")
@@ -137,10 +137,10 @@ def test_a_person_who_is_attached_stays_for_the_next_attempt(tasks: Tasks, tmux:
     assert second.record()["session"] == NAME
 
 
-# Whose session it is
+# Sessions of others
 
 
-def test_a_name_that_is_somebody_elses_is_left_to_them(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_session_name_in_use_by_another_is_not_taken(tasks: Tasks, tmux: OwnTmux) -> None:
     tmux("new-session", "-d", "-s", NAME, "echo theirs; exec cat")
     task = shown(tasks)
     other = shown(tasks, "echo up; read x", owner="other/1", config="exp2")
@@ -150,7 +150,7 @@ def test_a_name_that_is_somebody_elses_is_left_to_them(tasks: Tasks, tmux: OwnTm
 
 
 @unmeasured
-def test_a_session_that_lost_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_session_without_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     os.kill(task.runner, signal.SIGKILL)
     tmux.wait_for_dead_pane(NAME)
@@ -161,7 +161,7 @@ def test_a_session_that_lost_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux)
     assert tmux.sessions() == [NAME]
 
 
-def test_what_a_person_runs_in_a_session_of_ours_is_not_killed_for_the_next_task(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_users_program_in_a_task_session_is_not_killed_for_the_next_task(tasks: Tasks, tmux: OwnTmux) -> None:
     shown(tasks, "echo up; read x")
     tmux("split-window", "-t", f"={NAME}:", "echo by hand; exec cat")
     first = tmux("list-panes", "-t", f"={NAME}:", "-F", "#{pane_pid}").split()
@@ -173,7 +173,7 @@ def test_what_a_person_runs_in_a_session_of_ours_is_not_killed_for_the_next_task
 
 @unmeasured
 @pytest.mark.parametrize("name", ["a b'\"", "$(touch owned)", "-x", "größe;", "a:b.c", "#(touch owned)", "実験 #{pid}"])
-def test_hostile_names_are_data(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
+def test_hostile_session_names_are_passed_unchanged(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
     sockets = tasks.folder / f"{name};"
     sockets.mkdir()
     task = shown(tasks, session=name, sockets=str(sockets), config=name)
@@ -185,11 +185,11 @@ def test_hostile_names_are_data(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
     assert not list(tasks.folder.rglob("owned"))
 
 
-# What tmux is given
+# The tmux server
 
 
 @unmeasured
-def test_a_server_that_is_started_for_a_task_inherits_nothing_of_it(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_tmux_server_started_for_a_task_inherits_nothing_from_it(tasks: Tasks, tmux: OwnTmux) -> None:
     lease = os.open(tasks.folder / "lease", os.O_RDWR | os.O_CREAT)
     own = {
         "CUDA_VISIBLE_DEVICES": "0",
@@ -213,7 +213,7 @@ def test_a_server_that_is_started_for_a_task_inherits_nothing_of_it(tasks: Tasks
 
 
 @unmeasured
-def test_a_persons_settings_are_no_hindrance(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
+def test_settings_in_a_users_tmux_conf_do_not_break_sessions(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
     settings = (
         "set -g default-command false\nset -g destroy-unattached on\nset -g history-limit 5\nset -g base-index 7\n"
         "set -g pane-base-index 3\nset -g renumber-windows on\nset -g remain-on-exit off\nset -g status off\n"
@@ -231,18 +231,18 @@ def test_new_windows_of_the_session_are_in_the_tasks_directory(tasks: Tasks, tmu
     assert tmux("display-message", "-p", "-t", f"={NAME}:", "#{session_path}") == f"{tasks.folder}/work"
 
 
-# What becomes of it when tmux is gone
+# When the session or tmux ends
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-@pytest.mark.parametrize("word", ["kill-session", "kill-pane"])
-def test_a_session_that_a_person_closes_ends_the_task(tasks: Tasks, tmux: OwnTmux, word: str, is_last: bool) -> None:
-    """Also the last one, with which tmux itself ends."""
+@pytest.mark.parametrize("command", ["kill-session", "kill-pane"])
+def test_closing_a_session_ends_the_task(tasks: Tasks, tmux: OwnTmux, command: str, is_last: bool) -> None:
+    """Also the last session, with which tmux itself ends."""
     task = shown(tasks)
     if not is_last:
         tmux("new-session", "-d", "-s", "mine", "cat")
     server = tmux.server()
-    tmux(word, "-t", f"={NAME}:")
+    tmux(command, "-t", f"={NAME}:")
     assert task.wait() == 129
     assert (task.record()["result"], task.record()["status"]) == ("failed", 129)
     assert "its session was closed" in task.record()["note"]
@@ -251,7 +251,7 @@ def test_a_session_that_a_person_closes_ends_the_task(tasks: Tasks, tmux: OwnTmu
     assert tmux.sessions() == ([] if is_last else ["mine"])
 
 
-def test_a_session_that_is_closed_before_the_task_starts_ends_it(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_closing_a_session_before_the_task_starts_ends_the_task(tasks: Tasks, tmux: OwnTmux) -> None:
     task = tasks.sh("echo ran", session=NAME, delay_s=600.0)
     tmux.wait_to_see(NAME, "--- exp1, job 1, attempt 1, on gpu0, ")
     tmux("kill-session", "-t", f"={NAME}")
@@ -260,7 +260,7 @@ def test_a_session_that_is_closed_before_the_task_starts_ends_it(tasks: Tasks, t
     assert "ran" not in task.output()
 
 
-def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_a_program_that_writes_its_marker_when_its_session_closes_is_completed(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "trap 'mkdir ../out; touch ../out/exp1_completed.txt; exit 1' HUP; echo up; read x")
     tmux("kill-session", "-t", f"={NAME}")
     assert task.wait() == 0
@@ -269,7 +269,7 @@ def test_a_program_that_completes_when_its_session_is_closed_is_completed(tasks:
 
 @unmeasured
 @pytest.mark.parametrize("how", ["kill -9", "kill", "kill-server"])
-def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks, tmux: OwnTmux, how: str) -> None:
+def test_a_task_survives_its_tmux_and_a_new_session_shows_it(tasks: Tasks, tmux: OwnTmux, how: str) -> None:
     task = shown(tasks)
     server = tmux.server()
     if how == "kill-server":
@@ -287,8 +287,8 @@ def test_a_task_goes_on_without_its_tmux_and_a_new_session_shows_it(tasks: Tasks
 
 
 @unmeasured
-def test_many_tasks_go_on_without_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
-    """They all start a new one at once, and there is one."""
+def test_many_tasks_survive_their_tmux(tasks: Tasks, tmux: OwnTmux, pipe: Path) -> None:
+    """All tasks start a new tmux server at once; exactly one server results."""
     names = [f"TASK_exp{number}_gpu0" for number in range(4)]
     for number in range(4):
         os.mkfifo(f"{pipe}.{number}")
@@ -321,7 +321,7 @@ def test_a_killed_viewer_is_replaced_in_its_session(tasks: Tasks, tmux: OwnTmux)
 
 
 @unmeasured
-def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_after_repeated_losses_of_its_session_a_task_runs_without_one(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
     for _ in range(4):
         wait_for(tmux.sessions, "a session")
@@ -336,8 +336,8 @@ def test_a_session_that_is_lost_again_and_again_is_let_go_and_the_task_goes_on(t
 
 
 @pytest.mark.full
-def test_a_session_that_nobody_came_to_show_is_opened_again(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
-    """As where tmux dies before the viewer is there: the first one is never made."""
+def test_a_session_whose_viewer_never_connects_is_opened_again(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
+    """As if tmux died before the viewer connects: the first session is never created."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tmux").write_text(
         f"#!/bin/sh\ncase $* in *new-session*) mkdir '{tmp_path}/once' 2>/dev/null && exit 0 ;; esac\n"
@@ -352,7 +352,7 @@ def test_a_session_that_nobody_came_to_show_is_opened_again(tasks: Tasks, tmux: 
     assert task.wait() == 3
 
 
-def test_a_session_that_cannot_be_closed_does_not_change_how_a_task_ended(
+def test_a_session_that_cannot_be_closed_does_not_change_the_result(
     tasks: Tasks, tmux: OwnTmux, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -369,7 +369,7 @@ def test_a_session_that_cannot_be_closed_does_not_change_how_a_task_ended(
     assert "its session could not be closed: tmux: stuck" in task.output()
 
 
-def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_missing_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/echo").symlink_to("/bin/echo")
     task = tasks.start("echo", "ran", session=NAME, environment={"PATH": str(tmp_path / "bin")})
@@ -379,7 +379,7 @@ def test_without_tmux_it_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path)
     assert "gpuyard: no session: tmux is not installed\nran\n" in task.output()
 
 
-def test_a_tmux_that_does_not_work_is_told_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
+def test_a_broken_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/tmux").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
     (tmp_path / "bin/tmux").chmod(0o700)
@@ -389,7 +389,7 @@ def test_a_tmux_that_does_not_work_is_told_and_the_task_runs(tasks: Tasks, tmp_p
     assert "no session: tmux: broken" in task.record()["note"]
 
 
-def test_a_folder_for_sockets_that_is_missing_is_told_and_the_task_runs(tasks: Tasks) -> None:
+def test_a_missing_socket_directory_is_reported_and_the_task_runs(tasks: Tasks) -> None:
     task = tasks.sh("echo ran", session=NAME, sockets=f"{tasks.folder}/nowhere")
     assert task.wait() == 0
     assert f"no session: {tasks.folder}/nowhere cannot be used: No such file" in task.record()["note"]
@@ -398,7 +398,7 @@ def test_a_folder_for_sockets_that_is_missing_is_told_and_the_task_runs(tasks: T
 # Much output
 
 
-def last_of(path: str) -> bytes:
+def last_bytes(path: str) -> bytes:
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - 100))
         return file.read()
@@ -408,31 +408,29 @@ FLOOD_LINES = size(500_000, full=4_600_000)
 FLOOD = f"echo up; read x; yes 0123456789 | head -c {FLOOD_LINES * 11}; echo the end; read x"
 
 
-def wait_for_all_of_it(task: Task) -> None:
-    wait_for(lambda: last_of(task.spec["log"]).endswith(b"the end\n"), "the end of the output")
+def wait_for_the_last_line(task: Task) -> None:
+    wait_for(lambda: last_bytes(task.spec["log"]).endswith(b"the end\n"), "the end of the output")
     assert Path(task.spec["log"]).read_bytes().count(b"0123456789\n") == FLOOD_LINES
 
 
 @unmeasured
-def test_nothing_of_much_output_is_lost(tasks: Tasks, tmux: OwnTmux) -> None:
+def test_no_output_is_lost_under_load(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, FLOOD)
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
-    wait_for_all_of_it(task)
+    wait_for_the_last_line(task)
     tmux.wait_to_see(NAME, "the end")
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     assert task.wait() == 0
 
 
-def test_a_session_that_takes_nothing_does_not_hold_the_task_up_and_is_shown_the_last_of_it(
-    tasks: Tasks, tmux: OwnTmux
-) -> None:
+def test_a_blocked_session_does_not_block_the_task_and_shows_its_last_output_later(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, FLOOD)
     server = tmux.server()
     tmux("send-keys", "-t", f"={NAME}:", "Enter")
     task.wait_for_output("0123")
     os.kill(server, signal.SIGSTOP)
     try:
-        wait_for_all_of_it(task)
+        wait_for_the_last_line(task)
     finally:
         os.kill(server, signal.SIGCONT)
     tmux.wait_to_see(NAME, "the end")

@@ -1,4 +1,4 @@
-"""`gpuyard simulate` as it is typed."""
+"""`gpuyard simulate` on the command line."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ def simulated(*arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_table_has_a_row_for_each_policy_and_pass_and_says_what_was_left_out(folder: Path) -> None:
+def test_the_table_has_a_row_per_policy_and_pass_and_counts_omitted_jobs(folder: Path) -> None:
     done = simulate("trace.csv", "--devices", "1x24GB")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -50,7 +50,7 @@ def test_a_table_has_a_row_for_each_policy_and_pass_and_says_what_was_left_out(f
     assert rows == [[policy, number] for policy in ("fifo", "declared", "gpuyard") for number in ("1", "2")]
 
 
-def test_the_second_pass_knows_what_the_first_one_learned(folder: Path) -> None:
+def test_the_second_pass_uses_the_estimates_of_the_first(folder: Path) -> None:
     found = simulated("trace.csv", "--devices", "1x24GB", "--policy", "fifo,gpuyard")
     assert (found["jobs"], found["too_large"], found["never_ran"]) == (3, 1, 0)
     makespans = {(each["policy"], each["pass_number"]): each["makespan_s"] for each in found["passes"]}
@@ -60,7 +60,7 @@ def test_the_second_pass_knows_what_the_first_one_learned(folder: Path) -> None:
     assert all(each["lost"] == 0 for each in found["passes"])
 
 
-def test_a_mix_is_drawn_by_its_seed_and_can_be_saved_and_run_again(folder: Path) -> None:
+def test_a_mix_is_reproducible_by_its_seed_and_can_be_saved(folder: Path) -> None:
     options = ("--devices", "2x24GB", "--policy", "gpuyard", "--passes", "1")
     drawn = simulated("--mix", "lucid,carma", "--jobs", "20", "--seed", "5", "--save", "drawn.csv", *options)
     assert drawn == simulated("--mix", "lucid,carma", "--jobs", "20", "--seed", "5", *options)
@@ -68,19 +68,19 @@ def test_a_mix_is_drawn_by_its_seed_and_can_be_saved_and_run_again(folder: Path)
     assert drawn != simulated("--mix", "lucid,carma", "--jobs", "20", "--seed", "6", *options)
 
 
-def test_pods_that_never_ran_are_told_of(folder: Path) -> None:
+def test_pods_that_never_ran_are_reported(folder: Path) -> None:
     done = simulate("traces/alibaba-openb_pod_list_default.csv", "--devices", "2x16GB", "--policy", "declared")
     assert "left out: 2 pods that used no GPU or never ran" in done.stdout
 
 
-def test_the_picture_is_drawn(folder: Path) -> None:
+def test_the_chart_is_written(folder: Path) -> None:
     done = simulate("trace.csv", "--devices", "1x24GB", "--picture", "out.svg")
     assert done.returncode == 0, done.stderr
     assert ET.parse(folder / "out.svg").getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "give a trace, or generate one with --mix"),
         (("trace.csv", "--mix", "lucid"), "give a trace, or generate one with --mix"),
@@ -93,14 +93,14 @@ def test_the_picture_is_drawn(folder: Path) -> None:
         (("traces/carma-summary.csv",), "unknown columns"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_an_error_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     done = simulate(*arguments)
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_mix_needs_the_folder_of_measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mix_needs_the_directory_of_measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUYARD_TRACES")
     done = simulate("--mix", "lucid")
     assert "set GPUYARD_TRACES to their directory" in done.stderr

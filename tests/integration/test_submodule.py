@@ -1,4 +1,4 @@
-"""gpuyard in another project's tree: a real git submodule, the line that the docs give, and the import."""
+"""gpuyard as a git submodule of another project: the installation command of the docs, and the import."""
 
 import os
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 PAGE = (ROOT / "docs/how-to/use-in-another-project.md").read_text()
 FOLDER = "third_party/gpuyard"
-# What git has of a checkout and an installation needs.
+# The tracked files that an installation needs.
 FILES = (".gitignore", "LICENSE", "README.md", "pyproject.toml", "src")
 USES = """
 import gpu_scheduler
@@ -26,13 +26,13 @@ with gpu_scheduler.GPUScheduler(num_gpus=1) as gpu_ids:
 
 
 def line(beginning: str) -> str:
-    """The line of an example on the page, without what is said about it."""
+    """Return the line of the docs that begins so, without its comment."""
     [found] = re.findall(rf"^({re.escape(beginning)}.*?)(?:  +#.*)?$", PAGE, re.MULTILINE)
     return str(found)
 
 
 class Project:
-    """A git repository with an environment of its own, which has what gpuyard depends on, and not gpuyard."""
+    """A git repository with a virtual environment that has the dependencies of gpuyard, but not gpuyard."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class Project:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """A repository with what is in this checkout now."""
+    """A repository with the current content of this checkout."""
     folder = tmp_path / "upstream"
     folder.mkdir()
     for name in FILES:
@@ -96,9 +96,9 @@ def add_submodule(project: Project, upstream: Path, folder: str) -> None:
     project.sh("git commit --quiet -m 'carry gpuyard'")
 
 
-# The second has the name of the package, and lies where Python looks first.
+# The second directory has the name of the package and is in the first entry of sys.path.
 @pytest.mark.parametrize("folder", [FOLDER, "gpu_scheduler"])
-def test_the_package_is_installed_from_a_submodule_by_one_line(project: Project, upstream: Path, folder: str) -> None:
+def test_one_command_installs_the_package_from_a_submodule(project: Project, upstream: Path, folder: str) -> None:
     add_submodule(project, upstream, folder)
     project.sh(line("pip install -e ").replace(FOLDER, folder))
     assert project.python(USES) == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
@@ -109,14 +109,14 @@ def test_the_package_is_installed_from_a_submodule_by_one_line(project: Project,
 
 
 @pytest.mark.parametrize("folder", [FOLDER, "gpu_scheduler"])
-def test_a_path_entry_is_enough_for_the_import(project: Project, upstream: Path, folder: str) -> None:
+def test_a_sys_path_entry_suffices_for_the_import(project: Project, upstream: Path, folder: str) -> None:
     add_submodule(project, upstream, folder)
     entry = line("sys.path.insert(0, ").replace(FOLDER, folder)
-    said = project.python(f"import sys\n{entry}\n{USES}")
-    assert said == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
+    output = project.python(f"import sys\n{entry}\n{USES}")
+    assert output == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
 
 
-def test_templates_that_are_copied_from_a_submodule_make_a_workspace(project: Project, upstream: Path) -> None:
+def test_templates_copied_from_a_submodule_make_a_workspace(project: Project, upstream: Path) -> None:
     add_submodule(project, upstream, FOLDER)
     copies = re.findall(r"^cp third_party/.*$", PAGE, re.MULTILINE)
     assert len(copies) == 2

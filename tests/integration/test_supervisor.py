@@ -1,4 +1,4 @@
-"""The supervisor on a node: it runs its element once, passes on what it is sent, and tells of the end."""
+"""The supervisor on a cluster node: it runs its element once, forwards signals, and records the end."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_fo
 from tests.scale import size
 
 Supervisor = subprocess.Popen[str]
-# A site must not say of what never ran that it succeeded.
+# The exit status of a supervisor that ran nothing: not 0, or the site would report success.
 NOT_FIRST = 75
-TOKEN = "parcel"
-# With other figures than the real ones, where a test would have to wait for those.
+TOKEN = "submission"
+# Runs a supervisor with shorter time limits than the real ones.
 HASTY = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpuyard.engines.cluster import node_supervisor;"
     "vars(node_supervisor).update(eval(sys.argv.pop(1))); node_supervisor.main()"
@@ -33,7 +33,7 @@ HASTY = (
 
 
 class Node:
-    """Where supervisors are started as a site does it: with an environment of its own, and little in it."""
+    """Starts supervisors as a site does: with a small environment of its own."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.submissions = SubmissionDirs(tmp_path / "shared")
@@ -45,21 +45,21 @@ class Node:
         self.submissions.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
 
     def start(self, number: int = 0, environment: dict[str, str] | None = None, **figures: float) -> Supervisor:
-        words = [*node_supervisor.command(self.submissions.path(TOKEN)), str(number)]
+        command = [*node_supervisor.command(self.submissions.path(TOKEN)), str(number)]
         if figures:
-            words[words.index("-c") + 1] = HASTY
-            words.insert(words.index("-c") + 3, repr(figures))
-        return self.start_words(words, environment)
+            command[command.index("-c") + 1] = HASTY
+            command.insert(command.index("-c") + 3, repr(figures))
+        return self.start_command(command, environment)
 
-    def start_words(self, words: list[str], environment: dict[str, str] | None = None) -> Supervisor:
+    def start_command(self, command: list[str], environment: dict[str, str] | None = None) -> Supervisor:
         process = subprocess.Popen(
-            words, env=environment or {}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, env=environment or {}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self._started.append(process)
         return process
 
     def run(self, *launches: Launch, environment: dict[str, str] | None = None) -> Finish:
-        """How the first of them ended."""
+        """Run element 0 and return its recorded end."""
         self.write(*launches)
         self.start(environment=environment).wait(60)
         return self.end_of()
@@ -90,7 +90,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[], int]]:
-    """The pid that a program left in the file `pid`, once it did; whatever is left of its session is killed."""
+    """Return a function that waits for the file `pid` and returns its content; kill the program at the end."""
 
     def pid() -> int:
         wait_for(lambda: _content(tmp_path / "pid"), "the program")
@@ -113,7 +113,7 @@ def shell(script: str, job_id: int = 1, **other: object) -> Launch:
 # Running
 
 
-def test_a_program_runs_and_its_status_is_told_and_left_with(node: Node) -> None:
+def test_the_supervisor_records_and_returns_the_status_of_its_program(node: Node) -> None:
     before = time.time()
     node.write(shell("exit 1"), shell("echo out; echo err >&2; pwd; exit 7", 17, cwd="/usr", attempt=3))
     process = node.start(1)
@@ -129,14 +129,14 @@ def test_a_program_runs_and_its_status_is_told_and_left_with(node: Node) -> None
     assert node.trace(0) == ElementTrace()
 
 
-def test_a_program_that_a_signal_ends_has_the_status_that_shells_give_it(node: Node) -> None:
+def test_a_program_ended_by_a_signal_has_status_128_plus_the_signal(node: Node) -> None:
     node.write(shell("kill -KILL $$"))
     assert node.start().wait(60) == 137
     assert node.end_of().word == "137"
 
 
-def test_a_program_leads_a_session_of_its_own_and_has_no_files_but_its_streams(node: Node) -> None:
-    # A shell holds the ends of a pipe for a moment, and becomes its last command: so there is neither here.
+def test_a_program_leads_its_own_session_and_inherits_only_its_streams(node: Node) -> None:
+    # No shell here: it would hold pipe ends for a moment and replace itself with its last command.
     node.run(shell("echo $$; cut -d' ' -f5,6 /proc/$$/stat; ls /proc/$$/fd; :"))
     pid, session, *descriptors = node.log().splitlines()
     assert session == f"{pid} {pid}"
@@ -145,14 +145,14 @@ def test_a_program_leads_a_session_of_its_own_and_has_no_files_but_its_streams(n
     assert not any(int(number) in range(3, 10) for number in descriptors)
 
 
-def test_its_input_is_read_and_its_folder_made(node: Node, tmp_path: Path) -> None:
+def test_a_program_gets_its_input_and_its_directory_is_created(node: Node, tmp_path: Path) -> None:
     (tmp_path / "input").write_text("from the file\n")
     launch = shell(f"cat; ls -d {tmp_path}/made", stdin=str(tmp_path / "input"), folder=str(tmp_path / "made"))
     assert node.run(launch).word == "0"
     assert node.log() == f"from the file\n{tmp_path}/made\n"
 
 
-def test_where_no_folder_can_be_made_the_program_says_so_itself(node: Node, tmp_path: Path) -> None:
+def test_the_program_reports_a_directory_that_cannot_be_created(node: Node, tmp_path: Path) -> None:
     end = node.run(shell(f"ls {tmp_path}/no/such", folder=f"{tmp_path}/no/such"))
     assert end.word not in ("0", "no-directory")
     assert "No such file" in node.log()
@@ -169,7 +169,7 @@ def test_where_no_folder_can_be_made_the_program_says_so_itself(node: Node, tmp_
         ("too-long", 126, {"environment": {"LONG": "x" * 4_000_000}}),
     ],
 )
-def test_what_cannot_start_is_told_in_the_words_of_any_other_job(
+def test_a_program_that_cannot_start_has_the_same_reason_as_a_local_job(
     node: Node, word: str, status: int, fields: dict[str, object]
 ) -> None:
     command = fields.pop("command", ("true",))
@@ -190,23 +190,23 @@ def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hindrance", ["forgotten", "no such element", "garbled"])
-def test_a_supervisor_that_cannot_begin_says_so_and_leaves_no_trace(node: Node, hindrance: str) -> None:
+def test_a_supervisor_that_cannot_begin_reports_it_and_leaves_no_trace(node: Node, hindrance: str) -> None:
     node.write(shell("exit 0"))
     if hindrance == "forgotten":
         node.submissions.forget(TOKEN)
     if hindrance == "garbled":
         Path(node.submissions.path(TOKEN), "parcel.json").write_text("{")
     process = node.start(9 if hindrance == "no such element" else 0)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"of the submission in {node.submissions.path(TOKEN)} cannot start" in said
+    assert f"of the submission in {node.submissions.path(TOKEN)} cannot start" in errors
     assert not list(Path(node.submissions.path(TOKEN)).glob("*.began"))
 
 
-# Once
+# At most once
 
 
-def test_of_many_supervisors_of_one_element_one_runs_it(node: Node, tmp_path: Path) -> None:
+def test_only_one_of_several_supervisors_runs_an_element(node: Node, tmp_path: Path) -> None:
     node.write(shell(f"echo ran >> {tmp_path}/ran; exit 7"))
     processes = [node.start() for _ in range(size(15, full=50))]
     statuses = sorted(process.wait(60) for process in processes)
@@ -215,7 +215,7 @@ def test_of_many_supervisors_of_one_element_one_runs_it(node: Node, tmp_path: Pa
     assert node.end_of().word == "7"
 
 
-def test_an_element_is_either_void_or_run_whoever_comes_first(node: Node, tmp_path: Path) -> None:
+def test_an_element_is_either_voided_or_run(node: Node, tmp_path: Path) -> None:
     numbers = range(24)
     node.write(*(shell(f"touch {tmp_path}/ran{n}; exit 7", n) for n in numbers))
     processes = [node.start(number) for number in numbers]
@@ -227,7 +227,7 @@ def test_an_element_is_either_void_or_run_whoever_comes_first(node: Node, tmp_pa
     assert [node.trace(number).ended is None for number in numbers] == [voided[n] for n in numbers]
 
 
-def test_what_is_void_never_runs(node: Node, tmp_path: Path) -> None:
+def test_a_voided_element_never_runs(node: Node, tmp_path: Path) -> None:
     node.write(launch_of(1, "touch", str(tmp_path / "ran")))
     assert node.submissions.void(TOKEN, 0)
     assert node.start().wait(60) == NOT_FIRST
@@ -235,7 +235,7 @@ def test_what_is_void_never_runs(node: Node, tmp_path: Path) -> None:
     assert node.trace() == ElementTrace(began=VOID)
 
 
-def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(
+def test_a_killed_supervisor_records_no_end_and_its_element_never_runs_again(
     node: Node, tmp_path: Path, program: Callable[[], int]
 ) -> None:
     node.write(shell(f"echo ran >> {tmp_path}/ran; echo $$ > {tmp_path}/pid; exec sleep 600"))
@@ -243,7 +243,7 @@ def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(
     pid = program()
     first.kill()
     first.wait()
-    assert not is_gone(pid)  # what is left is the site's to end
+    assert not is_gone(pid)  # the site ends the remaining processes
     assert node.start().wait(60) == NOT_FIRST
     assert (tmp_path / "ran").read_text() == "ran\n"
     assert isinstance(node.trace().began, Began)
@@ -254,7 +254,7 @@ def test_killing_the_supervisor_leaves_no_end_and_nothing_runs_again(
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM", "CONT", "TSTP"])
-def test_a_signal_reaches_the_program_and_the_supervisor_lives_to_tell(node: Node, tmp_path: Path, name: str) -> None:
+def test_a_signal_reaches_the_program_and_the_supervisor_records_the_end(node: Node, tmp_path: Path, name: str) -> None:
     script = (
         "import os, signal, time;"
         f"signal.signal(signal.SIG{name}, lambda *_: [print('got {name}', flush=True), os._exit(5)]);"
@@ -269,8 +269,8 @@ def test_a_signal_reaches_the_program_and_the_supervisor_lives_to_tell(node: Nod
     assert node.end_of().word == "5"
 
 
-def test_a_program_may_take_its_time_after_a_signal(node: Node, tmp_path: Path, pipe: Path) -> None:
-    """Also where the site repeats it."""
+def test_a_program_may_run_on_after_a_signal(node: Node, tmp_path: Path, pipe: Path) -> None:
+    """Also if the site repeats the signal."""
     script = (
         f"trap 'touch {tmp_path}/asked; read x < {pipe}; echo saved; exit 0' TERM; trap '' USR1;"
         f"touch {tmp_path}/up; while :; do sleep 0.01; done"
@@ -284,15 +284,15 @@ def test_a_program_may_take_its_time_after_a_signal(node: Node, tmp_path: Path, 
     assert node.trace().ended is None
     let_go(pipe)
     assert process.wait(60) == 0
-    assert node.log().endswith("saved\n")  # after what the shell says of its child, which got it too
+    assert node.log().endswith("saved\n")  # after the shell's message about its child, which got the signal too
 
 
-def test_a_signal_reaches_all_of_the_session_whatever_group_they_are_in(node: Node, tmp_path: Path) -> None:
+def test_a_signal_reaches_all_process_groups_of_the_session(node: Node, tmp_path: Path) -> None:
     child = f"import os, time; os.setpgid(0, 0); open('{tmp_path}/up', 'w'); time.sleep(600)"
     node.write(launch_of(1, "sh", "-c", f'trap "" TERM; {sys.executable} -c "$CHILD"', environment={"CHILD": child}))
     process = node.start()
     wait_for((tmp_path / "up").exists, "the program's child")
-    process.send_signal(signal.SIGHUP)  # the shell ends of it, and so does the child, or it would hold the log
+    process.send_signal(signal.SIGHUP)  # ends the shell and its child, which would otherwise keep the log open
     assert process.wait(60) == 128 + signal.SIGHUP
     wait_for(lambda: not _writers_of(tmp_path / "logs/0"), "the end of the child")
 
@@ -306,14 +306,14 @@ def _writers_of(log: Path) -> list[str]:
     return found
 
 
-def test_what_the_site_ignores_or_blocks_for_it_is_passed_on_all_the_same(node: Node, tmp_path: Path) -> None:
+def test_signals_ignored_or_blocked_by_the_site_are_forwarded_too(node: Node, tmp_path: Path) -> None:
     node.write(shell(f"touch {tmp_path}/up; exec sleep 600"))
-    words = [*node_supervisor.command(node.submissions.path(TOKEN)), "0"]
+    command = [*node_supervisor.command(node.submissions.path(TOKEN)), "0"]
     blocking = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}); os.execv(sys.argv[1], sys.argv[1:])"
     )
-    process = node.start_words([sys.executable, "-c", blocking, *words])
+    process = node.start_command([sys.executable, "-c", blocking, *command])
     wait_for((tmp_path / "up").exists, "the program")
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 128 + signal.SIGHUP
@@ -322,7 +322,7 @@ def test_what_the_site_ignores_or_blocks_for_it_is_passed_on_all_the_same(node: 
 # Lost
 
 
-def test_what_the_engine_has_given_up_is_killed_with_its_whole_session(node: Node, tmp_path: Path) -> None:
+def test_an_element_given_up_by_the_engine_is_killed_with_its_session(node: Node, tmp_path: Path) -> None:
     child = f"import os, time; os.setpgid(0, 0); open('{tmp_path}/up', 'w'); time.sleep(600)"
     script = f"echo $$ > {tmp_path}/pid; trap '' TERM; {sys.executable} -c \"$CHILD\"; exit 3"
     node.write(shell(script, environment={"CHILD": child}))
@@ -335,8 +335,10 @@ def test_what_the_engine_has_given_up_is_killed_with_its_whole_session(node: Nod
     assert node.trace().ended is None
 
 
-def test_a_folder_that_is_away_for_a_while_ends_nothing_and_is_told_later(node: Node, tmp_path: Path) -> None:
-    """What it looks for is not there, and nor is anything else."""
+def test_a_submission_directory_missing_for_a_while_ends_nothing_and_gets_the_end_later(
+    node: Node, tmp_path: Path
+) -> None:
+    """The whole directory is missing, not only the file by which the supervisor knows that it is still wanted."""
     node.write(shell(f"echo $$ > {tmp_path}/pid; sleep 0.5; exit 4"))
     process = node.start(_CHECK_LOST_EVERY_S=0.01, _TRY_AGAIN_S=0.05)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
@@ -353,7 +355,7 @@ def test_a_folder_that_is_away_for_a_while_ends_nothing_and_is_told_later(node: 
 
 @contextlib.contextmanager
 def full_disk(pid: int) -> Iterator[None]:
-    """No file of this process can grow: what a full disk does, but for the name of the error."""
+    """Keep files of this process from growing: like a full disk, but with another error."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
     yield
@@ -365,14 +367,14 @@ def waiting(tmp_path: Path, pipe: Path, status: int) -> Launch:
     return shell(f"echo $$ > {tmp_path}/pid; read x < {pipe}; exit {status}")
 
 
-def test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does(node: Node, tmp_path: Path, pipe: Path) -> None:
+def test_an_end_is_written_when_a_full_disk_has_space_again(node: Node, tmp_path: Path, pipe: Path) -> None:
     node.write(waiting(tmp_path, pipe, 6))
     process = node.start(_TRY_AGAIN_S=0.05)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
     with full_disk(process.pid):
         let_go(pipe)
         wait_until_gone(int(_content(tmp_path / "pid")), "the program")
-        process.terminate()  # as a site may that wants it to end
+        process.terminate()  # as a site does to end it
         assert process.poll() is None
         assert node.trace().ended is None
     assert process.wait(60) == 6
@@ -380,22 +382,24 @@ def test_an_end_that_a_full_disk_does_not_take_is_written_when_it_does(node: Nod
     assert not list(Path(node.submissions.path(TOKEN)).glob("*draft*"))
 
 
-def test_where_the_disk_stays_full_its_status_tells_the_site_at_last(node: Node, tmp_path: Path, pipe: Path) -> None:
+def test_if_the_disk_stays_full_the_exit_status_reports_the_end_to_the_site(
+    node: Node, tmp_path: Path, pipe: Path
+) -> None:
     node.write(waiting(tmp_path, pipe, 6))
     process = node.start(_TRY_AGAIN_S=0.02, _GIVE_UP_AFTER_S=0.1)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
     with full_disk(process.pid):
         let_go(pipe)
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 6
-    assert f"{node.submissions.path(TOKEN)}/0.ended cannot be written: File too large" in said
+    assert f"{node.submissions.path(TOKEN)}/0.ended cannot be written: File too large" in errors
     assert node.trace().ended is None
 
 
 # The environment
 
 
-def test_the_program_gets_its_environment_as_it_was_whatever_bytes_are_in_it(node: Node) -> None:
+def test_the_program_gets_its_environment_byte_for_byte(node: Node) -> None:
     odd = os.fsdecode(b'\xff\xfe caf\xc3\xa9 \n "quoted" {}')
     script = "import os, sys; sys.stdout.buffer.write(os.environb[b'ODD'] + b'|' + os.fsencode(sys.argv[1]))"
     odd_words = (sys.executable, "-c", script, odd)
@@ -411,19 +415,19 @@ def test_each_element_has_its_own_environment(node: Node) -> None:
     assert [node.log(number) for number in range(3)] == ["1,2,,2\n", "1,,3,unset\n", "other,,,unset\n"]
 
 
-def test_what_the_site_says_reaches_the_program_and_nothing_else_of_its_environment(node: Node) -> None:
+def test_the_program_gets_only_the_sites_own_variables_of_its_environment(node: Node) -> None:
     sites = {"SLURM_JOB_ID": "77", "SLURMD_NODENAME": "n0", "RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "3"}
-    told = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4", "CUDA_VISIBLE_DEVICES": "0", "MINE": "kept"}
-    node.run(launch_of(1, "env", environment=told), environment={**sites, "HOME": "/node", "PATH": "/no"})
-    words = dict(line.split("=", 1) for line in node.log().splitlines())
-    assert {name: words.get(name) for name in (*sites, *told, "HOME")} == {
+    submitted = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4", "CUDA_VISIBLE_DEVICES": "0", "MINE": "kept"}
+    node.run(launch_of(1, "env", environment=submitted), environment={**sites, "HOME": "/node", "PATH": "/no"})
+    variables = dict(line.split("=", 1) for line in node.log().splitlines())
+    assert {name: variables.get(name) for name in (*sites, *submitted, "HOME")} == {
         **sites, "SLURM_ARRAY_TASK_ID": None, "MINE": "kept", "HOME": None,
     }  # fmt: skip
-    assert words["PATH"] == os.environ["PATH"]
+    assert variables["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.parametrize(
-    ("told", "own", "expected"),
+    ("submitted", "own", "expected"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}),
         ({"HIP_VISIBLE_DEVICES": "3"}, {"ROCR_VISIBLE_DEVICES": "0"}, {"ROCR_VISIBLE_DEVICES": "0"}),
@@ -444,13 +448,13 @@ def test_what_the_site_says_reaches_the_program_and_nothing_else_of_its_environm
         ({"TMPDIR": "/usr"}, {"TMPDIR": "/tmp/of/job"}, {"TMPDIR": "/tmp/of/job"}),
     ],
 )  # fmt: skip
-def test_of_two_environments_the_one_that_knows_holds(
-    told: dict[str, str], own: dict[str, str], expected: dict[str, str]
+def test_each_variable_comes_from_the_submission_or_from_the_node(
+    submitted: dict[str, str], own: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert node_supervisor.program_environment({"MINE": "kept", **told}, own) == {"MINE": "kept", **expected}
+    assert node_supervisor.program_environment({"MINE": "kept", **submitted}, own) == {"MINE": "kept", **expected}
 
 
-# What it used
+# Measured usage
 
 
 def hold(megabytes: int) -> tuple[str, ...]:
@@ -458,7 +462,7 @@ def hold(megabytes: int) -> tuple[str, ...]:
     return sys.executable, "-I", "-S", "-c", script
 
 
-def test_of_a_short_program_the_system_tells_how_much_ram_it_took(node: Node) -> None:
+def test_the_ram_of_a_short_program_comes_from_the_kernel(node: Node) -> None:
     usage = node.run(launch_of(1, *hold(200))).usage
     assert usage is not None
     assert usage.ram_mb is not None
@@ -467,15 +471,13 @@ def test_of_a_short_program_the_system_tells_how_much_ram_it_took(node: Node) ->
     assert not list(Path(node.submissions.path(TOKEN)).glob("*.usage"))
 
 
-def test_of_a_longer_one_the_meter_tells_what_it_held_on_each_device(
-    node: Node, own_home: Path, unmeasured: None
-) -> None:
-    words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
+def test_the_meter_records_the_device_memory_of_a_longer_program(node: Node, own_home: Path, unmeasured: None) -> None:
+    command = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "8G", "--seconds", "600")
     simulated = {"GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(own_home), "CUDA_VISIBLE_DEVICES": "0"}
-    node.write(launch_of(1, *words, environment=simulated))
+    node.write(launch_of(1, *command, environment=simulated))
     process = node.start(environment={"CUDA_VISIBLE_DEVICES": "SIM-1"})
-    seen = Path(node.submissions.path(TOKEN), "0.usage")
-    wait_for(lambda: seen.exists() and json.loads(seen.read_text())["peaks_mb"], "what the meter saw")
+    usage_file = Path(node.submissions.path(TOKEN), "0.usage")
+    wait_for(lambda: usage_file.exists() and json.loads(usage_file.read_text())["peaks_mb"], "peaks of the meter")
     process.terminate()
     assert process.wait(60) == 143
     end = node.end_of()
@@ -486,7 +488,7 @@ def test_of_a_longer_one_the_meter_tells_what_it_held_on_each_device(
     assert end.usage.curve[0][0] > 2.0
 
 
-def test_a_meter_that_fails_harms_nobody(node: Node, tmp_path: Path, pipe: Path, unmeasured: None) -> None:
+def test_a_failed_meter_does_not_affect_the_program(node: Node, tmp_path: Path, pipe: Path, unmeasured: None) -> None:
     script = f"echo $$ > {tmp_path}/pid; read x < {pipe}; exit 6"
     node.write(shell(script, environment={"GPUYARD_SIMULATE": "nonsense"}))
     process = node.start(_METER_AFTER_S=0.0)

@@ -1,4 +1,4 @@
-"""Suspend, resume and preempt as people do it: real jobs on a simulated card, and what the commands say meanwhile."""
+"""Suspend, resume and preempt on the command line: real jobs on a simulated card."""
 
 import json
 from datetime import datetime
@@ -12,12 +12,12 @@ from tests.integration.queue_fixture import QueueUnderTest, until
 
 # Small enough for the RAM of any machine that runs tests.
 CARD, LARGE_MB = "1x2GB", 1500.0
-ROUNDED_S = 0.005  # times are told to the millisecond
+ROUNDED_S = 0.005  # times are given in milliseconds
 
 
 @pytest.fixture
 def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
-    """A queue with a single card, and no RAM kept free."""
+    """A queue with one card, that keeps no RAM free."""
     monkeypatch.setenv("GPUYARD_SIMULATE", CARD)
     own_queue.home.mkdir(mode=0o700)
     (own_queue.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
@@ -27,20 +27,20 @@ def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnd
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """No job of `submit` ends before there is such a file."""
+    """The file for which jobs of `submit` wait before they end."""
     return tmp_path / "gate"
 
 
 @pytest.fixture
 def open_gate(tmp_path: Path) -> Path:
-    """For jobs that may end whenever they have done their work."""
+    """An existing gate: jobs end as soon as their work is done."""
     path = tmp_path / "open-gate"
     path.touch()
     return path
 
 
 def submit(gate: Path, *options: str) -> int:
-    """A job that fills the card, ends once its gate is open, and whose last line tells of every piece of its work."""
+    """Submit a job that fills the card, ends once `gate` exists, and prints a checksum of its work last."""
     need = f"{LARGE_MB:g}"
     result = run("submit", *options, "--vram", f"{need}M", "--", *gated_job.COMMAND, "--vram", need, str(gate))
     assert (result.returncode, result.stderr) == (0, "")
@@ -48,9 +48,9 @@ def submit(gate: Path, *options: str) -> int:
 
 
 def begin(card: QueueUnderTest, gate: Path, *options: str) -> int:
-    """One that holds its memory by now."""
+    """Submit a job and wait until it holds its memory."""
     job_id = submit(gate, *options)
-    until(lambda: peak(card, job_id) == LARGE_MB, f"what job {job_id} holds")
+    until(lambda: peak(card, job_id) == LARGE_MB, f"the memory of job {job_id}")
     return job_id
 
 
@@ -59,7 +59,7 @@ def peak(card: QueueUnderTest, job_id: int) -> float:
     return max(attempts[-1]["peaks_mb"].values(), default=0.0) if attempts else 0.0
 
 
-def story(job_id: int) -> list[str]:
+def history_of(job_id: int) -> list[str]:
     return [event["kind"] for event in json.loads(run("history", str(job_id), "--json").stdout)["events"]]
 
 
@@ -67,15 +67,15 @@ def states() -> list[tuple[int, str]]:
     return [(row["id"], row["state"]) for row in json.loads(run("queue", "--json").stdout)["jobs"]]
 
 
-def time_of(told: str) -> float:
-    return datetime.fromisoformat(told).timestamp()
+def time_of(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def work_done(card: QueueUnderTest, job_id: int, attempt: int = 1) -> str:
     return card.log_of(job_id, attempt).splitlines()[-1]
 
 
-def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_on_where_it_was(
+def test_a_suspended_job_frees_its_memory_and_continues_after_resume_when_memory_is_free(
     card: QueueUnderTest, gate: Path, open_gate: Path
 ) -> None:
     job_id = begin(card, gate)
@@ -93,7 +93,7 @@ def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_
     assert "548 MB free, 1.5 GB needed" in run("queue", str(job_id)).stdout
     gate.touch()
     assert run("wait").returncode == 0
-    assert story(job_id) == [
+    assert history_of(job_id) == [
         "submitted",
         "started",
         "suspending",
@@ -109,11 +109,11 @@ def test_a_suspended_job_makes_room_waits_for_a_word_and_then_for_room_and_goes_
     ran = card.job(job_id)
     suspended_s, took_s = ran["attempts"][0]["suspended_s"], time_of(ran["ended_at"]) - time_of(ran["started_at"])
     assert suspended_s > 0
-    assert ran["elapsed_s"] == pytest.approx(took_s - suspended_s, abs=ROUNDED_S), "what it was suspended counts"
+    assert ran["elapsed_s"] == pytest.approx(took_s - suspended_s, abs=ROUNDED_S), "suspended time does not count"
     assert "suspended for" in run("show", str(job_id)).stdout
 
 
-def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_was(
+def test_an_urgent_job_runs_at_once_and_the_suspended_job_continues(
     card: QueueUnderTest, gate: Path, open_gate: Path
 ) -> None:
     victim = begin(card, gate)
@@ -122,29 +122,27 @@ def test_an_urgent_job_runs_at_once_and_the_one_that_made_room_goes_on_where_it_
     assert card.job(urgent)["priority"] == 100
     gate.touch()
     assert run("wait", str(victim)).returncode == 0
-    assert story(victim) == ["submitted", "started", "suspending", "suspended", "resuming", "resumed", "ended"]
+    assert history_of(victim) == ["submitted", "started", "suspending", "suspended", "resuming", "resumed", "ended"]
     assert f"preempted by job {urgent}" in run("history", str(victim)).stdout
     assert card.job(victim)["attempt"] == 1
     assert work_done(card, victim) == work_done(card, urgent)
 
 
-def test_a_job_may_be_stopped_and_queued_again_to_make_room(card: QueueUnderTest, gate: Path, open_gate: Path) -> None:
+def test_a_job_may_be_preempted_by_requeueing(card: QueueUnderTest, gate: Path, open_gate: Path) -> None:
     victim = begin(card, gate, "--on-preempt", "requeue")
     urgent = submit(open_gate, "--preempt")
     assert run("wait", str(urgent)).returncode == 0
     gate.touch()
     assert run("wait").returncode == 0
-    told = card.job(victim)
-    assert [one["outcome"] for one in told["attempts"]] == ["preempted", "succeeded"]
-    assert told["failures"] == 0
+    preempted = card.job(victim)
+    assert [one["outcome"] for one in preempted["attempts"]] == ["preempted", "succeeded"]
+    assert preempted["failures"] == 0
     assert work_done(card, victim, 2) == work_done(card, urgent)
     assert "if preempted: requeue\n" in run("show", str(victim)).stdout
     assert "preempts: jobs of lower priority\n" in run("show", str(urgent)).stdout
 
 
-def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(
-    card: QueueUnderTest, gate: Path, open_gate: Path
-) -> None:
+def test_why_names_a_running_job_that_cannot_be_preempted(card: QueueUnderTest, gate: Path, open_gate: Path) -> None:
     stubborn = begin(card, gate, "--on-preempt", "never")
     urgent = submit(open_gate, "--preempt")
     until(
@@ -153,26 +151,26 @@ def test_a_job_that_never_makes_room_is_waited_for_and_why_says_so(
     )
     gate.touch()
     assert run("wait").returncode == 0
-    assert story(stubborn) == ["submitted", "started", "ended"]
+    assert history_of(stubborn) == ["submitted", "started", "ended"]
     assert card.job(urgent)["started_at"] >= card.job(stubborn)["ended_at"]
 
 
-def test_an_urgent_job_says_who_makes_room_for_it(card: QueueUnderTest, open_gate: Path, tmp_path: Path) -> None:
-    way, up = card.gate("way"), tmp_path / "up"
-    # It takes its time to end once it is told to.
-    asked = f"trap 'read word < {way}; exit' TERM; touch {up}"
+def test_why_names_the_job_that_is_being_preempted(card: QueueUnderTest, open_gate: Path, tmp_path: Path) -> None:
+    exit_gate, up = card.gate("exit"), tmp_path / "up"
+    # After SIGTERM the job ends only once its gate opens.
+    asked = f"trap 'read word < {exit_gate}; exit' TERM; touch {up}"
     victim = card.shell(f"{asked}; while :; do sleep 0.05; done", on_preempt="requeue")
-    until(up.exists, "one that hears when it is told to end")
+    until(up.exists, "a job that handles SIGTERM")
     urgent = submit(open_gate, "--preempt")
     leaving = f"job {victim} is being stopped for it"
-    until(lambda: leaving in run("why", str(urgent)).stdout, "who makes room")
+    until(lambda: leaving in run("why", str(urgent)).stdout, "the preempted job")
     assert "it starts as soon as they have freed their memory" in run("why", str(urgent)).stdout
     assert leaving in run("queue", str(urgent)).stdout
-    way.write_text("go\n")
+    exit_gate.write_text("go\n")
     assert run("wait", str(urgent)).returncode == 0
 
 
-def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspended_by_hand(
+def test_draining_waits_for_resuming_jobs_but_not_for_jobs_suspended_by_a_user(
     card: QueueUnderTest, gate: Path
 ) -> None:
     job_id = begin(card, gate)
@@ -186,7 +184,7 @@ def test_draining_waits_for_what_goes_on_by_itself_but_not_for_what_was_suspende
     assert card.state(job_id) == "succeeded"
 
 
-def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: QueueUnderTest, gate: Path) -> None:
+def test_a_suspended_job_survives_the_daemon_and_can_be_cancelled(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     run("suspend", str(job_id))
     card.until_state(job_id, "suspended")
@@ -196,11 +194,11 @@ def test_a_suspended_job_outlives_the_daemon_and_can_be_cancelled(card: QueueUnd
     card.until_state(job_id, "cancelled")
 
 
-def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card: QueueUnderTest, gate: Path) -> None:
+def test_suspend_and_resume_report_jobs_that_they_cannot_change(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     waiting = submit(gate)
-    without, way = card.start_gated("way", gpus=0)
-    for verb, which, said in (
+    without, cpu_gate = card.start_gated("cpu", gpus=0)
+    for verb, which, message in (
         ("suspend", waiting, "it is queued: only running jobs can be suspended"),
         ("suspend", without, "it holds no GPU memory"),
         ("resume", job_id, "it is running, not suspended"),
@@ -208,12 +206,12 @@ def test_what_cannot_be_suspended_or_resumed_is_left_as_it_is_and_said_why(card:
         result = run(verb, str(which))
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr.startswith(f"gpuyard: {which} is unchanged: ")
-        assert said in result.stderr
+        assert message in result.stderr
     assert run("suspend", "99").returncode == 2
-    way.write_text("go\n")
+    cpu_gate.write_text("go\n")
 
 
-def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: QueueUnderTest, gate: Path) -> None:
+def test_a_job_is_not_suspended_without_enough_free_ram(card: QueueUnderTest, gate: Path) -> None:
     job_id = begin(card, gate)
     (card.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 1000000000\n")
     card.restart()
@@ -225,16 +223,16 @@ def test_a_job_is_not_suspended_into_ram_that_is_not_there(card: QueueUnderTest,
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--on-preempt", "maybe"], "suspend, requeue, never"),
         (["--preempt", "--gpus", "0"], "--gpus 0 asks for none"),
     ],
 )
-def test_preemption_that_makes_no_sense_is_a_mistake(
-    card: QueueUnderTest, options: list[str], said: str, tmp_path: Path
+def test_invalid_preemption_options_are_rejected(
+    card: QueueUnderTest, options: list[str], message: str, tmp_path: Path
 ) -> None:
     result = run("submit", *options, "--", "true", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert card.counts() == {}

@@ -1,4 +1,4 @@
-"""Suspending real processes through a stand-in for the CUDA driver that behaves, and misbehaves, as the real one."""
+"""Suspending real processes through a fake CUDA driver, with the faults of the real one."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ __all__ = ["card", "libraries", "nothing_is_left", "suspender"]
 pytestmark = pytest.mark.needs("cc")
 
 
-def test_a_whole_tree_is_suspended_and_stopped_and_goes_on_later(
+def test_a_process_tree_is_suspended_stopped_and_resumed(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, users, shell = tree_of_users(engine, folder)
@@ -56,7 +56,9 @@ def test_a_whole_tree_is_suspended_and_stopped_and_goes_on_later(
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
 
 
-def test_asking_twice_changes_nothing(engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card) -> None:
+def test_suspending_or_resuming_twice_changes_nothing(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
+) -> None:
     attempt, pid = one_user(engine, folder)
     suspender.suspend(attempt)
     suspender.suspend(attempt)
@@ -78,7 +80,7 @@ def test_asking_twice_changes_nothing(engine: LocalEngine, folder: Path, suspend
         ("Checkpoint", "999", "error 999"),
     ],
 )
-def test_where_one_cannot_be_suspended_the_whole_tree_goes_on_as_before(
+def test_if_one_process_cannot_be_suspended_the_whole_tree_runs_on(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card, refusal: tuple[str, str, str]
 ) -> None:
     function, code, says = refusal
@@ -93,9 +95,7 @@ def test_where_one_cannot_be_suspended_the_whole_tree_goes_on_as_before(
     assert not any(is_stopped(pid) for pid in (shell, *children_of(shell)))
 
 
-def test_without_room_nothing_is_touched_and_with_room_it_goes_on(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
-) -> None:
+def test_resume_waits_for_free_memory(engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card) -> None:
     attempt, pid = one_user(engine, folder)
     assert suspended(suspender, attempt).is_done
     card.set_free(4000)
@@ -110,7 +110,7 @@ def test_without_room_nothing_is_touched_and_with_room_it_goes_on(
     works_on(card, pid)
 
 
-def test_a_card_that_cannot_be_read_is_not_taken_for_room(
+def test_an_unreadable_card_does_not_count_as_free(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -122,7 +122,7 @@ def test_a_card_that_cannot_be_read_is_not_taken_for_room(
     assert is_stopped(pid)
 
 
-def test_a_failed_restore_ruins_it_for_ever_and_it_can_be_ended(
+def test_after_a_failed_restore_a_job_can_only_be_ended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, _ = one_user(engine, folder)
@@ -132,12 +132,12 @@ def test_a_failed_restore_ruins_it_for_ever_and_it_can_be_ended(
     assert (moved.is_done, moved.is_ruined) == (False, True)
     assert "not enough free memory" in moved.text
     card.cuda.rule()
-    assert resumed(suspender, attempt, 0).is_ruined, "however much room there is by now"
+    assert resumed(suspender, attempt, 0).is_ruined, "even with enough free memory"
     assert engine.signal(attempt, signal.SIGTERM) == 1
     assert outcomes(engine)[1].status == 128 + signal.SIGTERM
 
 
-def test_one_that_failed_in_the_driver_is_ruined_and_its_tree_can_be_ended(
+def test_after_a_failure_in_the_driver_a_process_tree_can_only_be_ended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, users, shell = tree_of_users(engine, folder)
@@ -148,9 +148,7 @@ def test_one_that_failed_in_the_driver_is_ruined_and_its_tree_can_be_ended(
     assert not any(is_stopped(pid) for pid in (shell, *children_of(shell)))
 
 
-def test_a_driver_that_is_still_at_work_is_waited_for(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
-) -> None:
+def test_a_busy_driver_is_waited_for(engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card) -> None:
     attempt, pid = one_user(engine, folder)
     (card.cuda.folder / str(pid)).write_text("4")
     suspender.suspend(attempt)
@@ -161,7 +159,7 @@ def test_a_driver_that_is_still_at_work_is_waited_for(
     assert is_stopped(pid)
 
 
-def test_one_that_ends_meanwhile_does_not_keep_the_others(
+def test_a_process_that_ends_meanwhile_does_not_stop_the_suspension(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, users, _ = tree_of_users(engine, folder)
@@ -172,7 +170,7 @@ def test_one_that_ends_meanwhile_does_not_keep_the_others(
     works_on(card, users[1])
 
 
-def test_one_that_is_started_while_others_are_locked_is_suspended_too(
+def test_a_process_started_while_others_are_locked_is_suspended_too(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -190,7 +188,7 @@ def test_one_that_is_started_while_others_are_locked_is_suspended_too(
         works_on(card, pid)
 
 
-def test_a_job_that_was_stopped_by_hand_is_suspended_as_any_other(
+def test_a_job_stopped_with_sigstop_can_be_suspended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -203,14 +201,14 @@ def test_a_job_that_was_stopped_by_hand_is_suspended_as_any_other(
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_suspended_job_that_was_woken_by_hand_is_still_suspended(
+def test_a_suspended_job_that_got_sigcont_can_be_resumed(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card, resumes: bool
 ) -> None:
     attempt, users, shell = tree_of_users(engine, folder)
     assert suspended(suspender, attempt).is_done
     for pid in (shell, users[0]):
         os.kill(pid, signal.SIGCONT)
-        wait_for(lambda pid=pid: not is_stopped(pid), "one that runs")  # type: ignore[misc]
+        wait_for(lambda pid=pid: not is_stopped(pid), "the process to run")  # type: ignore[misc]
     if resumes:
         card.set_free(10)
         assert "not enough memory" in resumed(suspender, attempt, 1000).text
@@ -220,7 +218,7 @@ def test_a_suspended_job_that_was_woken_by_hand_is_still_suspended(
     assert card.states(users) == ["checkpointed", "checkpointed"]
 
 
-def test_a_job_that_has_not_used_its_device_yet_waits(
+def test_a_job_without_device_memory_is_only_stopped(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card, pipe: Path
 ) -> None:
     attempt = script(engine, 1, f"print('here', flush=True); open({str(pipe)!r}).read()\n{USER}", devices=(CARD,))
@@ -240,7 +238,7 @@ def test_a_job_without_processes_is_not_suspended(engine: LocalEngine, suspender
         assert "it has no processes" in moved.text
 
 
-def test_processes_that_share_memory_are_left_alone(
+def test_processes_that_share_device_memory_are_not_suspended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     segment = Path(f"/dev/shm/gpuyard-test-{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Suspending through a driver that hangs and by helpers that are killed: nothing is ever half-forgotten."""
+"""Suspending with a driver that hangs and helpers that are killed: every job ends up suspended or running."""
 
 import itertools
 import os
@@ -34,8 +34,10 @@ unmeasured = pytest.mark.usefixtures("unmeasured")
 
 
 def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[LocalSuspender, SuspendResult]:
-    """With the least patience that suffices to come as far as the checkpoint, at which the driver hangs; on a slow
-    machine one that has less gives up before it."""
+    """Suspend with the shortest timeout that reaches the checkpoint, at which the driver hangs.
+
+    On a slow machine a shorter timeout ends before the checkpoint.
+    """
     lock, limit_s = folder / "suspending" / f"{attempt.key}.lock", 0.5
     while True:
         impatient = LocalSuspender(folder / "suspending", str(folder), limit_s=limit_s)
@@ -47,7 +49,7 @@ def suspend_until_it_hangs(folder: Path, card: Card, attempt: Attempt) -> tuple[
         limit_s *= 2
 
 
-def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
+def test_a_hanging_suspend_is_reported_and_undone_when_the_driver_continues(
     engine: LocalEngine, folder: Path, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -66,7 +68,7 @@ def test_a_suspension_that_hangs_is_told_and_undone_when_the_driver_comes_back(
     impatient.close()
 
 
-def test_a_resumption_that_hangs_is_told_and_undone_when_the_driver_comes_back(
+def test_a_hanging_resume_is_reported_and_undone_when_the_driver_continues(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -103,7 +105,7 @@ def kill_helper_at(card: Card, function: str) -> None:
 
 @unmeasured
 @pytest.mark.parametrize("step", some(((step,) for step in STEPS), 0, 3, 4, 7))
-def test_a_killed_helper_is_followed_by_one_that_finishes(
+def test_a_second_helper_finishes_the_work_of_a_killed_one(
     engine: LocalEngine,
     folder: Path,
     suspender: LocalSuspender,
@@ -135,7 +137,7 @@ def test_a_killed_helper_is_followed_by_one_that_finishes(
     ("step", "then_resumes"),
     some(itertools.product(STEPS, [False, True]), 0, 3, 4, 7, 9, 10, 13, 14),
 )
-def test_a_new_daemon_finishes_or_undoes_what_it_finds_half_done(
+def test_a_new_daemon_finishes_or_undoes_an_interrupted_suspension(
     engine: LocalEngine,
     folder: Path,
     card: Card,
@@ -167,7 +169,7 @@ def test_a_new_daemon_finishes_or_undoes_what_it_finds_half_done(
     new.close()
 
 
-def test_what_was_half_resumed_is_not_ruined_where_there_is_no_room_by_now(
+def test_a_half_resumed_job_without_free_memory_is_suspended_again(
     engine: LocalEngine, folder: Path, card: Card
 ) -> None:
     attempt, users, _ = tree_of_users(engine, folder)
@@ -182,13 +184,13 @@ def test_what_was_half_resumed_is_not_ruined_where_there_is_no_room_by_now(
     moved = resumed(new, attempt, 1000)
     assert (moved.is_done, moved.is_ruined) == (False, False)
     assert "not enough memory" in moved.text
-    assert card.states(users) == ["checkpointed", "checkpointed"], "none of it is left in the way of others"
+    assert card.states(users) == ["checkpointed", "checkpointed"], "no memory of it remains on the card"
     card.set_free(2000)
     assert resumed(new, attempt, 1000).is_done
     new.close()
 
 
-def test_a_helper_that_dies_twice_is_told_of(
+def test_a_helper_that_dies_twice_is_reported(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     attempt, pid = one_user(engine, folder)
@@ -225,7 +227,7 @@ def test_a_helper_of_a_dead_daemon_finishes_before_the_next_one_begins(
     new.close()
 
 
-def test_jobs_are_suspended_beside_each_other(
+def test_several_jobs_are_suspended_at_the_same_time(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
 ) -> None:
     (first, one), (second, other) = one_user(engine, folder), one_user(engine, folder, 2)

@@ -1,4 +1,4 @@
-"""Where an attempt cannot be suspended, and whether that is told before anything is tried."""
+"""Attempts that cannot be suspended: the reason is known before anything is tried."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,17 +29,17 @@ def attempt_on(*devices: Device) -> Attempt:
     return Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, devices=ids)
 
 
-def refusal(suspender: LocalSuspender, *devices: Device, seen: tuple[Device, ...] | None = None) -> str | None:
-    """Once the driver has answered, which is not waited for."""
-    snapshot = Snapshot(taken_at=0.0, host=Host(), devices=devices if seen is None else seen)
-    said: list[str | None] = []
+def refusal(suspender: LocalSuspender, *devices: Device, visible: tuple[Device, ...] | None = None) -> str | None:
+    """Ask repeatedly until the driver has answered (the call does not block), and return the reason."""
+    snapshot = Snapshot(taken_at=0.0, host=Host(), devices=devices if visible is None else visible)
+    reasons: list[str | None] = []
 
     def has_answered() -> bool:
-        said.append(suspender.refusal(attempt_on(*devices), snapshot))
-        return said[-1] != "the NVIDIA driver does not answer"
+        reasons.append(suspender.refusal(attempt_on(*devices), snapshot))
+        return reasons[-1] != "the NVIDIA driver does not answer"
 
     until(has_answered, "the driver's answer")
-    return said[-1]
+    return reasons[-1]
 
 
 def use_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, old_driver: bool = False) -> None:
@@ -48,7 +48,7 @@ def use_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, old_driver: bool =
 
 
 @pytest.mark.needs("cc")
-def test_an_nvidia_card_with_a_driver_that_can_is_no_hindrance(
+def test_an_nvidia_card_with_a_recent_driver_can_be_suspended(
     suspender: LocalSuspender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_driver(tmp_path, monkeypatch)
@@ -56,7 +56,7 @@ def test_an_nvidia_card_with_a_driver_that_can_is_no_hindrance(
 
 
 @pytest.mark.needs("cc")
-def test_an_old_driver_is_a_hindrance_and_is_asked_once(
+def test_an_old_driver_prevents_suspending_and_is_asked_once(
     suspender: LocalSuspender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_driver(tmp_path, monkeypatch, old_driver=True)
@@ -65,7 +65,7 @@ def test_an_old_driver_is_a_hindrance_and_is_asked_once(
     assert "570" in str(refusal(suspender, CARD))
 
 
-def test_a_machine_without_the_library_says_so(
+def test_a_missing_driver_library_is_the_reason(
     suspender: LocalSuspender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libcuda.so.1").write_text("this is no library")
@@ -74,35 +74,35 @@ def test_a_machine_without_the_library_says_so(
 
 
 @pytest.mark.parametrize("device", OTHERS, ids=lambda device: device.vendor)
-def test_another_vendors_device_is_a_hindrance(suspender: LocalSuspender, device: Device) -> None:
+def test_devices_of_other_vendors_cannot_be_suspended(suspender: LocalSuspender, device: Device) -> None:
     assert "no NVIDIA device" in str(refusal(suspender, device))
 
 
-def test_a_part_of_a_card_is_a_hindrance(suspender: LocalSuspender) -> None:
-    assert "MIG" in str(refusal(suspender, PART, seen=(CARD, PART)))
+def test_a_mig_instance_cannot_be_suspended(suspender: LocalSuspender) -> None:
+    assert "MIG" in str(refusal(suspender, PART, visible=(CARD, PART)))
 
 
-def test_a_device_that_is_not_seen_is_a_hindrance(suspender: LocalSuspender) -> None:
-    assert refusal(suspender, CARD, seen=()) == "GPU-1 is not visible now"
+def test_a_device_that_is_not_visible_prevents_suspending(suspender: LocalSuspender) -> None:
+    assert refusal(suspender, CARD, visible=()) == "GPU-1 is not visible now"
 
 
-def test_a_job_without_devices_has_nothing_to_move(suspender: LocalSuspender) -> None:
+def test_a_job_without_devices_cannot_be_suspended(suspender: LocalSuspender) -> None:
     assert refusal(suspender) == "it uses no device"
 
 
-def test_a_simulated_device_is_no_hindrance(suspender: LocalSuspender) -> None:
+def test_a_simulated_device_can_be_suspended(suspender: LocalSuspender) -> None:
     assert refusal(suspender, Device(id="SIM-0", vendor=Vendor.SIMULATED)) is None
 
 
 @pytest.mark.needs("cc")
-def test_one_device_of_several_is_enough_of_a_hindrance(
+def test_one_unsuitable_device_prevents_suspending(
     suspender: LocalSuspender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_driver(tmp_path, monkeypatch)
     assert "no NVIDIA device" in str(refusal(suspender, CARD, OTHERS[0]))
 
 
-def test_where_no_helper_can_be_started_that_is_told(tmp_path: Path) -> None:
+def test_a_helper_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     suspender = LocalSuspender(tmp_path / "file" / "suspending", str(tmp_path))
     suspender.suspend(attempt_on(CARD))
@@ -112,7 +112,7 @@ def test_where_no_helper_can_be_started_that_is_told(tmp_path: Path) -> None:
     suspender.close()
 
 
-def test_a_driver_that_is_missing_by_now_is_told(
+def test_a_driver_that_disappeared_is_reported(
     suspender: LocalSuspender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libcuda.so.1").write_text("this is no library")

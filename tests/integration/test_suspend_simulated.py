@@ -1,4 +1,4 @@
-"""Suspending real processes that use simulated devices: what a user of a full machine would notice."""
+"""Suspending real processes that use simulated devices: freed memory, resumed work, locks."""
 
 import contextlib
 import fcntl
@@ -34,10 +34,10 @@ __all__ = ["nothing_is_left", "suspender"]
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 GPUYARD = (sys.executable, "-m", "gpuyard")
-# One that works on without an end.
+# A job that works until it is ended.
 ENDLESS = ("--work", "1000000")
 DEVICES = ("SIM-0",)
-# Uses its device without a pause, so that it holds the lock of all shares most of the time.
+# Uses its device without a pause, and so holds the lock of the simulated shares most of the time.
 RESTLESS = """
 from gpuyard.probes.simulated_devices import SimulatedUse
 usage = SimulatedUse()
@@ -46,7 +46,7 @@ print("holding", flush=True)
 while True:
     usage.work()
 """
-# Takes and leaves a lock that all who use some ledger need, without a pause.
+# Acquires and releases the mutex of a ledger without a pause.
 LEDGER = """
 import fcntl, os, sys
 print("holding", flush=True)
@@ -56,7 +56,7 @@ while True:
         os.getpid()
 """
 
-# Suspends an attempt and says how it came out.
+# Suspends an attempt and prints whether that succeeded.
 DAEMON = """
 import select, sys
 from pathlib import Path
@@ -86,9 +86,9 @@ def sim_job(engine: LocalEngine, folder: Path, job_id: int, *options: str) -> At
 
 
 def gated(engine: LocalEngine, folder: Path, job_id: int, megabytes: int, gate: Path) -> Attempt:
-    """One that is at work until there is a file `gate`, and whose log tells of all it did."""
-    words = ("--vram", str(megabytes), "--load", "50", str(gate))
-    return holding(engine, folder, job_id, *gated_job.COMMAND, *words)
+    """Start a job that works until the file `gate` exists, and logs a checksum of its work."""
+    options = ("--vram", str(megabytes), "--load", "50", str(gate))
+    return holding(engine, folder, job_id, *gated_job.COMMAND, *options)
 
 
 def holding(engine: LocalEngine, folder: Path, job_id: int, *command: str) -> Attempt:
@@ -104,7 +104,7 @@ def filled_by_others(megabytes: float) -> Iterator[None]:
         yield
 
 
-def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
+def test_a_suspended_job_frees_its_memory_and_continues_its_work_on_resume(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
     gates = [tmp_path / "first", tmp_path / "second"]
@@ -116,7 +116,7 @@ def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
     assert 0 < (moved.seconds or 0) <= time.monotonic() - asked_at
     assert moved.held_mb == {"SIM-0": 8192}
     gates[1].touch()
-    assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other one is left alone"
+    assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other job runs on"
     device = devices.read(1).devices[0]
     assert (device.memory_used_mb, device.utilization_percent) == (0, 0)
     moved = resumed(suspender, attempt, 8192)
@@ -124,10 +124,10 @@ def test_a_suspended_job_frees_its_memory_and_goes_on_later_where_it_was(
     assert used_mb(devices) == 8192
     gates[0].touch()
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
-    assert log_of(folder, 1) == log_of(folder, 2), "all of the work was done once, as if nothing had been"
+    assert log_of(folder, 1) == log_of(folder, 2), "all of the work was done exactly once"
 
 
-def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
+def test_an_urgent_job_gets_the_memory_and_the_suspended_one_waits(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
     attempt = gated(engine, folder, 1, 20480, tmp_path / "gate")
@@ -142,7 +142,7 @@ def test_an_urgent_job_gets_the_room_and_the_first_one_waits_for_it(
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
 
 
-def test_what_is_put_back_where_it_does_not_fit_is_ruined_and_can_only_be_ended(
+def test_a_job_resumed_without_free_memory_can_only_be_ended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:
     attempt = sim_job(engine, folder, 1, "--vram", "20G", *ENDLESS)
@@ -151,13 +151,13 @@ def test_what_is_put_back_where_it_does_not_fit_is_ruined_and_can_only_be_ended(
         moved = resumed(suspender, attempt, 0)
         assert (moved.is_done, moved.is_ruined) == (False, True)
         assert "not enough free memory" in moved.text
-    assert resumed(suspender, attempt, 20480).is_ruined, "however much room there is by now"
+    assert resumed(suspender, attempt, 20480).is_ruined, "even with enough free memory"
     assert used_mb(devices) == 0
     engine.signal(attempt, signal.SIGTERM)
     assert outcomes(engine)[1].status == 128 + signal.SIGTERM
 
 
-def test_a_suspended_job_that_is_killed_leaves_nothing(
+def test_a_killed_suspended_job_leaves_no_memory_in_use(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:
     attempt = sim_job(engine, folder, 1, "--vram", "20G", *ENDLESS)
@@ -169,19 +169,19 @@ def test_a_suspended_job_that_is_killed_leaves_nothing(
 
 
 @pytest.mark.full
-def test_nobody_is_stopped_who_holds_the_lock_of_all_shares(
+def test_no_process_is_stopped_while_it_holds_the_lock_of_the_shares(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
 ) -> None:
     attempt = script(engine, 1, RESTLESS, devices=DEVICES)
     wait_for_line(folder, 1, "holding")
     for _ in range(10):
         assert suspended(suspender, attempt).is_done
-        assert used_mb(devices) == 0, "and this came back at all"
+        assert used_mb(devices) == 0, "reading the shares did not block"
         assert resumed(suspender, attempt, 1024).is_done
         assert used_mb(devices) == 1024
 
 
-def test_nobody_is_stopped_who_holds_a_mutex_that_others_need(engine: LocalEngine, folder: Path) -> None:
+def test_no_process_is_stopped_while_it_holds_the_mutex_of_a_ledger(engine: LocalEngine, folder: Path) -> None:
     mutex = folder / "mutex"
     mutex.touch()
     careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
@@ -195,7 +195,7 @@ def test_nobody_is_stopped_who_holds_a_mutex_that_others_need(engine: LocalEngin
     careful.close()
 
 
-def test_a_mutex_that_a_stranger_does_not_let_go_keeps_a_job_from_being_suspended(
+def test_a_mutex_held_by_a_foreign_process_prevents_suspending(
     engine: LocalEngine, folder: Path, devices: SimulatedDevices
 ) -> None:
     mutex = folder / "mutex"
@@ -212,13 +212,13 @@ def test_a_mutex_that_a_stranger_does_not_let_go_keeps_a_job_from_being_suspende
     careful.close()
 
 
-def test_a_daemon_that_a_job_has_started_is_no_part_of_it(engine: LocalEngine, folder: Path) -> None:
-    """It has the job's marks in its environment then, and would have itself stopped."""
+def test_a_daemon_started_by_a_job_is_not_stopped_with_it(engine: LocalEngine, folder: Path) -> None:
+    """Such a daemon has the job's variables in its environment, and would stop itself."""
     attempt = sim_job(engine, folder, 1, "--vram", "2G", *ENDLESS)
     marks = {"GPUYARD_QUEUE": str(folder), "GPUYARD_JOB_ID": "1", "GPUYARD_ATTEMPT": "1"}
-    words = (str(folder), msgspec.json.encode(attempt).decode())
+    arguments = (str(folder), msgspec.json.encode(attempt).decode())
     done = subprocess.run(
-        [sys.executable, "-c", DAEMON, *words], env={**os.environ, **marks}, capture_output=True, text=True,
+        [sys.executable, "-c", DAEMON, *arguments], env={**os.environ, **marks}, capture_output=True, text=True,
         timeout=90, check=True,
     )  # fmt: skip
     assert done.stdout == "True\n"
