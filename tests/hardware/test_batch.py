@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card and PyTorch: a batch of real runs, gated by how busy and how full the card is."""
+"""On a machine with an NVIDIA card and PyTorch: a batch of real runs, gated by load and memory of the card."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from tests.hardware.test_queue import gpuyard
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 
-# Follows the interface of `gpuyard datagen`: renders frames with matrix products that keep the card busy in part.
+# Has the interface that `gpuyard datagen` expects: renders frames with matrix products that partly load the card.
 SIMULATOR = """
 import argparse, pathlib, shutil, time
 import torch
@@ -23,22 +23,22 @@ parser.add_argument("--mode"); parser.add_argument("--headless", action="store_t
 parser.add_argument("--prune-empty", action="store_true"); parser.add_argument("--prune-output-root")
 parser.add_argument("--output-root", type=pathlib.Path); parser.add_argument("--seed", type=int)
 parser.add_argument("--max-frames", type=int); parser.add_argument("--gigabytes", type=float, default=3)
-said = parser.parse_args()
-torch.manual_seed(said.seed)
-held = torch.ones(int(said.gigabytes * 1024), 1024, 256, device="cuda")
+arguments = parser.parse_args()
+torch.manual_seed(arguments.seed)
+held = torch.ones(int(arguments.gigabytes * 1024), 1024, 256, device="cuda")
 scene = torch.rand(4096, 4096, device="cuda")
-frames = 0 if said.seed % 5 == 0 else said.max_frames
-for frame in range(said.max_frames):
+frames = 0 if arguments.seed % 5 == 0 else arguments.max_frames
+for frame in range(arguments.max_frames):
     ends = time.monotonic() + 0.25
     while time.monotonic() < ends:
         scene = torch.nn.functional.normalize(scene @ scene)
         torch.cuda.synchronize()
     time.sleep(0.25)
     if frame < frames:
-        torch.save(scene[:8, :8].cpu(), said.output_root / f"frame-{frame:04d}.pt")
+        torch.save(scene[:8, :8].cpu(), arguments.output_root / f"frame-{frame:04d}.pt")
 print(f"frames: {frames}")
-if said.prune_empty and not frames:
-    shutil.move(str(said.output_root), said.prune_output_root)
+if arguments.prune_empty and not frames:
+    shutil.move(str(arguments.output_root), arguments.prune_output_root)
 """
 BUSY, FULL = 70, 10_000
 
@@ -51,11 +51,11 @@ def queue(own_home: Path) -> Any:
     gpuyard("daemon", "stop")
 
 
-def test_a_batch_of_real_runs_is_launched_within_its_bounds(tmp_path: Path) -> None:
+def test_a_batch_of_real_runs_stays_within_its_limits(tmp_path: Path) -> None:
     simulator = tmp_path / "sim_view"
     simulator.write_text(f"#!{sys.executable}\n{SIMULATOR}")
     simulator.chmod(0o755)
-    told = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable, "-m", "gpuyard", "datagen", "--program", str(simulator), "--count", "10",
             "--concurrency", "4", "--max-gpu", str(BUSY), "--max-gpu-mem-mb", str(FULL), "--run-vram", "4G",
@@ -64,8 +64,8 @@ def test_a_batch_of_real_runs_is_launched_within_its_bounds(tmp_path: Path) -> N
         ],
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    summary = json.loads(told.stdout)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
     assert (summary["runs"], summary["succeeded"], summary["pruned"], summary["frames"]) == (10, 10, 2, 48)
     assert summary["unknown"] == []
     with (tmp_path / "log.csv").open() as file:

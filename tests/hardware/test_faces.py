@@ -1,4 +1,4 @@
-"""What the faces show of a real card: whose its memory is, how busy it is, and the same figures as metrics."""
+"""Status and metrics of a real card: memory by holder, and load."""
 
 import subprocess
 import sys
@@ -39,8 +39,8 @@ def queue(own_home: Path) -> Iterator[QueueUnderTest]:
 
 
 @pytest.fixture
-def stranger() -> Iterator[None]:
-    """Somebody who asks no scheduler."""
+def foreign_process() -> Iterator[None]:
+    """A foreign process that holds memory on the card."""
     program = PROGRAM.format(mb=FOREIGN_MB, then="sys.stdin.read()")
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -52,27 +52,27 @@ def stranger() -> Iterator[None]:
         other.stdin.close()
 
 
-@pytest.mark.usefixtures("stranger")
-def test_a_card_tells_the_queues_memory_from_a_strangers(queue: QueueUnderTest) -> None:
+@pytest.mark.usefixtures("foreign_process")
+def test_memory_of_jobs_and_of_foreign_processes_is_shown_separately(queue: QueueUnderTest) -> None:
     job_id = queue.submit(sys.executable, "-c", PROGRAM.format(mb=OWN_MB, then=BUSY), vram="8G")
     queue.until_state(job_id, "running")
 
     def card() -> Any:
         return queue.get("/devices")["devices"][0]
 
-    until(lambda: card()["memory"]["own_used_mb"] >= OWN_MB and card()["utilization_percent"] > 50, "a job at work")
-    seen = card()
-    memory = seen["memory"]
+    until(lambda: card()["memory"]["own_used_mb"] >= OWN_MB and card()["utilization_percent"] > 50, "a job under load")
+    device = card()
+    memory = device["memory"]
     assert OWN_MB <= memory["own_used_mb"] < OWN_MB + 4096
     assert memory["own_mb"] == 8192
     assert FOREIGN_MB <= memory["foreign_mb"] < FOREIGN_MB + 2048
-    assert [lease["job"] for lease in seen["leases"]] == [job_id]
+    assert [lease["job"] for lease in device["leases"]] == [job_id]
     total = memory["own_mb"] + memory["others_mb"] + memory["foreign_mb"] + memory["free_mb"]
     assert total == pytest.approx(memory["capacity_mb"], abs=1)
-    told = metrics(queue)
-    assert told["gpuyard_device_memory_own_used_bytes"] == pytest.approx(memory["own_used_mb"] * 1048576, rel=0.2)
-    assert told["gpuyard_device_utilization_ratio"] > 0.5
-    assert told["gpuyard_device_power_watts"] > 100
+    values = metrics(queue)
+    assert values["gpuyard_device_memory_own_used_bytes"] == pytest.approx(memory["own_used_mb"] * 1048576, rel=0.2)
+    assert values["gpuyard_device_utilization_ratio"] > 0.5
+    assert values["gpuyard_device_power_watts"] > 100
     queue.post("/jobs/cancel", ids=str(job_id))
     queue.wait()
     report = queue.get("/report", since="1h")
@@ -80,7 +80,7 @@ def test_a_card_tells_the_queues_memory_from_a_strangers(queue: QueueUnderTest) 
 
 
 def metrics(queue: QueueUnderTest) -> dict[str, float]:
-    """Over the page's port, as Prometheus asks."""
+    """Read the metrics over the web port, as Prometheus does."""
     opened = queue.post("/web", port=0)
     address, _, token = opened["url"].partition("/?token=")
     request = urllib.request.Request(f"{address}/metrics", headers={"Authorization": f"Bearer {token}"})

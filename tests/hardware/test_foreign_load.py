@@ -1,4 +1,4 @@
-"""On a machine with one NVIDIA card and PyTorch: work waits for a program outside gpuyard that keeps the card busy."""
+"""On a machine with one NVIDIA card and PyTorch: jobs wait for a foreign process that loads the card."""
 
 import json
 import shutil
@@ -35,8 +35,8 @@ SETTINGS = "sessions: none\nlog_dir: logs\nstartup_delay: 0\ncommand_delay: 0\n"
 
 
 @pytest.fixture
-def stranger(own_home: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A program at 100% that has no lease; it has been seen at work."""
+def foreign_process(own_home: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A foreign process that loads the card fully; wait until the load is measured."""
     pytest.importorskip("torch")
     with subprocess.Popen([sys.executable, "-c", MULTIPLIES], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -59,8 +59,8 @@ def start_workspace(folder: Path) -> int:
     return int(task["job"])
 
 
-def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(
-    stranger: "subprocess.Popen[str]", tmp_path: Path
+def test_jobs_and_scripts_wait_for_a_busy_card_and_start_when_it_is_idle(
+    foreign_process: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
     task_id = str(start_workspace(tmp_path / "sweep"))
     job_id = gpuyard("submit", "--", sys.executable, "-c", SAYS_WHEN).strip()
@@ -71,16 +71,16 @@ def test_everything_waits_for_a_busy_card_and_starts_when_it_is_free(
             [sys.executable, "-c", TAKES],
         )
     ]
-    until(lambda: len(json.loads(gpuyard("leases", "--json"))["waiting"]) >= 2, "those who wait")
+    until(lambda: len(json.loads(gpuyard("leases", "--json"))["waiting"]) >= 2, "two waiting requests")
     for each in (job_id, task_id):
         why = gpuyard("why", each)
-        assert f"(pid {stranger.pid}, user " in why
+        assert f"(pid {foreign_process.pid}, user " in why
         assert "busy without a lease; the limit is 50%" in why
     time.sleep(5)
     assert [process.poll() for process in started] == [None, None]
     assert [shown("show", each)["state"] for each in (job_id, task_id)] == ["queued", "queued"]
     at = time.time()
-    stranger.kill()
+    foreign_process.kill()
     gpuyard("wait")
     times = [float(process.communicate(timeout=DEADLINE_S)[0]) - at for process in started]
     times += [float(Path(shown("show", each)["log"]).read_text()) - at for each in (job_id, task_id)]

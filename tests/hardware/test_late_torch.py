@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card and PyTorch: PyTorch uses the leased card, wherever the script imports it."""
+"""On a machine with an NVIDIA card and PyTorch: PyTorch uses the leased card, at any position of its import."""
 
 import json
 import os
@@ -39,14 +39,14 @@ def own_ledger(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def told(before: str, inside: str, uuid: str, **environment: str) -> dict[str, Any]:
+def output_of(before: str, inside: str, uuid: str, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-c", SCRIPT.format(before=before, inside=inside), uuid]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment}
     )
     assert result.returncode == 0, result.stderr
-    said: dict[str, Any] = json.loads(result.stdout)
-    return said
+    output: dict[str, Any] = json.loads(result.stdout)
+    return output
 
 
 @pytest.mark.parametrize(("before", "inside"), [
@@ -58,15 +58,15 @@ def told(before: str, inside: str, uuid: str, **environment: str) -> dict[str, A
 ], ids=["imported inside", "imported before", "CUDA asked before", "CUDA set up before", "hidden inside"])  # fmt: skip
 def test_pytorch_uses_the_leased_card(before: str, inside: str) -> None:
     for _, uuid, _ in cards():
-        said = told(before, inside, uuid)
-        assert said["uuid"] == uuid
-        assert said["current"] == said["device"]
-        if said["held"] is None:
-            assert said["gpu_ids"] == [said["current"]]
+        result = output_of(before, inside, uuid)
+        assert result["uuid"] == uuid
+        assert result["current"] == result["device"]
+        if result["held"] is None:
+            assert result["gpu_ids"] == [result["current"]]
 
 
-def test_under_a_variable_that_reorders_the_cards_it_is_the_leased_card_too() -> None:
+def test_pytorch_uses_the_leased_card_though_cuda_visible_devices_reorders_the_cards() -> None:
     shown = ",".join(uuid for _, uuid, _ in reversed(cards()))
     for place, (_, uuid, _) in enumerate(reversed(cards())):
-        said = told("", "pass", uuid, CUDA_VISIBLE_DEVICES=shown)
-        assert (said["uuid"], said["gpu_ids"], said["current"]) == (uuid, [place], place)
+        result = output_of("", "pass", uuid, CUDA_VISIBLE_DEVICES=shown)
+        assert (result["uuid"], result["gpu_ids"], result["current"]) == (uuid, [place], place)

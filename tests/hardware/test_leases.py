@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card and PyTorch: leases by script and by program, each checked against `nvidia-smi`."""
+"""On a machine with an NVIDIA card and PyTorch: leases of scripts and programs, compared with `nvidia-smi`."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 
-# A large card draws more than 80 W while it does nothing, so the bound on power is left out.
+# No limit on power: a large card draws more than 80 W while idle.
 SCRIPT = (
     "import sys, time\n"
     "from gpuyard import GPUScheduler\n"
@@ -27,8 +27,10 @@ SCRIPT = (
 
 def start(*command: str, **options: object) -> "subprocess.Popen[str]":
     pytest.importorskip("torch")
-    words = [*command, sys.executable, "-c", SCRIPT, repr(options)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    full_command = [*command, sys.executable, "-c", SCRIPT, repr(options)]
+    return subprocess.Popen(
+        full_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
 
 
 def ready(process: "subprocess.Popen[str]") -> tuple[float, str]:
@@ -50,7 +52,7 @@ def pids_by_smi() -> dict[int, tuple[str, float]]:
     return {int(pid): (uuid, float(memory)) for pid, uuid, memory in rows}
 
 
-def test_a_block_runs_pytorch_on_its_own_gpu() -> None:
+def test_a_with_block_runs_pytorch_on_its_leased_gpu() -> None:
     script = start()
     _, uuid = ready(script)
     seen_uuid, memory = pids_by_smi()[script.pid]
@@ -72,7 +74,7 @@ def test_two_scripts_take_turns_on_one_gpu() -> None:
     end(second)
 
 
-def test_scripts_that_say_what_they_need_share_a_gpu() -> None:
+def test_scripts_with_declared_memory_share_a_gpu() -> None:
     scripts = [start(vram="8G"), start(vram="8G")]
     for script in scripts:
         ready(script)
@@ -81,7 +83,7 @@ def test_scripts_that_say_what_they_need_share_a_gpu() -> None:
         end(script)
 
 
-def test_a_program_is_run_on_the_gpu_of_its_lease() -> None:
+def test_run_starts_a_program_on_its_leased_gpu() -> None:
     program = "import torch; x = torch.ones(2**28, device='cuda'); print(torch.cuda.get_device_properties(0).uuid)"
     command = [sys.executable, "-m", "gpuyard", "run", "--vram", "4G", "--", sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -94,7 +96,7 @@ def test_an_exclusive_run_waits_for_a_script() -> None:
     ready(script)
     command = [sys.executable, "-m", "gpuyard", "run", "--wait", "1s", "--", "true"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert refused.returncode == 1
+    assert refused.returncode == 124
     assert f"pid {script.pid}" in refused.stderr
     end(script)
     assert subprocess.run([*command[:5], "60s", "--", "true"], timeout=120, check=False).returncode == 0

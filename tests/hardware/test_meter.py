@@ -1,4 +1,4 @@
-"""What the supervisor's meter sees of a real card: the peak that a queue elsewhere learns from."""
+"""The supervisor's meter on a real card: the peak memory from which the queue learns."""
 
 import os
 import subprocess
@@ -27,8 +27,8 @@ def _card() -> None:
         pytest.skip("there is no NVIDIA card")
 
 
-def test_the_peak_of_a_program_on_a_card_is_told_with_its_end(tmp_path: Path) -> None:
-    parcels = SubmissionDirs(tmp_path)
+def test_the_peak_memory_of_a_program_is_recorded_with_its_end(tmp_path: Path) -> None:
+    submissions = SubmissionDirs(tmp_path)
     log = tmp_path / "1.1.log"
     launch = Launch(
         job_id=1,
@@ -37,13 +37,13 @@ def test_the_peak_of_a_program_on_a_card_is_told_with_its_end(tmp_path: Path) ->
         cwd="/",
         environment=dict(os.environ),
     )
-    parcels.write("token", [(launch, str(log))])
-    done = subprocess.run([*node_supervisor.command(parcels.path("token")), "0"], check=False, timeout=240)
+    submissions.write("token", [(launch, str(log))])
+    done = subprocess.run([*node_supervisor.command(submissions.path("token")), "0"], check=False, timeout=240)
     assert (done.returncode, log.read_text().strip()) == (0, str(HELD_MB * 1048576))
-    ended = parcels.traces("token")[0].ended
+    ended = submissions.traces("token")[0].ended
     assert ended is not None
     assert ended.usage is not None
     [peak] = ended.usage.peaks_mb.values()
-    assert HELD_MB <= peak < HELD_MB + 2048, "and what CUDA takes for itself"
+    assert HELD_MB <= peak < HELD_MB + 2048, "the program's memory and CUDA's context"
     assert ended.usage.ram_mb is not None
     assert ended.usage.ram_mb > 100

@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card: the figures agree with `nvidia-smi`, and with a PyTorch program that runs."""
+"""On a machine with an NVIDIA card: figures agree with `nvidia-smi` and with a running PyTorch program."""
 
 import json
 import os
@@ -61,15 +61,15 @@ def test_nvml_and_nvidia_smi_agree() -> None:
         assert nvml.temperature_c == pytest.approx(smi.temperature_c, abs=5)
 
 
-def test_a_pytorch_program_is_seen_with_its_memory(program: Program) -> None:
+def test_a_pytorch_program_is_listed_with_its_memory(program: Program) -> None:
     by_nvml, by_smi = Nvml().read(10).devices, NvidiaSmi().read(30).devices
-    seen = program.memory_on(by_nvml)
-    assert seen is not None
-    assert program.reserved_mb <= seen <= program.reserved_mb + 2048, "the rest is CUDA's own context"
-    assert program.memory_on(by_smi) == pytest.approx(seen, abs=1)
+    memory_mb = program.memory_on(by_nvml)
+    assert memory_mb is not None
+    assert program.reserved_mb <= memory_mb <= program.reserved_mb + 2048, "the rest is CUDA's context"
+    assert program.memory_on(by_smi) == pytest.approx(memory_mb, abs=1)
 
 
-def test_its_memory_is_free_when_it_ends(program: Program) -> None:
+def test_memory_of_a_program_is_free_after_its_end(program: Program) -> None:
     before = Nvml().read(10).devices
     program.process.communicate()
     after = Nvml().read(10).devices
@@ -87,7 +87,7 @@ def test_the_command_shows_the_card(tmp_path: Path) -> None:
     assert len([row for row in map(json.loads, log.read_text().splitlines()) if row["vendor"] == "nvidia"]) >= 3
 
 
-def test_a_warm_machine_is_read_again_and_again() -> None:
+def test_repeated_snapshots_list_the_same_healthy_devices() -> None:
     machine = local_machine()
     first = machine.snapshot()
     for _ in range(50):

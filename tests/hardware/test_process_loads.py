@@ -1,4 +1,4 @@
-"""On a machine with one NVIDIA card and PyTorch: the driver's own figures tell a program at work from an idle one."""
+"""On a machine with one NVIDIA card and PyTorch: the driver's figures distinguish busy and idle programs."""
 
 import shutil
 import subprocess
@@ -38,10 +38,10 @@ def loads() -> dict[int, float | None]:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_program_at_work_is_told_from_an_idle_one() -> None:
+def test_a_busy_program_has_a_load_and_an_idle_one_has_none() -> None:
     pytest.importorskip("torch")
     with program(HOLDS) as idle:
         with program(MULTIPLIES) as busy:
-            until(lambda: (loads().get(busy.pid) or 0.0) > 80, "the busy one")
+            until(lambda: (loads().get(busy.pid) or 0.0) > 80, "the load of the busy program")
             assert loads()[idle.pid] == 0.0
         until(lambda: not loads().get(idle.pid), "an idle card")

@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card and PyTorch: the example is rendered there, and looks as it does without a card."""
+"""On a machine with an NVIDIA card and PyTorch: the example renders the same pictures on the card as without one."""
 
 import json
 import shutil
@@ -30,26 +30,26 @@ def render(folder: Path, out: str, device: str) -> Any:
         sys.executable, "-m", "gpuyard", "render", "set/manifest.json", "--renderer", "renderer:render_label",
         "--out", out, "--device", device, "--vram-budget", "1G", "--ram-budget", "1G", "--json",
     ]  # fmt: skip
-    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
-    return json.loads(told.stdout)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(result.stdout)
 
 
-def test_numpy_and_torch_give_the_same_pictures_but_for_rounding(example: Path) -> None:
+def test_numpy_and_torch_render_the_same_pictures_apart_from_rounding(example: Path) -> None:
     report = render(example, "on-card", "cuda")
     assert (report["status"]["rendered"], report["status"]["device"]) == (60, "cuda:0")
-    assert report["status"]["vram"]["peak_allocator"] > report["status"]["vram"]["peak_assets"], "it computes there"
+    assert report["status"]["vram"]["peak_allocator"] > report["status"]["vram"]["peak_assets"], "the card computes"
     assert render(example, "on-host", "host")["status"]["device"] == "host"
     on_card, on_host = pictures(example / "on-card"), pictures(example / "on-host")
     assert sorted(on_card) == sorted(on_host) == LABELS
     for name in LABELS:
         away = np.abs(on_card[name].astype(int) - on_host[name].astype(int)).max(-1)
-        # Of two points that are equally near, rounding decides which one is seen.
+        # Rounding decides which of two equally near points is visible.
         assert (away > 16).mean() < 0.01, name
         assert away.mean() < 0.5, name
 
 
-def test_the_card_gives_the_same_bytes_each_time(example: Path) -> None:
+def test_rendering_on_the_card_is_deterministic(example: Path) -> None:
     for out in ("first", "second"):
         render(example, out, "cuda")
     for name in LABELS:

@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card and PyTorch: the memory of the card, its budget, and how fast it is filled."""
+"""On a machine with an NVIDIA card and PyTorch: the memory of the card, its budget, and upload speed."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ GB = 1024 * MB
 
 @pytest.fixture(autouse=True)
 def torch() -> Any:
-    """With nothing on the card that a test before has left to the garbage collector."""
+    """Import PyTorch, and free card memory that earlier tests left to the garbage collector."""
     torch = pytest.importorskip("torch")
     gc.collect()
     torch.cuda.empty_cache()
@@ -51,7 +51,7 @@ def best_s(work: Callable[[], object]) -> float:
     return min(taken)
 
 
-def test_pages_reach_the_card_nearly_as_fast_as_one_plain_copy(torch: Any) -> None:
+def test_uploading_pages_is_nearly_as_fast_as_one_copy(torch: Any) -> None:
     size = 2 * GB
     with open_device(5 * GB, "cuda") as memory:
         plain = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -67,13 +67,13 @@ def test_pages_reach_the_card_nearly_as_fast_as_one_plain_copy(torch: Any) -> No
         assert by_pages <= by_one_copy / 0.8, f"{size / GB / by_pages:.1f} of {size / GB / by_one_copy:.1f} GB/s"
 
 
-def test_pytorch_never_takes_more_than_the_budget_whatever_is_asked_of_it(torch: Any) -> None:
+def test_pytorch_never_exceeds_the_budget(torch: Any) -> None:
     budget = 1 * GB + 7 * MB
     with open_device(budget, "cuda") as memory:
         assert isinstance(memory, CudaMemory)
 
         def work(size: int) -> int:
-            """Assets, and what a renderer makes beside them, until there is no more room."""
+            """Allocate assets and renderer buffers until memory runs out."""
             refused = 0
             with memory.lane() as lane:
                 for _ in range(20):
@@ -95,7 +95,7 @@ def test_pytorch_never_takes_more_than_the_budget_whatever_is_asked_of_it(torch:
         assert memory.reserved_peak() <= budget
 
 
-def test_what_was_refused_fits_once_something_is_freed() -> None:
+def test_a_failed_allocation_succeeds_after_memory_is_freed() -> None:
     with open_device(2 * GB, "cuda") as memory:
         first, second = memory.allocate(GB), memory.allocate(GB // 2)
         with pytest.raises(DeviceFull, match="out of memory"):
@@ -106,8 +106,8 @@ def test_what_was_refused_fits_once_something_is_freed() -> None:
             memory.free(buffer)
 
 
-def test_uploads_go_on_while_a_lane_works(torch: Any) -> None:
-    """The card draws and fetches at once: both together take less than one after the other."""
+def test_uploads_overlap_with_computation(torch: Any) -> None:
+    """Computing and uploading at the same time takes less than one after the other."""
     size = 2 * GB
     with open_device(6 * GB, "cuda") as memory, memory.lane() as lane:
         pages = [memory.page(LARGEST) for _ in range(size // LARGEST)]
@@ -131,11 +131,11 @@ def test_uploads_go_on_while_a_lane_works(torch: Any) -> None:
         assert best_s(both) < 0.9 * apart
 
 
-def test_others_see_the_budget_in_the_ledger() -> None:
+def test_the_budget_is_a_lease_in_the_ledger() -> None:
     card = Nvml().read(10).devices[0]
     total_mb = card.memory_total_mb or 0.0
     with open_device(int(total_mb * 0.6) * MB, "cuda", label="night shift") as memory:
-        assert memory.used() < 64 * MB, "it is leased, not taken; what multiplied matrices before keeps a workspace"
+        assert memory.used() < 64 * MB, "leased, not allocated; cuBLAS keeps a workspace of earlier tests"
         shown = gpuyard("leases", "--json")
         (lease,) = json.loads(shown.stdout)["leases"]
         assert lease["label"] == "night shift"
@@ -143,11 +143,11 @@ def test_others_see_the_budget_in_the_ledger() -> None:
             (card.id, float(int(total_mb * 0.6)))
         ]
         refused = gpuyard("run", "--vram", f"{total_mb * 0.6:.0f}MB", "--wait", "1s", "--", "true")
-        assert refused.returncode == 1
+        assert refused.returncode == 124
         assert "(night shift)" in refused.stderr
     assert gpuyard("run", "--vram", f"{total_mb * 0.6:.0f}MB", "--wait", "60s", "--", "true").returncode == 0
 
 
-def gpuyard(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "gpuyard", *words]
+def gpuyard(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "gpuyard", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""On a machine with an NVIDIA card, driver 570 or later, and PyTorch: whoever is suspended notices nothing."""
+"""On a machine with an NVIDIA card, driver 570 or later, and PyTorch: suspending does not change a job's results."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ __all__ = ["engine", "folder", "nothing_is_left", "suspender"]
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 
-# Works for 300 steps on so many GB of random numbers and says what they came to, bit for bit.
+# Computes 300 steps on the given GB of random numbers and prints a digest of the exact result.
 WORK = """
 import hashlib, os, sys, time
 import torch
@@ -51,7 +51,7 @@ for part in block:
     digest.update(part.cpu().numpy().tobytes())
 print("digest", digest.hexdigest(), flush=True)
 """
-# Two that each work, started by a shell.
+# Two such programs, started by a shell.
 TWO = '"$1" -c "$2" 1 & "$1" -c "$2" 1 & wait'
 # A training loop whose data come from two worker processes.
 LOADER = """
@@ -87,7 +87,7 @@ for _ in range(1000):
     torch.ones(4, device="cuda").sum().item()
     time.sleep(0.01)
 """
-# A tensor that lives in two processes.
+# A tensor shared by two processes.
 SHARED = """
 import time
 import torch, torch.multiprocessing as mp
@@ -139,8 +139,8 @@ def used_mb() -> float:
     return card().memory_used_mb or 0.0
 
 
-def holding(engine: LocalEngine, folder: Path, job_id: int, program: str, *words: str) -> Attempt:
-    attempt = script(engine, job_id, program, *words, devices=(card().id,))
+def holding(engine: LocalEngine, folder: Path, job_id: int, program: str, *arguments: str) -> Attempt:
+    attempt = script(engine, job_id, program, *arguments, devices=(card().id,))
     wait_for_line(folder, job_id, "holding")
     return attempt
 
@@ -151,13 +151,13 @@ def digests(folder: Path, job_id: int) -> list[str]:
 
 @pytest.fixture
 def undisturbed(engine: LocalEngine, folder: Path) -> str:
-    """What the work comes to by itself."""
+    """The digest of an undisturbed run."""
     holding(engine, folder, 9, WORK, "2")
     assert outcomes(engine)[9].kind is OutcomeKind.SUCCEEDED
     return digests(folder, 9)[0]
 
 
-def test_a_program_that_is_suspended_twice_comes_to_the_same_result(
+def test_a_program_suspended_twice_has_the_same_result(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, undisturbed: str
 ) -> None:
     idle = used_mb()
@@ -172,7 +172,7 @@ def test_a_program_that_is_suspended_twice_comes_to_the_same_result(
     assert digests(folder, 1) == [undisturbed]
 
 
-def test_a_tree_of_two_programs_is_suspended_as_one(
+def test_a_tree_of_two_programs_is_suspended_together(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender
 ) -> None:
     idle = used_mb()
@@ -187,7 +187,9 @@ def test_a_tree_of_two_programs_is_suspended_as_one(
     assert first == second
 
 
-def test_a_program_with_worker_processes_goes_on(engine: LocalEngine, folder: Path, suspender: LocalSuspender) -> None:
+def test_a_program_with_worker_processes_is_resumed(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender
+) -> None:
     attempt = holding(engine, folder, 1, LOADER)
     assert suspended(suspender, attempt).is_done
     assert resumed(suspender, attempt, 1024).is_done
@@ -195,7 +197,7 @@ def test_a_program_with_worker_processes_goes_on(engine: LocalEngine, folder: Pa
     assert digests(folder, 1) == [f"digest {sum(range(400)) * 65536.0}"]
 
 
-def test_without_room_it_stays_suspended_and_is_not_ruined(
+def test_without_free_memory_a_job_stays_suspended_and_can_be_resumed_later(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, undisturbed: str
 ) -> None:
     attempt = holding(engine, folder, 1, WORK, "2")
@@ -207,25 +209,25 @@ def test_without_room_it_stays_suspended_and_is_not_ruined(
         assert filler.stdout.readline() == "filled\n"
         moved = resumed(suspender, attempt, 3072)
         assert (moved.is_done, moved.is_ruined) == (False, False)
-        assert "no room" in moved.text
+        assert "not enough memory on" in moved.text
         filler.communicate()
     assert resumed(suspender, attempt, 3072).is_done
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
     assert digests(folder, 1) == [undisturbed]
 
 
-def test_a_killed_helper_is_followed_by_one_that_finishes(
+def test_a_second_helper_finishes_the_work_of_a_killed_one(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, undisturbed: str
 ) -> None:
     attempt = holding(engine, folder, 1, WORK, "2")
     idle_below = used_mb() - 2048
     suspender.suspend(attempt)
-    wait_for(lambda: os.path.exists(folder / "suspending" / "1.1.lock"), "the helper at work")
+    wait_for(lambda: os.path.exists(folder / "suspending" / "1.1.lock"), "the helper")
     os.kill(helper_pid(), signal.SIGKILL)
     assert next_result(suspender).is_done
     assert used_mb() < idle_below
     suspender.resume(attempt, {card().id: 3072.0})
-    wait_for(lambda: used_mb() > idle_below, "the restore under way")
+    wait_for(lambda: used_mb() > idle_below, "the start of the restore")
     os.kill(helper_pid(), signal.SIGKILL)
     assert next_result(suspender).is_done
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
@@ -233,10 +235,10 @@ def test_a_killed_helper_is_followed_by_one_that_finishes(
 
 
 @pytest.mark.parametrize(("program", "says"), [(MANAGED, "managed memory"), (SHARED, "share memory")])
-def test_what_the_driver_cannot_put_back_is_left_as_it_is(
+def test_programs_that_the_driver_cannot_restore_are_not_suspended(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, program: str, says: str
 ) -> None:
-    path = folder / "program.py"  # a spawned process reads it again
+    path = folder / "program.py"  # a spawned process imports it again
     path.write_text(program)
     attempt = begun(engine, 1, sys.executable, str(path), devices=(card().id,))
     wait_for_line(folder, 1, "holding")
@@ -248,9 +250,7 @@ def test_what_the_driver_cannot_put_back_is_left_as_it_is(
     assert engine.signal(attempt, 0) > 0, "it runs on"
 
 
-def test_a_suspended_program_ends_when_it_is_asked_to(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender
-) -> None:
+def test_a_suspended_program_ends_on_sigterm(engine: LocalEngine, folder: Path, suspender: LocalSuspender) -> None:
     attempt = holding(engine, folder, 1, WORK, "1")
     assert suspended(suspender, attempt).is_done
     engine.signal(attempt, signal.SIGTERM)

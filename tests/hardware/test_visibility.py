@@ -15,7 +15,7 @@ from gpuyard.probes.common.device_ids import pci_bus_id
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 
-TELL = """
+PRINT_RESULT = """
 import json, os
 print(json.dumps({
     "visible": os.environ["CUDA_VISIBLE_DEVICES"],
@@ -35,7 +35,7 @@ import cupy
 count = cupy.cuda.runtime.getDeviceCount()
 card = cupy.ones(1024).device.pci_bus_id
 """
-# JAX does not say which card its device is; the CUDA that it has set up in this process does.
+# JAX does not name the card of its device, but CUDA, which JAX initialized in this process, does.
 JAX = """
 import ctypes, jax
 devices = jax.devices("gpu")
@@ -49,7 +49,7 @@ FRAMEWORKS = {"torch": PYTORCH, "cupy": CUPY, "jax": JAX}
 
 
 def cards() -> list[tuple[int, str, str]]:
-    """The index, the UUID and the PCI bus id of each card, by `nvidia-smi`."""
+    """Return index, UUID and PCI bus id of each card, from `nvidia-smi`."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"]
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [line.split(", ") for line in lines if line.strip()]
@@ -59,7 +59,7 @@ def cards() -> list[tuple[int, str, str]]:
 def seen_by(framework: str, *options: str, **environment: str) -> dict[str, Any]:
     if find_spec(framework) is None:
         pytest.skip(f"there is no {framework}")
-    script = FRAMEWORKS[framework] + TELL
+    script = FRAMEWORKS[framework] + PRINT_RESULT
     command = [sys.executable, "-m", "gpuyard", "run", "--vram", "4G", *options, "--", sys.executable, "-c", script]
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **environment}
     result = subprocess.run(
@@ -71,7 +71,7 @@ def seen_by(framework: str, *options: str, **environment: str) -> dict[str, Any]
 
 
 def is_card(named: str, uuid: str, bus_id: str) -> bool:
-    """By its UUID, or by its bus id, which has a domain of four digits or of eight."""
+    """Compare by UUID, or by bus id, whose domain has four or eight digits."""
     return named == uuid or pci_bus_id(named) == pci_bus_id(bus_id)
 
 
@@ -89,7 +89,7 @@ def test_a_framework_sees_exactly_the_card_of_its_lease(framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_under_an_outer_variable_it_is_the_card_that_this_left(framework: str) -> None:
+def test_an_outer_cuda_visible_devices_limits_the_cards(framework: str) -> None:
     index, uuid, bus_id = cards()[-1]
     seen = seen_by(framework, CUDA_VISIBLE_DEVICES=uuid)
     assert (seen["visible"], seen["count"]) == (str(index), 1)
@@ -97,7 +97,7 @@ def test_under_an_outer_variable_it_is_the_card_that_this_left(framework: str) -
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_with_uuids_configured_it_sees_the_same_card(framework: str, own_home: Path) -> None:
+def test_a_framework_sees_the_leased_card_by_uuid_if_configured(framework: str, own_home: Path) -> None:
     own_home.mkdir(exist_ok=True)
     (own_home / "config.toml").write_text('[devices]\nvisible = "uuid"\n')
     index, uuid, bus_id = cards()[-1]

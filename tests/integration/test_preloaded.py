@@ -1,4 +1,4 @@
-"""A program that is forked for a test behaves like one that is started by exec."""
+"""A program that is forked for a test behaves like a program started by exec."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_wheel import DEADLINE_S, ROOT, environment_variables, lend, needed_by
+from tests.integration.test_wheel import DEADLINE_S, ROOT, environment_variables, link_distributions, needed_by
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -58,7 +58,7 @@ class Project:
         (place / "lent").mkdir()
         [packages] = place.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text(f"{place / 'lent'}\n")
-        lend(place / "lent", needed_by(["gpuyard", "hatchling"]) - {"gpuyard"})
+        link_distributions(place / "lent", needed_by(["gpuyard", "hatchling"]) - {"gpuyard"})
 
     def sh(self, script: str) -> str:
         done = subprocess.run(

@@ -207,7 +207,7 @@ def test_suspend_and_resume_report_jobs_that_they_cannot_change(card: QueueUnder
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr.startswith(f"gpuyard: {which} is unchanged: ")
         assert message in result.stderr
-    assert run("suspend", "99").returncode == 2
+    assert run("suspend", "99").returncode == 3
     cpu_gate.write_text("go\n")
 
 
@@ -217,7 +217,7 @@ def test_a_job_is_not_suspended_without_enough_free_ram(card: QueueUnderTest, ga
     card.restart()
     result = run("suspend", str(job_id))
     assert result.returncode == 1
-    assert "of RAM are available, and " in result.stderr
+    assert "of RAM are available, " in result.stderr
     gate.touch()
     assert run("wait", str(job_id)).returncode == 0
 

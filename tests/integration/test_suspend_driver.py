@@ -201,7 +201,7 @@ def test_a_job_stopped_with_sigstop_can_be_suspended(
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_suspended_job_that_got_sigcont_can_be_resumed(
+def test_a_suspended_job_that_got_sigcont_is_stopped_again(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card, resumes: bool
 ) -> None:
     attempt, users, shell = tree_of_users(engine, folder)

@@ -1,4 +1,4 @@
-"""Sessions of a real tmux, each marked with whose it is; and a viewer where there is none."""
+"""Sessions of a real tmux, each marked with its owner; and a viewer outside of tmux."""
 
 import os
 import pty
@@ -51,8 +51,8 @@ def test_only_its_owner_closes_a_session(ours: Tmux, tmux: OwnTmux) -> None:
     assert sorted(tmux.sessions()) == ["ab", "mine"]
 
 
-def test_those_who_want_the_same_name_at_once_each_get_one(ours: Tmux, tmux: OwnTmux) -> None:
-    """With the server that all of them start."""
+def test_simultaneous_requests_for_one_name_get_different_sessions(ours: Tmux, tmux: OwnTmux) -> None:
+    """All of them try to start the tmux server."""
     names: list[str] = []
     owners = [f"ws/{number}" for number in range(5)]
     all_at_once = threading.Barrier(len(owners))
@@ -70,20 +70,20 @@ def test_those_who_want_the_same_name_at_once_each_get_one(ours: Tmux, tmux: Own
     assert sorted(ours.owned_sessions("ws/")) == owners
 
 
-def test_a_name_that_tmux_cannot_hold_is_mapped_and_said(ours: Tmux, tmux: OwnTmux) -> None:
+def test_a_name_that_tmux_does_not_allow_is_mapped_and_returned(ours: Tmux, tmux: OwnTmux) -> None:
     assert ours.open_session("a.b:c #{pid}", "ws/1", STAYS) == "a_b_c___pid_"
     assert tmux.sessions() == ["a_b_c___pid_"]
 
 
-def test_words_are_not_read_by_a_shell_or_by_tmux(ours: Tmux, tmp_path: Path) -> None:
-    words = ["$(id)", ";", "a;", "\\;", "#{pid}", "", "-x", "two words", "~"]
+def test_arguments_are_not_interpreted_by_a_shell_or_by_tmux(ours: Tmux, tmp_path: Path) -> None:
+    arguments = ["$(id)", ";", "a;", "\\;", "#{pid}", "", "-x", "two words", "~"]
     script = "import sys; open(sys.argv[1], 'w').write(repr(sys.argv[2:])); input()"
-    ours.open_session("a", "ws/1", [sys.executable, "-c", script, str(tmp_path / "said"), *words])
-    wait_for(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text(), "the program")
-    assert (tmp_path / "said").read_text() == repr(words)
+    ours.open_session("a", "ws/1", [sys.executable, "-c", script, str(tmp_path / "arguments"), *arguments])
+    wait_for(lambda: (tmp_path / "arguments").exists() and (tmp_path / "arguments").read_text(), "the program")
+    assert (tmp_path / "arguments").read_text() == repr(arguments)
 
 
-def test_a_session_opened_where_there_is_no_directory_any_more_is_opened_all_the_same(
+def test_a_session_opens_though_the_current_directory_was_removed(
     ours: Tmux, tmux: OwnTmux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -93,29 +93,27 @@ def test_a_session_opened_where_there_is_no_directory_any_more_is_opened_all_the
     assert tmux.sessions() == ["a"]
 
 
-def test_a_tmux_that_does_not_answer_is_given_up(
-    tools: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_tmux_times_out(tools: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     tools("tmux", "import time; time.sleep(600)")
     monkeypatch.setattr(module, "_ANSWERS_WITHIN_S", 0.2)
     with pytest.raises(TmuxError, match="tmux did not answer within"):
         Tmux(os.environ).open_session("a", "ws/1", STAYS)
 
 
-def test_a_tmux_that_cannot_be_run_is_told(tools: Callable[[str, str], Path]) -> None:
+def test_a_tmux_that_cannot_be_executed_is_reported(tools: Callable[[str, str], Path]) -> None:
     tools("tmux", "").write_text("#!/nowhere/at/all\n")
     with pytest.raises(TmuxError, match="tmux cannot be run: No such file or directory"):
         Tmux(os.environ).open_session("a", "ws/1", STAYS)
 
 
-def test_without_tmux_it_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_tmux_is_not_available(tmp_path: Path) -> None:
     nowhere = Tmux({"PATH": str(tmp_path)})
     assert not nowhere.is_there()
     with pytest.raises(TmuxError, match="tmux is not installed"):
         nowhere.owned_sessions("")
 
 
-def test_a_viewer_of_a_task_that_is_over_says_so(tmp_path: Path) -> None:
+def test_a_viewer_of_a_finished_task_reports_it(tmp_path: Path) -> None:
     done = subprocess.run(viewer.command(str(tmp_path), "1.1"), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "cannot show this task: No such file or directory\n")
 
@@ -126,14 +124,14 @@ def test_a_viewer_whose_terminal_closes_outside_of_tmux_does_not_end_the_task(ta
     task.wait_for_output("up")
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "TMUX"}
-    words = ["setsid", "--ctty", *viewer.command(task.spec["sockets"], task.spec["key"])]
-    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as looks:
+    command = ["setsid", "--ctty", *viewer.command(task.spec["sockets"], task.spec["key"])]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as viewing:
         os.close(theirs)
-        seen = b""
-        while b"up" not in seen:
-            seen += os.read(ours, 4096)
+        output = b""
+        while b"up" not in output:
+            output += os.read(ours, 4096)
         os.close(ours)
-        assert looks.wait(DEADLINE_S) == 0
+        assert viewing.wait(DEADLINE_S) == 0
     let_go(pipe)
     assert task.wait() == 3
     assert task.record()["note"] == "no session: tmux is not installed"

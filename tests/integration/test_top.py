@@ -1,4 +1,4 @@
-"""`gpuyard top` over a real daemon: what it shows, what its keys do, and what becomes of it when the daemon goes."""
+"""`gpuyard top` with a real daemon: its panels, its keys, and restarts of the daemon."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ from gpuyard.ui.tui.glyphs import UNICODE
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.terminal import Terminal
 
-Story = Callable[["Screen"], Awaitable[None]]
+Scenario = Callable[["Screen"], Awaitable[None]]
 
 
 class Screen:
-    """What somebody sees and types."""
+    """The terminal of a user: its text, keys and mouse."""
 
     def __init__(self, pilot: Pilot[None]) -> None:
         self._pilot = pilot
@@ -55,7 +55,7 @@ class Screen:
     async def until(self, is_so: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not is_so():
-            assert time.monotonic() < deadline, f"never came: {what}\n{self.text}"
+            assert time.monotonic() < deadline, f"timeout: {what}\n{self.text}"
             await self._pilot.pause(0.02)
 
     async def shows(self, *texts: str) -> None:
@@ -68,35 +68,35 @@ class Screen:
         await self.shows(f"job {job_id} ")
 
 
-def watch(story: Story, size: tuple[int, int] = (100, 30)) -> None:
+def watch(scenario: Scenario, size: tuple[int, int] = (100, 30)) -> None:
     async def run() -> None:
         async with Top(UNICODE).run_test(size=size) as pilot:
-            await story(Screen(pilot))
+            await scenario(Screen(pilot))
 
     asyncio.run(run())
 
 
-def test_devices_the_queue_and_a_log_are_seen_as_they_change(queue: QueueUnderTest) -> None:
+def test_devices_queue_and_log_are_updated(queue: QueueUnderTest) -> None:
     gate = queue.gate()
-    job_id = queue.shell(f"echo first words; read word < {gate}; echo $word", name="talker", vram="6G")
+    job_id = queue.shell(f"echo first line; read word < {gate}; echo $word", name="talker", vram="6G")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("Simulated 24 GB", "▄", "reserved 6", "free 18 GB", "1 running", "● running", "talker")
-        await screen.shows("first words")
-        gate.write_text("last words\n")
-        await screen.shows("last words", "✓ succeeded", "free 24 GB")
+        await screen.shows("first line")
+        gate.write_text("last line\n")
+        await screen.shows("last line", "✓ succeeded", "free 24 GB")
         queue.shell("echo second", name="later", gpus="0")
         await screen.shows("later", "2 succeeded")
 
-    watch(story)
+    watch(scenario)
     assert queue.state(job_id) == "succeeded"
 
 
-def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(queue: QueueUnderTest) -> None:
+def test_keys_act_on_the_selected_job_and_show_the_result(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     first, second, third = (queue.shell(":", gpus="0", name=name) for name in ("one", "two", "three"))
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.chooses(first)
         await screen.type("down")
         await screen.chooses(second)
@@ -130,30 +130,30 @@ def test_keys_act_on_the_chosen_job_and_say_what_came_of_it(queue: QueueUnderTes
         await screen.type("p", "y")
         await screen.shows("paused: 0 still running", "paused: no new jobs start")
 
-    watch(story)
+    watch(scenario)
     assert [queue.state(job_id) for job_id in (first, second, third)] == ["succeeded"] * 3
 
 
-def test_a_job_is_suspended_and_resumed(queue: QueueUnderTest) -> None:
+def test_a_key_suspends_and_resumes_a_job(queue: QueueUnderTest) -> None:
     sim_job = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "2G", "--seconds", "600")
     job_id = queue.submit(*sim_job, vram="3G", environment=dict(os.environ))
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("own 2", "reserved 1")
         await screen.type("s")
         await screen.shows(f"suspending {job_id}", "◐ suspended")
         await screen.type("u")
         await screen.shows(f"will resume when memory is free: {job_id}", "● running")
 
-    watch(story)
+    watch(scenario)
     assert queue.state(job_id) == "running"
 
 
-def test_pages_tell_all_about_a_job_and_why_it_waits(queue: QueueUnderTest) -> None:
+def test_pages_show_the_details_of_a_job_and_why_it_waits(queue: QueueUnderTest) -> None:
     running, gate = queue.start_gated(gpus="2")
     waiting = queue.shell("echo started", vram="20G", name="patient")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.chooses(running)
         await screen.type("j")
         await screen.chooses(waiting)
@@ -170,14 +170,14 @@ def test_pages_tell_all_about_a_job_and_why_it_waits(queue: QueueUnderTest) -> N
         await screen.type("escape")
         await screen.shows("── Queue")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(queue: QueueUnderTest) -> None:
+def test_the_log_page_follows_a_log_until_the_user_scrolls_up(queue: QueueUnderTest) -> None:
     gate = queue.gate()
     queue.shell(f"seq 1000 1200; read word < {gate}; echo $word; echo {'x' * 300}END", gpus="0")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("1200")
         await screen.type("l")
         await screen.shows("1180", "1200", "of 201")
@@ -191,17 +191,17 @@ def test_a_log_is_followed_in_the_whole_window_until_somebody_scrolls_up(queue: 
         await screen.type(*["right"] * 16)
         await screen.shows("END")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_only_what_is_looked_for_is_shown(queue: QueueUnderTest) -> None:
+def test_the_filter_shows_only_matching_jobs(queue: QueueUnderTest) -> None:
     queue.shell("exit 3", gpus="0", name="broken")
     queue.wait()
     queue.post("/pause")
     for name in ("lemon", "orange", "lime"):
         queue.shell(":", gpus="0", name=name)
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("lemon", "orange", "lime", "✗ failed", "exit status 3")
         await screen.type("slash", *"lime")
         await screen.no_longer_shows("orange")
@@ -216,27 +216,27 @@ def test_only_what_is_looked_for_is_shown(queue: QueueUnderTest) -> None:
         await screen.type("slash", *"nowhere")
         await screen.shows("no job matches 'nowhere'")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_what_is_pasted_by_mistake_into_the_filter_is_not_taken(queue: QueueUnderTest) -> None:
+def test_a_large_paste_into_the_filter_is_ignored(queue: QueueUnderTest) -> None:
     queue.shell(":", gpus="0", name="alpha")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("alpha", "succeeded")
         await screen.type("slash")
         await screen.paste("x" * 100_000)
         await screen.type("a", "l", "p")
         await screen.shows("only jobs with alp", "alpha")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(queue: QueueUnderTest) -> None:
+def test_a_long_queue_is_fetched_by_its_visible_part(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     first = queue.shell(": {index}", gpus="0", array="0-4999", name="many")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("of 5,000", "many[0]")
         await screen.type("end")
         await screen.shows("many[4999]", "of 5,000")
@@ -246,14 +246,14 @@ def test_a_long_queue_is_asked_for_by_what_is_seen_of_it(queue: QueueUnderTest) 
         await screen.type("home")
         await screen.shows("many[0]")
 
-    watch(story, (80, 24))
+    watch(scenario, (80, 24))
 
 
-def test_a_daemon_that_ends_and_comes_back_is_found_again(queue: QueueUnderTest) -> None:
+def test_top_reconnects_to_a_restarted_daemon(queue: QueueUnderTest) -> None:
     gate = queue.gate()
     queue.shell(f"echo before; read word < {gate}; echo after", gpus="0", name="survivor")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("before", "survivor")
         queue.stop()
         await screen.shows("reconnecting: ", "survivor")
@@ -264,13 +264,13 @@ def test_a_daemon_that_ends_and_comes_back_is_found_again(queue: QueueUnderTest)
         gate.write_text("\n")
         await screen.shows("after", "✓ succeeded")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_a_daemon_that_was_killed_is_started_again(queue: QueueUnderTest) -> None:
+def test_top_starts_a_killed_daemon_again(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(gpus="0")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.chooses(job_id)
         queue.kill9()
         await screen.until(lambda: running_pid(queue.home / "daemon.lock"), "another daemon")
@@ -278,31 +278,31 @@ def test_a_daemon_that_was_killed_is_started_again(queue: QueueUnderTest) -> Non
         await screen.shows("✓ succeeded")
         await screen.no_longer_shows("reconnecting")
 
-    watch(story)
+    watch(scenario)
     queue.post("/stop")
     queue.client.close()
     until(lambda: running_pid(queue.home / "daemon.lock") is None, "the end of the daemon")
 
 
-def test_the_mouse_chooses_and_scrolls(queue: QueueUnderTest) -> None:
+def test_the_mouse_selects_and_scrolls(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     first = queue.shell(": {index}", gpus="0", array="0-29", name="many")
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows(f"job {first} ", "free 24 GB")
         await screen.click("many[3]")
         await screen.chooses(first + 3)
         await screen.wheel("#queue", 2)
         await screen.chooses(first + 5)
 
-    watch(story)
+    watch(scenario)
 
 
-def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(queue: QueueUnderTest) -> None:
+def test_a_daemon_that_does_not_answer_is_reported_and_waited_for(queue: QueueUnderTest) -> None:
     assert queue.daemon is not None
     daemon = queue.daemon.pid
 
-    async def story(screen: Screen) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("The queue is empty")
         os.kill(daemon, signal.SIGSTOP)
         try:
@@ -313,17 +313,17 @@ def test_a_daemon_that_is_held_up_is_told_of_and_waited_for(queue: QueueUnderTes
         await screen.shows("paused: 0 still running")
         await screen.no_longer_shows("no answer for ")
 
-    watch(story)
+    watch(scenario)
 
 
-def test_an_empty_queue_says_how_to_fill_it(queue: QueueUnderTest) -> None:
-    async def story(screen: Screen) -> None:
+def test_an_empty_queue_shows_how_to_submit(queue: QueueUnderTest) -> None:
+    async def scenario(screen: Screen) -> None:
         await screen.shows("The queue is empty", "gpuyard submit -- python train.py")
         await screen.type("c")
         await screen.shows("no job is selected")
         await screen.type("q")
 
-    watch(story, (80, 24))
+    watch(scenario, (80, 24))
 
 
 # The command
@@ -331,7 +331,7 @@ def test_an_empty_queue_says_how_to_fill_it(queue: QueueUnderTest) -> None:
 
 @pytest.mark.needs("tmux")
 @pytest.mark.usefixtures("unmeasured")
-def test_in_a_small_terminal_without_colour_it_is_all_there(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_small_terminal_without_colour_shows_all_panels(queue: QueueUnderTest, tmp_path: Path) -> None:
     gate = queue.gate()
     queue.shell(f"read word < {gate}", name="trainer", vram="6G")
     tmux = ("tmux", "-S", str(tmp_path / "tmux"), "-f", os.devnull)
@@ -346,7 +346,7 @@ def test_in_a_small_terminal_without_colour_it_is_all_there(queue: QueueUnderTes
         until(lambda: "running    trainer" in picture() and "reserved 6" in picture(), "devices and jobs")
         shown = picture()
         assert shown.isascii()
-        assert not re.search("\x1b\\[[0-9;]*3[0-7]m", picture("-e")), "there is no colour"
+        assert not re.search("\x1b\\[[0-9;]*3[0-7]m", picture("-e")), "no colours"
         assert "0 Simulated 24 GB ==" in shown
         assert "1 Simulated 24 GB .." in shown
         subprocess.run([*tmux, "send-keys", "q"], check=True)
@@ -356,18 +356,18 @@ def test_in_a_small_terminal_without_colour_it_is_all_there(queue: QueueUnderTes
         gate.write_text("\n")
 
 
-def test_where_there_is_no_terminal_it_says_what_to_use_instead() -> None:
+def test_without_a_terminal_it_names_an_alternative() -> None:
     done = subprocess.run([sys.executable, "-m", "gpuyard", "top"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs a terminal" in done.stderr
     assert "gpuyard queue" in done.stderr
 
 
-def test_without_textual_it_says_what_to_install() -> None:
+def test_without_textual_it_names_the_package_to_install() -> None:
     without = "import sys; sys.modules['textual'] = None; sys.argv = ['gpuyard', 'top']"
     script = f"{without}\nfrom gpuyard.ui.cli import main; main()"
     terminal = Terminal([sys.executable, "-c", script], {})
-    status, said = terminal.end()
+    status, output = terminal.end()
     terminal.close()
     assert status == 1
-    assert find_installation().with_extra("top") in said
+    assert find_installation().with_extra("top") in output

@@ -1,4 +1,4 @@
-"""`gpuyard uninstall`: with a real queue, and what may still be using it."""
+"""`gpuyard uninstall` with a real queue, running jobs and leases."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home with a gpuyard where the platform's conventions put it."""
+    """A home directory with gpuyard's files at the default paths of the platform."""
     home = tmp_path / "user"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -37,8 +37,8 @@ def files_in(folder: Path) -> list[str]:
     return sorted(os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
 
 
-def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_removed(user: Path) -> None:
-    for words in (
+def test_files_are_listed_kept_while_jobs_wait_and_then_removed(user: Path) -> None:
+    for arguments in (
         ["submit", "--vram", "1G", "--", *GPUYARD, "sim-job", "--vram", "1G", "--seconds", "0"],
         [
             "batch",
@@ -57,16 +57,16 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
         ["web", "--port", "0"],
         ["submit", "--hold", "--", "true"],
     ):
-        assert run(*words).returncode == 0
+        assert run(*arguments).returncode == 0
     pid = running_pid(state_of(user) / "daemon.lock")
     assert pid is not None
     before = files_in(user)
 
-    told = run("uninstall")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "first: jobs run or wait (1 held); wait for them, or end them" in told.stdout
-    assert "Nothing was removed. `gpuyard uninstall --yes` removes these files." in told.stdout
-    assert told.stdout.endswith(f"To remove the package itself: {find_installation().remove}\n")
+    result = run("uninstall")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "first: jobs run or wait (1 held); wait for them, or end them" in result.stdout
+    assert "Nothing was removed. `gpuyard uninstall --yes` removes these files." in result.stdout
+    assert result.stdout.endswith(f"To remove the package itself: {find_installation().remove}\n")
     dry = json.loads(run("uninstall", "--dry-run", "--json").stdout)
     assert (dry["removed"], dry["stays"], dry["then"]) == (False, [], find_installation().remove)
     assert sum(place["files"] for place in dry["places"]) >= len(before)
@@ -89,20 +89,20 @@ def test_a_queue_that_was_used_is_listed_then_refused_while_jobs_wait_then_remov
     assert not state_of(user).exists()
 
 
-def test_it_is_refused_while_a_script_holds_a_gpu(user: Path, script: Script) -> None:
+def test_uninstall_is_refused_while_a_script_holds_a_gpu(user: Path, script: Script) -> None:
     holder = script(num_gpus=1)
     assert holder.stdout is not None
     holder.stdout.readline()
-    told = run("uninstall", "--yes")
-    assert told.returncode == 1
-    assert f"your programs hold GPUs or wait for them (pid {holder.pid})" in told.stderr
+    result = run("uninstall", "--yes")
+    assert result.returncode == 1
+    assert f"your programs hold GPUs or wait for them (pid {holder.pid})" in result.stderr
     assert [name for name in files_in(user / ".gpu_locks") if name.endswith(".lease")] != []
     holder.communicate("\n")
     assert run("uninstall", "--yes").returncode == 0
     assert files_in(user) == []
 
 
-def test_the_unit_is_stopped_before_its_file_is_removed(
+def test_the_systemd_unit_is_stopped_before_its_file_is_removed(
     user: Path, tmp_path: Path, tools: Callable[[str, str], Path]
 ) -> None:
     calls = tmp_path / "calls"
@@ -123,22 +123,22 @@ def test_the_unit_is_stopped_before_its_file_is_removed(
     ]
     tools("systemctl", "raise SystemExit('no bus')")
     unit.write_text("[Service]\nExecStart=/x/gpuyard daemon run\n")
-    told = run("uninstall", "--yes")
-    assert told.returncode == 1
-    assert "`systemctl --user disable --now gpuyard.service` failed: no bus" in told.stderr
+    result = run("uninstall", "--yes")
+    assert result.returncode == 1
+    assert "`systemctl --user disable --now gpuyard.service` failed: no bus" in result.stderr
     assert not unit.exists()
 
 
-def test_both_options_at_once_are_a_mistake(user: Path) -> None:
-    told = run("uninstall", "--yes", "--dry-run")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == "gpuyard: --dry-run and --yes contradict each other\n  give one of them\n"
+def test_dry_run_and_yes_together_are_an_error(user: Path) -> None:
+    result = run("uninstall", "--yes", "--dry-run")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "gpuyard: --dry-run and --yes contradict each other\n  give one of them\n"
 
 
-def test_the_home_folder_is_refused(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_directory_that_is_the_home_directory_is_refused(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_HOME", str(user))
     (user / "daemon.log").write_text("mine")
-    told = run("uninstall", "--yes")
-    assert told.returncode == 2
-    assert f"GPUYARD_HOME is {user}, which is your home folder or contains it: nothing was removed" in told.stderr
+    result = run("uninstall", "--yes")
+    assert result.returncode == 2
+    assert f"GPUYARD_HOME is {user}, which is your home folder or contains it: nothing was removed" in result.stderr
     assert files_in(user) == [str(user / "daemon.log")]

@@ -1,5 +1,5 @@
-"""A GPU whose driver lists no processes: work starts beside a desktop, and what it needs is learned by what the use of
-the card grows by."""
+"""A GPU whose driver lists no processes: jobs start beside a desktop, and their memory is estimated from the growth of
+the device's memory use."""
 
 import sys
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 TOTAL_MB, DESKTOP_MB = 16384, 1843
-# Each file in the folder is a program's, and says how many MB it holds.
+# Each file in the folder belongs to a program and contains the MB that it holds.
 RADEONTOP = f"""
 import pathlib
 used = {DESKTOP_MB} + sum(int(file.read_text() or 0) for file in pathlib.Path({{folder!r}}).iterdir())
 print(f"1794780887.1: bus 03, gpu 7.00%, vram {{{{100 * used / {TOTAL_MB}:.2f}}}}% {{{{used}}}}.00mb")
 """
-# It holds so much until there is a file that has its id as its name.
+# Holds the given MB until a file named by its job id exists.
 HOLD = """
 import os, pathlib, sys, time
 file = pathlib.Path(sys.argv[1], os.environ["GPUYARD_JOB_ID"])
@@ -52,16 +52,16 @@ def test_a_batch_starts_beside_a_desktop(queue: QueueUnderTest, tmp_path: Path) 
     assert "all 2 runs succeeded" in done.stdout, done.stderr
 
 
-def test_what_the_use_of_the_card_grows_by_is_what_it_needs(queue: QueueUnderTest, tmp_path: Path) -> None:
-    words = (sys.executable, "-c", HOLD, str(tmp_path / "held"), "3000", str(tmp_path))
-    first = queue.submit(*words)
+def test_the_growth_of_memory_use_is_the_estimate_of_a_job(queue: QueueUnderTest, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", HOLD, str(tmp_path / "held"), "3000", str(tmp_path))
+    first = queue.submit(*command)
     until(lambda: peaks_of(queue, first) == [3000.0], "its memory, without the desktop's")
-    second = queue.submit(*words)
-    assert "GB needed" in queue.why(second), "nobody joins it until it is known what it needs"
+    second = queue.submit(*command)
+    assert "GB needed" in queue.why(second), "no other job shares the card until the estimate exists"
     (tmp_path / str(first)).touch()
     queue.wait(first)
-    third = queue.submit(*words)
-    until(lambda: queue.state(second) == queue.state(third) == "running", "two at once, since both fit")
+    third = queue.submit(*command)
+    until(lambda: queue.state(second) == queue.state(third) == "running", "two jobs at once, since both fit")
     reserved_mb = queue.job(third)["reserved_mb"]
     assert 3000 < reserved_mb < 4000
     large = queue.submit("true", vram="12G")

@@ -1,4 +1,4 @@
-"""`gpuyard web` and `[web]`: the page is where it is said to be, and a daemon starts whatever becomes of it."""
+"""`gpuyard web` and `[web]`: the page is served at the printed address, and the daemon starts even if it cannot be."""
 
 import contextlib
 import json
@@ -19,8 +19,8 @@ from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web_fixture import WebPage
 
 
-def opened(*words: str) -> Any:
-    done = run("web", "--json", *words)
+def opened(*arguments: str) -> Any:
+    done = run("web", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -32,7 +32,7 @@ def is_served(port: int) -> bool:
 
 @contextlib.contextmanager
 def taken(port: int) -> Iterator[int]:
-    """A port that somebody has, whoever it is."""
+    """Occupy a port."""
     with socket.socket() as other:
         with contextlib.suppress(OSError):
             other.bind(("127.0.0.1", port))
@@ -41,7 +41,7 @@ def taken(port: int) -> Iterator[int]:
         yield other.getsockname()[1] or port
 
 
-def test_it_prints_where_the_page_is_and_the_same_when_asked_again(queue: QueueUnderTest) -> None:
+def test_it_prints_the_address_of_the_page_and_the_same_one_again(queue: QueueUnderTest) -> None:
     first = run("web", "--port", "0")
     url = first.stdout.strip()
     port = int(url.split(":")[2].partition("/")[0])
@@ -67,7 +67,7 @@ def test_it_prints_where_the_page_is_and_the_same_when_asked_again(queue: QueueU
     queue.start()
 
 
-def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_is_told(queue: QueueUnderTest) -> None:
+def test_a_taken_default_port_is_replaced_by_the_next_and_a_taken_named_port_is_an_error(queue: QueueUnderTest) -> None:
     with taken(8765):
         answer = opened()
         assert 8765 < answer["port"] < 8785
@@ -75,7 +75,7 @@ def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_
     with taken(0) as port:
         refused = run("web", "--port", str(port))
         assert (refused.returncode, f":{port}: Address already in use" in refused.stderr) == (1, True)
-    assert is_served(answer["port"]), "what was open is, still"
+    assert is_served(answer["port"]), "the open page is still served"
     moved = opened("--port", "0")
     assert moved["port"] != answer["port"]
     assert not is_served(answer["port"])
@@ -86,19 +86,19 @@ def test_where_the_usual_port_is_taken_it_is_the_next_and_where_one_is_named_it_
         assert (unknown.returncode, "is not an address of this machine" in unknown.stderr) == (2, True)
 
 
-def test_another_address_is_warned_of_and_locked_just_so(queue: QueueUnderTest) -> None:
-    told = run("web", "--address", "0.0.0.0", "--port", "0")
-    assert "not encrypted" in told.stderr
-    assert told.stdout.startswith(f"http://{socket.gethostname()}:")
+def test_another_address_prints_a_warning_and_needs_the_token_too(queue: QueueUnderTest) -> None:
+    result = run("web", "--address", "0.0.0.0", "--port", "0")
+    assert "not encrypted" in result.stderr
+    assert result.stdout.startswith(f"http://{socket.gethostname()}:")
     web = WebPage(queue, address="0.0.0.0")
-    assert web.answer["url"] == told.stdout.strip()
+    assert web.answer["url"] == result.stdout.strip()
     assert web.ask("GET", "/v1/status").status == 401
     assert web.ask("GET", "/v1/status", Host=f"evil.example:{web.port}", **web.bearer).status == 403
     for host in (f"{socket.gethostname()}:{web.port}", f"10.1.2.3:{web.port}", f"localhost:{web.port}"):
         assert web.ask("GET", "/v1/status", Host=host, **web.bearer).status == 200
 
 
-def test_a_token_that_others_could_have_read_is_not_used_again(queue: QueueUnderTest) -> None:
+def test_a_token_file_readable_by_others_is_replaced(queue: QueueUnderTest) -> None:
     before = opened("--port", "0")["url"]
     run("web", "--stop")
     os.chmod(queue.home / "web.token", 0o644)
@@ -107,7 +107,7 @@ def test_a_token_that_others_could_have_read_is_not_used_again(queue: QueueUnder
     assert opened("--port", "0")["url"].partition("token=")[2] != before.partition("token=")[2]
 
 
-def test_the_configuration_opens_it_at_the_daemons_start(own_queue: QueueUnderTest) -> None:
+def test_the_configuration_opens_the_page_at_the_daemons_start(own_queue: QueueUnderTest) -> None:
     own_queue.home.mkdir(parents=True)
     (own_queue.home / "config.toml").write_text("web = true\n")
     own_queue.start()
@@ -121,7 +121,7 @@ def test_the_configuration_opens_it_at_the_daemons_start(own_queue: QueueUnderTe
     assert (answer["read_only"], answer["port"] not in (0, 8765)) == (True, True)
 
 
-def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_queue: QueueUnderTest) -> None:
+def test_the_daemon_starts_though_the_page_cannot_be_opened(own_queue: QueueUnderTest) -> None:
     own_queue.home.mkdir(parents=True)
     with taken(0) as port:
         (own_queue.home / "config.toml").write_text(f"[web]\nport = {port}\n")
@@ -141,7 +141,7 @@ def test_a_page_that_cannot_be_opened_keeps_no_daemon_from_starting(own_queue: Q
         ("[web]\nadress = 'x'", "did you mean `address`?"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_named(text: str, complaint: str) -> None:
-    with pytest.raises(UserError) as told:
+def test_an_error_in_the_configuration_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(UserError) as raised:
         parse_config(tomllib.loads(text), Path("config.toml"))
-    assert complaint in f"{told.value} {told.value.hint}"
+    assert complaint in f"{raised.value} {raised.value.hint}"

@@ -1,4 +1,4 @@
-"""The page's listener over a real daemon: who gets in, what they may do, and what nobody can do to it."""
+"""The web server of a real daemon: authentication, permissions, limits and hostile clients."""
 
 import contextlib
 import os
@@ -30,11 +30,11 @@ HEADERS = {
 EVENTS = "/v1/events?watch=/status"
 
 
-def held_job(queue: QueueUnderTest, *words: str, **options: Any) -> int:
-    return queue.submit("true", *words, hold=True, **options)
+def held_job(queue: QueueUnderTest, *arguments: str, **options: Any) -> int:
+    return queue.submit("true", *arguments, hold=True, **options)
 
 
-def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothing_to_see(web: WebPage) -> None:
+def test_the_page_is_served_with_the_token_and_nothing_without_it(web: WebPage) -> None:
     locked = web.ask("GET", "/")
     assert (locked.status, locked.headers["content-type"]) == (401, "text/html; charset=utf-8")
     assert b"gpuyard web" in locked.body
@@ -59,24 +59,24 @@ def test_the_address_with_the_token_leads_to_the_page_and_without_there_is_nothi
         assert (refused.status, refused.json["error"]) == (401, "this page needs its token")
 
 
-def test_a_script_shows_the_token(web: WebPage) -> None:
+def test_a_script_authenticates_with_a_bearer_token(web: WebPage) -> None:
     assert web.ask("GET", "/v1/status", **web.bearer).json["pid"] == web.queue.get("/status")["pid"]
-    told = web.ask("POST", "/v1/submissions", '{"command": ["true"]}', **web.bearer, Content_Type="application/json")
-    assert web.queue.wait(told.json["ids"])["done"]
+    answer = web.ask("POST", "/v1/submissions", '{"command": ["true"]}', **web.bearer, Content_Type="application/json")
+    assert web.queue.wait(answer.json["ids"])["done"]
     assert web.ask("GET", f"/v1/status?token={web.token}").status == 401
 
 
-def test_wrong_tokens_are_bounded_and_keep_the_right_one_out_of_nothing(web: WebPage) -> None:
-    told = [web.ask("GET", "/?token=wrong") for _ in range(6)]
-    told += [web.ask("GET", "/v1/status", Authorization="Bearer wrong") for _ in range(6)]
-    assert [each.status for each in told] == [401] * 10 + [429] * 2
-    assert 1 <= int(told[-1].headers["retry-after"]) <= 6
+def test_wrong_tokens_are_rate_limited_and_the_right_one_still_works(web: WebPage) -> None:
+    answers = [web.ask("GET", "/?token=wrong") for _ in range(6)]
+    answers += [web.ask("GET", "/v1/status", Authorization="Bearer wrong") for _ in range(6)]
+    assert [each.status for each in answers] == [401] * 10 + [429] * 2
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 6
     assert web.ask("GET", f"/?token={web.token}").status == 200
     assert web.ask("GET", "/v1/status", **web.bearer).status == 200
     assert web.get("/v1/status").status == 200
 
 
-def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(web: WebPage) -> None:
+def test_cross_site_requests_are_refused_and_change_nothing(web: WebPage) -> None:
     job = held_job(web.queue)
     cancel = f'{{"ids": "{job}"}}'
     elsewhere = [
@@ -89,10 +89,10 @@ def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(we
         {"Sec-Fetch-Site": "cross-site"},
     ]
     json_sent = {**web.cookie, "Content-Type": "application/json"}
-    for told in elsewhere:
-        assert web.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **told}).status == 403, told
-        assert web.ask("GET", "/v1/jobs", **{**web.cookie, **told}).status == 403, told
-        assert web.ask("GET", EVENTS, **{**web.cookie, **told}).status == 403, told
+    for headers in elsewhere:
+        assert web.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **headers}).status == 403, headers
+        assert web.ask("GET", "/v1/jobs", **{**web.cookie, **headers}).status == 403, headers
+        assert web.ask("GET", EVENTS, **{**web.cookie, **headers}).status == 403, headers
     assert web.ask("POST", "/v1/jobs/cancel", cancel, **json_sent).status == 403
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         assert (
@@ -108,7 +108,7 @@ def test_what_other_sites_can_make_a_browser_send_is_refused_and_does_nothing(we
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(web: WebPage) -> None:
+def test_the_cookie_of_a_forwarded_page_is_named_by_the_browsers_port(web: WebPage) -> None:
     forwarded = {"Host": "localhost:9001"}
     cookie = web.ask("GET", f"/?token={web.token}", **forwarded).headers["set-cookie"].partition(";")[0]
     assert cookie.startswith("gpuyard-9001=")
@@ -117,7 +117,7 @@ def test_a_forwarded_page_has_its_cookie_by_the_port_that_the_browser_knows(web:
     assert web.ask("POST", "/v1/pause", "{}", **forwarded, **change).status == 200
 
 
-def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(web: WebPage) -> None:
+def test_the_page_cannot_stop_the_daemon_read_the_token_or_open_another_page(web: WebPage) -> None:
     for target in ("/v1/stop", "/v1/web", "/v1/web/stop", "/v1/%77eb", "/v1/web?x"):
         assert web.post(target).status == 403
         assert web.get(target).status == 403
@@ -126,7 +126,7 @@ def test_a_page_can_neither_end_the_daemon_nor_learn_the_token_nor_open_another(
     assert web.queue.get("/web")["url"] == web.url
 
 
-def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in(web: WebPage) -> None:
+def test_every_answer_has_security_headers_and_none_allows_other_origins(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("GET", EVENTS))
         stream = receive_until(connection, b"\r\n\r\n").lower()
@@ -146,13 +146,13 @@ def test_every_answer_tells_the_browser_to_keep_others_out_and_none_lets_them_in
         web.ask("GET", "/v1/status", **web.cookie, Transfer_Encoding="chunked"),
     ]
     assert [each.status for each in answers] == [200, 200, 200, 404, 400, 200, 405, 403, 401, 413, 411]
-    for told in answers:
-        assert HEADERS.items() <= told.headers.items()
-        assert not [name for name in told.headers if name.startswith("access-control")]
-    assert {told.headers["cache-control"] for told in answers[2:]} == {"no-store"}
+    for answer in answers:
+        assert HEADERS.items() <= answer.headers.items()
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert {answer.headers["cache-control"] for answer in answers[2:]} == {"no-store"}
 
 
-def test_files_are_of_the_page_and_of_no_other_folder(web: WebPage) -> None:
+def test_only_files_of_the_page_are_served(web: WebPage) -> None:
     script = web.get("/static/dom.js")
     assert (script.status, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
     again = web.get("/static/dom.js", If_None_Match=script.headers["etag"])
@@ -175,25 +175,25 @@ def test_files_are_of_the_page_and_of_no_other_folder(web: WebPage) -> None:
         assert (refused.status, token in refused.body) == (404, "web.token" in name), name
 
 
-def test_a_page_for_looking_shows_and_changes_nothing(queue: QueueUnderTest) -> None:
-    job = held_job(queue, environment={"PATH": "/bin", "SECRET": "hidden-word"})
+def test_a_read_only_page_shows_jobs_and_changes_nothing(queue: QueueUnderTest) -> None:
+    job = held_job(queue, environment={"PATH": "/bin", "SECRET": "hidden-value"})
     web = WebPage(queue, read_only=True)
     assert web.get("/v1/session").json["read_only"] is True
     assert web.get("/v1/jobs").json["jobs"][0]["id"] == job
     shown = web.get(f"/v1/jobs/{job}")
-    assert ("SECRET" in shown.json["environment_names"], b"hidden-word" in shown.body) == (True, False)
+    assert ("SECRET" in shown.json["environment_names"], b"hidden-value" in shown.body) == (True, False)
     assert web.get(f"/v1/jobs/{job}?environment=1").status == 403
     assert web.get(f"/v1/events?watch=/jobs/{job}?environment=1").status == 403
     assert web.post("/v1/jobs/cancel", {"ids": "all"}).status == 403
     assert web.post("/v1/submissions", {"command": ["true"]}, **web.bearer).status == 403
     assert queue.counts() == {"held": 1}
-    assert b"hidden-word" in WebPage(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
+    assert b"hidden-value" in WebPage(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
 
 
-# Bounds
+# Limits
 
 
-def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(web: WebPage) -> None:
+def test_the_size_of_a_body_is_limited_and_without_a_token_it_is_not_read(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("POST", "/v1/submissions", **web.from_page, Content_Length=str(9 * 2**20)))
         assert b" 413 " in receive_until(connection, b"\r\n\r\n")
@@ -205,20 +205,20 @@ def test_a_body_is_bounded_and_without_the_key_not_even_waited_for(web: WebPage)
     assert long.json["count"] == 1
 
 
-def test_who_asks_too_much_at_once_is_told_when_to_ask_again(web: WebPage) -> None:
+def test_too_many_requests_get_429_with_retry_after(web: WebPage) -> None:
     with web.dial() as connection:
         connection.sendall(web.head("GET", "/v1/session") * 399 + web.head("GET", "/v1/session", Connection="close"))
-        told = receive_until(connection, b"nothing ends so")
-    served, refused = told.count(b"HTTP/1.1 200 "), told.count(b"HTTP/1.1 429 ")
+        answers = receive_until(connection, b"no such text")
+    served, refused = answers.count(b"HTTP/1.1 200 "), answers.count(b"HTTP/1.1 429 ")
     assert served + refused == 400
     assert served >= 200
     assert refused >= 1
-    assert b"Retry-After: 1\r\n" in told
+    assert b"Retry-After: 1\r\n" in answers
     assert web.queue.get("/status")["pid"]
     until(lambda: web.get("/v1/status").status == 200, "the end of the wait")
 
 
-def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(web: WebPage) -> None:
+def test_streams_and_connections_are_limited_and_a_disconnect_frees_a_slot(web: WebPage) -> None:
     with contextlib.ExitStack() as stack:
         viewers = [stack.enter_context(web.dial()) for _ in range(64)]
         for viewer in viewers:
@@ -228,22 +228,22 @@ def test_streams_and_connections_are_bounded_and_who_leaves_makes_room(web: WebP
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         assert web.get("/v1/status").status == 200
         idle = [stack.enter_context(web.dial()) for _ in range(70)]
-        until(lambda: b" 503 " in receive_until(idle[-1], b"\r\n\r\n"), "the bound")
+        until(lambda: b" 503 " in receive_until(idle[-1], b"\r\n\r\n"), "the limit")
         assert web.queue.get("/status")["pid"]
         viewers[0].close()
 
-        def is_room() -> bool:
+        def has_free_slot() -> bool:
             for each in idle:
                 each.close()
             with web.dial() as one:
                 one.sendall(web.head("GET", EVENTS))
                 return b"200 OK" in receive_until(one, b"\r\n\r\n")
 
-        until(is_room, "room for a viewer")
+        until(has_free_slot, "a free slot for a viewer")
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_strangers_who_stay_connected_keep_nobody_out(web: WebPage) -> None:
+def test_unauthenticated_connections_do_not_exhaust_the_limit(web: WebPage) -> None:
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     asked = [
         ("/v1/status", {}),
@@ -254,13 +254,13 @@ def test_strangers_who_stay_connected_keep_nobody_out(web: WebPage) -> None:
     ]
     with contextlib.ExitStack() as stack:
         for target, headers in asked * 28:
-            stranger = stack.enter_context(web.dial())
-            stranger.sendall(web.head("GET", target, **{"Cookie": "", **headers}))
-            receive_until(stranger, b"nothing ends so")  # it is not kept
+            unauthenticated = stack.enter_context(web.dial())
+            unauthenticated.sendall(web.head("GET", target, **{"Cookie": "", **headers}))
+            receive_until(unauthenticated, b"no such text")  # the daemon closes the connection
         assert web.get("/v1/status").status == 200
 
 
-def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -> None:
+def test_a_viewer_that_stops_reading_is_disconnected_and_others_stay(web: WebPage) -> None:
     job = held_job(web.queue, "x" * 60_000)
     watch = "%20".join(f"/jobs/{job}?nth={nth}" for nth in range(3))
     with web.dial(receive_bytes=4096) as sleeper, web.dial() as reader:
@@ -273,7 +273,7 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -
                 receive_until(reader, f'nth={nth}", "answer"'.encode())
             if web.queue.get("/status")["viewers"] == 1:
                 break
-        assert priority < 49, "who does not read is still there"
+        assert priority < 49, "the viewer that does not read is still connected"
         web.queue.post("/jobs/priority", ids=str(job), priority=77)
         assert b'"priority":77' in receive_until(reader, b'"priority":77')
 
@@ -281,12 +281,12 @@ def test_a_viewer_that_stops_reading_is_dropped_and_others_go_on(web: WebPage) -
 # Over time
 
 
-def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(web: WebPage) -> None:
+def test_a_new_token_invalidates_the_old_one_and_ends_open_streams(web: WebPage) -> None:
     with web.dial() as viewer:
         viewer.sendall(web.head("GET", EVENTS))
         receive_until(viewer, b"\n\n")
         fresh = WebPage(web.queue, port=web.port, new_token=True)
-        receive_until(viewer, b"nothing ends so")  # to its end
+        receive_until(viewer, b"no such text")  # until the daemon closes it
     assert (fresh.port, fresh.token != web.token) == (web.port, True)
     assert web.get("/v1/status").status == 401
     assert web.ask("GET", "/v1/status", **web.bearer).status == 401
@@ -294,7 +294,7 @@ def test_a_new_token_makes_the_old_one_worthless_and_ends_what_is_watched(web: W
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(web: WebPage) -> None:
+def test_an_open_page_works_after_a_daemon_restart(web: WebPage) -> None:
     web.queue.restart()
     again = WebPage(web.queue, port=web.port)
     assert again.url == web.url
@@ -307,23 +307,27 @@ def test_a_page_that_is_open_lives_on_when_the_daemon_is_started_anew(web: WebPa
 
 @pytest.mark.needs("curl")
 @as_root
-def test_another_user_gets_nothing_even_with_the_key(web: WebPage) -> None:
-    def curl(uid: int, *words: str) -> str:
-        command = ["curl", "--silent", "--include", "--header", f"Cookie: {web.cookie['Cookie']}", *words]
+def test_another_user_is_refused_even_with_the_token(web: WebPage) -> None:
+    def curl(uid: int, *arguments: str) -> str:
+        command = ["curl", "--silent", "--include", "--header", f"Cookie: {web.cookie['Cookie']}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=uid).stdout
 
     address = f"http://127.0.0.1:{web.port}"
     for target in ("/", "/v1/status", f"/?token={web.token}"):
-        told = curl(ANNE, address + target)
-        assert (" 403 " in told, "another user" in told) == (True, True)
+        answer = curl(ANNE, address + target)
+        assert (" 403 " in answer, "another user" in answer) == (True, True)
     assert " 200 " in curl(0, f"{address}/v1/status")
 
 
 @pytest.mark.needs("curl")
 @as_root
-def test_another_user_gets_nothing_from_any_address_of_the_machine(web: WebPage) -> None:
-    told = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
-    others = [each.address for each in told if each.family is socket.AF_INET and not each.address.startswith("127.")]
+def test_another_user_is_refused_on_every_address_of_the_machine(web: WebPage) -> None:
+    local_addresses = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+    others = [
+        each.address
+        for each in local_addresses
+        if each.family is socket.AF_INET and not each.address.startswith("127.")
+    ]
     for address in [*others, "127.0.0.2"]:
         command = [
             "curl",
@@ -340,7 +344,7 @@ def test_another_user_gets_nothing_from_any_address_of_the_machine(web: WebPage)
 
 
 @as_root
-def test_another_user_who_knocks_all_the_time_keeps_nobody_out(web: WebPage) -> None:
+def test_repeated_attempts_of_another_user_do_not_lock_the_owner_out(web: WebPage) -> None:
     with child(knock, web.port, 140) as one:
         assert one.hear() == "knocked"
         assert web.get("/v1/status").status == 200
@@ -369,12 +373,12 @@ def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abru
 @as_root
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("is_abrupt", [True, False])
-def test_another_user_who_has_gone_when_it_is_read_gets_nothing_done_either(web: WebPage, is_abrupt: bool) -> None:
+def test_a_request_of_another_user_who_disconnects_early_is_refused(web: WebPage, is_abrupt: bool) -> None:
     job, daemon = held_job(web.queue), web.queue.daemon
     assert daemon is not None
     body = f'{{"ids": "{job}"}}'
     request = web.head("POST", "/v1/jobs/cancel", **web.from_page, Content_Length=str(len(body))) + body.encode()
-    os.kill(daemon.pid, signal.SIGSTOP)  # it sees them when they have gone
+    os.kill(daemon.pid, signal.SIGSTOP)  # the daemon reads the request after the client disconnected
     try:
         with child(cancel_and_vanish, web.port, request, is_abrupt) as one:
             assert one.hear() == "gone"

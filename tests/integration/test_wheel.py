@@ -1,5 +1,6 @@
-"""The package as others get it: a source distribution is built, a wheel from that, and the wheel is installed into an
-empty environment and used there. Nothing is downloaded: what the package depends on is lent by this environment.
+"""The package as users get it: build a source distribution, a wheel from it, and use the wheel in an empty environment.
+
+Nothing is downloaded: the dependencies are linked from the environment of the tests.
 """
 
 import json
@@ -37,16 +38,16 @@ class Built(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """An environment with the wheel and what it depends on, and no other package."""
+    """A virtual environment with the wheel and its dependencies only."""
 
     folder: Path
 
     def program(self, name: str) -> str:
         return str(self.folder / "bin" / name)
 
-    def run(self, *words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [self.program("gpuyard"), *words],
+            [self.program("gpuyard"), *arguments],
             cwd=cwd or self.folder,
             env=environment_variables(),
             capture_output=True,
@@ -56,8 +57,8 @@ class Environment(NamedTuple):
         )
 
 
-def lend(folder: Path, distributions: Iterable[str]) -> None:
-    """Puts links to these into a folder, for an environment that has it on its path."""
+def link_distributions(folder: Path, distributions: Iterable[str]) -> None:
+    """Create links to these distributions in a folder that is on the path of an environment."""
     for each in map(metadata.distribution, distributions):
         for top in {file.parts[0] for file in each.files or () if file.parts[0] != ".."}:
             if not os.path.lexists(folder / top):
@@ -65,7 +66,7 @@ def lend(folder: Path, distributions: Iterable[str]) -> None:
 
 
 def environment_variables() -> dict[str, str]:
-    """Ours, without anything that would let a program find this checkout."""
+    """Return our environment variables without those by which a program would find this checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
@@ -82,7 +83,7 @@ def build(source: Path, kind: str, into: Path) -> Path:
 
 
 def needed_by(requirements: Iterable[str], extra: str = "") -> set[str]:
-    """The names of all distributions that these requirements bring, as they are installed here."""
+    """Return the names of all installed distributions that these requirements need, including indirect ones."""
     found: set[str] = set()
     for text in requirements:
         requirement = Requirement(text)
@@ -116,11 +117,11 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environ
     (packages / "lent.pth").write_text(f"{folder / 'lent'}\n")
     with zipfile.ZipFile(built.wheel) as wheel:
         about = wheel.read(f"gpuyard-{__version__}.dist-info/METADATA").decode()
-    lend(folder / "lent", needed_by(re.findall(r"^Requires-Dist: (.+)$", about, re.MULTILINE)))
+    link_distributions(folder / "lent", needed_by(re.findall(r"^Requires-Dist: (.+)$", about, re.MULTILINE)))
     return Environment(folder)
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Built) -> None:
+def test_the_wheel_contains_every_file_of_the_packages_and_nothing_else(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     there = {
@@ -137,14 +138,14 @@ def _is_left_by_tools(path: Path) -> bool:
     return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
 
 
-def test_the_source_has_what_a_packager_needs(built: Built) -> None:
+def test_the_source_distribution_has_the_files_that_packagers_need(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "Makefile"} <= names
     assert not [name for name in names if name.startswith((".git/", ".venv")) or "__pycache__" in name]
 
 
-def test_the_commands_are_those_of_the_wheel(installed: Environment) -> None:
+def test_the_wheel_installs_the_commands(installed: Environment) -> None:
     assert installed.run("--version").stdout == f"gpuyard {__version__}\n"
     where = subprocess.run(
         [installed.program("python"), "-c", "import gpuyard, gpu_scheduler; print(gpuyard.__file__)"],
@@ -165,7 +166,7 @@ def test_a_job_runs_and_the_page_is_served(installed: Environment, home: Path) -
     page = json.loads(installed.run("web", "--port", "0", "--json").stdout)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor())
     origin = f"http://127.0.0.1:{page['port']}"
-    with opener.open(page["url"], timeout=DEADLINE_S):  # it gives a cookie, and leads on by itself
+    with opener.open(page["url"], timeout=DEADLINE_S):  # it sets a cookie and redirects
         pass
     with opener.open(f"{origin}/", timeout=DEADLINE_S) as answer:
         text = answer.read().decode()
@@ -179,42 +180,44 @@ def test_a_job_runs_and_the_page_is_served(installed: Environment, home: Path) -
 
 
 def test_a_workspace_is_made_from_its_templates(installed: Environment, tmp_path: Path) -> None:
-    told = installed.run("workspace", "init", str(tmp_path / "sweep"))
-    assert told.returncode == 0, told.stderr
+    result = installed.run("workspace", "init", str(tmp_path / "sweep"))
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "sweep/scheduler_config.yml").exists()
 
 
-def test_a_workspace_of_templates_that_were_copied_by_hand_works(installed: Environment, tmp_path: Path) -> None:
+def test_a_workspace_of_manually_copied_templates_works(installed: Environment, tmp_path: Path) -> None:
     [templates] = installed.folder.glob("lib/python*/site-packages/gpuyard/recipes/workspace")
     shutil.copy(templates / "scheduler_config_template.yml", tmp_path / "scheduler_config.yml")
     shutil.copy(templates / "scheduler_wrapper_template.sh", tmp_path / "scheduler.sh")
-    told = subprocess.run(
+    result = subprocess.run(
         [tmp_path / "scheduler.sh", "config"], env={**environment_variables(), "PATH": f"{installed.folder}/bin:/bin"},
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert "max_jobs_per_gpu" in told.stdout
+    assert result.returncode == 0, result.stderr
+    assert "max_jobs_per_gpu" in result.stdout
 
 
-def test_render_without_its_extra_says_what_to_type(installed: Environment, tmp_path: Path) -> None:
+def test_render_without_its_extra_prints_the_install_command(installed: Environment, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"scene": "room.ply", "labels": ["front"]}')
-    told = installed.run("render", "manifest.json", "--renderer", "mine:render", cwd=tmp_path)
-    assert told.returncode == 1
-    assert told.stderr.startswith("gpuyard: numpy is not installed: it comes with gpuyard's extra `render`\n")
-    assert re.search(rf"  install it with: {installed.program('python')} -m pip install '.*\[render\]'\n", told.stderr)
+    result = installed.run("render", "manifest.json", "--renderer", "mine:render", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith("gpuyard: numpy is not installed: it comes with gpuyard's extra `render`\n")
+    assert re.search(
+        rf"  install it with: {installed.program('python')} -m pip install '.*\[render\]'\n", result.stderr
+    )
 
 
-def test_top_says_what_it_needs_and_starts_once_that_is_there(
+def test_top_names_its_missing_dependency_and_starts_once_it_is_installed(
     installed: Environment, home: Path, tmp_path: Path
 ) -> None:
     without = Terminal([installed.program("gpuyard"), "top"], {})
-    status, said = without.end()
+    status, output = without.end()
     without.close()
     assert status == 1
-    assert "`gpuyard top` needs textual, which gpuyard's extra `top` installs" in said
-    assert "[top]'" in said
+    assert "`gpuyard top` needs textual, which gpuyard's extra `top` installs" in output
+    assert "[top]'" in output
 
-    lend(tmp_path, needed_by(["textual"]))
+    link_distributions(tmp_path, needed_by(["textual"]))
     size = {"COLUMNS": "100", "LINES": "30"}
     screen = Terminal([installed.program("gpuyard"), "top"], {**size, "PYTHONPATH": str(tmp_path)})
     try:

@@ -1,4 +1,4 @@
-"""`gpuyard workspace` and its other names as a command line: help, mistakes, what is printed, and exit statuses."""
+"""`gpuyard workspace` and its aliases on the command line: help, errors, output and exit statuses."""
 
 import json
 import os
@@ -40,7 +40,7 @@ env: {API_TOKEN: s3cret, WHO: me}
 
 @pytest.fixture
 def workspace(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """One that is made, in the current directory, with the queue it needs."""
+    """A new workspace, which is the current directory, with a queue for its tasks."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     folder = own_home.parent / "sweep"
@@ -58,13 +58,13 @@ def add_configs(workspace: Path, *names: str) -> None:
         (workspace / "configs" / f"{name}.yml").write_text("lr: 1\n")
 
 
-def scheduler(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def scheduler(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     script = "./scheduler.sh" if cwd is None else str(Path.cwd() / "scheduler.sh")
-    return subprocess.run([script, *words], capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
 
 
-def ok(*words: str) -> str:
-    result = run("workspace", *words)
+def ok(*arguments: str) -> str:
+    result = run("workspace", *arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -73,13 +73,13 @@ def states() -> dict[str, str]:
     return {task["config"]: task["state"] for task in json.loads(ok("status", "--json"))["tasks"]}
 
 
-def wait_over() -> None:
-    run("wait", "--timeout", "90s")  # and not by looking again and again, which takes the machine from what runs
+def wait_for_the_end() -> None:
+    run("wait", "--timeout", "90s")  # one blocking call: polling would take CPU from the tasks
     assert json.loads(ok("status", "--json"))["over"]
 
 
 def wait_for_state(config: str, state: str) -> None:
-    """As the queue has it."""
+    """Wait for a state of the task's job in the queue."""
     tag = workspace_tag(Path.cwd())
     with closing(connect(start=False)) as client:
 
@@ -90,25 +90,25 @@ def wait_for_state(config: str, state: str) -> None:
         until(is_so, f"{config} {state}")
 
 
-def let_go(workspace: Path) -> None:
+def open_gates(workspace: Path) -> None:
     (workspace / "gate").write_text("go\n")
 
 
 # Help
 
 
-def test_help_is_the_same_by_every_way_of_asking_and_names_every_command(workspace: Path) -> None:
-    told = ok("help")
-    assert ok() == ok("--help") == ok("-h") == told
-    for words in ([], ["help"], ["--help"]):
-        assert scheduler(*words).stdout == told
+def test_all_forms_of_help_are_equal_and_list_every_command(workspace: Path) -> None:
+    output = ok("help")
+    assert ok() == ok("--help") == ok("-h") == output
+    for arguments in ([], ["help"], ["--help"]):
+        assert scheduler(*arguments).stdout == output
     for command in ("start", "status", "stop", "kill-all", "config", "help", "init"):
-        assert f"\n  {command}" in told
-    assert "Exit status:" in told
-    assert max(map(len, told.splitlines())) <= 80
+        assert f"\n  {command}" in output
+    assert "Exit status:" in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
-def test_help_shows_what_to_type_where_one_is(workspace: Path, tmp_path: Path) -> None:
+def test_help_shows_example_commands_for_the_current_directory(workspace: Path, tmp_path: Path) -> None:
     assert ok("help").startswith("Usage: ./scheduler.sh COMMAND\n")
     (tmp_path / "elsewhere").mkdir()
     elsewhere = scheduler("help", cwd=tmp_path / "elsewhere").stdout
@@ -117,18 +117,18 @@ def test_help_shows_what_to_type_where_one_is(workspace: Path, tmp_path: Path) -
     assert other.startswith(f"Usage: gpuyard workspace --config {workspace}/mine.yml COMMAND\n")
 
 
-def test_help_works_where_there_is_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = ok()
-    assert told.startswith("Usage: gpuyard workspace COMMAND\n")
-    assert "scheduler.sh status" not in told
+    output = ok()
+    assert output.startswith("Usage: gpuyard workspace COMMAND\n")
+    assert "scheduler.sh status" not in output
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (("strat",), "did you mean `start`?"),
         (("frobnicate",), "commands: help"),
@@ -143,15 +143,15 @@ def test_help_works_where_there_is_no_workspace(tmp_path: Path, monkeypatch: pyt
         (("stop", "it"), "unexpected extra argument"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_type_instead(workspace: Path, words: tuple[str, ...], told: str) -> None:
+def test_an_error_names_the_correct_form(workspace: Path, arguments: tuple[str, ...], message: str) -> None:
     add_configs(workspace, "exp1")
-    result = run("workspace", *words)
+    result = run("workspace", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
-    assert told in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_mistake_in_the_configuration_names_file_line_and_key(workspace: Path) -> None:
+def test_an_error_in_the_configuration_names_file_line_and_key(workspace: Path) -> None:
     (workspace / "scheduler_config.yml").write_text("task_name: TASK\nmax_job_per_gpu: 3\n")
     result = scheduler("status")
     assert result.returncode == 2
@@ -159,12 +159,10 @@ def test_a_mistake_in_the_configuration_names_file_line_and_key(workspace: Path)
     assert "max_jobs_per_gpu" in result.stderr
 
 
-# Making one
+# Initialization
 
 
-def test_init_says_what_it_made_what_it_kept_and_what_to_do_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_lists_new_and_kept_files_and_the_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = ok("init", "my experiment")
     assert "created  my experiment/scheduler.sh\n" in made
@@ -175,10 +173,10 @@ def test_init_says_what_it_made_what_it_kept_and_what_to_do_next(
     assert "kept     my experiment/configs\n" in renewed
 
 
-# What is set
+# Configuration
 
 
-def test_config_shows_each_value_with_where_it_came_from_and_no_value_of_env(workspace: Path) -> None:
+def test_config_shows_each_value_with_its_source_and_hides_values_of_env(workspace: Path) -> None:
     lines = ok("config").splitlines()
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
     assert rows["task_name"].split() == ["TASK", "scheduler_config.yml:1"]
@@ -188,7 +186,7 @@ def test_config_shows_each_value_with_where_it_came_from_and_no_value_of_env(wor
     assert len(starts) == 1
 
 
-def test_config_in_json_has_typed_values_and_no_value_of_env(workspace: Path) -> None:
+def test_config_in_json_has_typed_values_and_hides_values_of_env(workspace: Path) -> None:
     answer = json.loads(ok("config", "--json"))
     assert (answer["workspace"], answer["file"]) == (str(workspace), f"{workspace}/scheduler_config.yml")
     settings: dict[str, dict[str, Any]] = answer["settings"]
@@ -197,21 +195,21 @@ def test_config_in_json_has_typed_values_and_no_value_of_env(workspace: Path) ->
     assert settings["env"]["value"] == ["API_TOKEN", "WHO"]
 
 
-def test_another_configuration_may_be_named(workspace: Path) -> None:
+def test_another_configuration_file_can_be_given(workspace: Path) -> None:
     (workspace / "other.yml").write_text("task_name: OTHER\n")
     assert "OTHER" in ok("--config", "other.yml", "config")
 
 
-# A sweep as the command line tells it
+# A sweep
 
 
-def test_start_says_what_it_started_and_how_to_look_and_a_second_one_has_nothing_to_do(workspace: Path) -> None:
+def test_start_lists_its_tasks_and_sessions_and_a_second_start_does_nothing(workspace: Path) -> None:
     add_configs(workspace, "exp1", "exp2")
     first = scheduler("start", "exp1.yml,exp2.yml", "1,0")
     assert first.returncode == 0
     assert "exp1  job 1, GPU 1\nexp2  job 2, GPU 0\n" in first.stdout
     assert "./scheduler.sh status\n" in first.stdout
-    wait_over()
+    wait_for_the_end()
     again = scheduler("start")
     assert again.returncode == 0
     assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in again.stdout
@@ -221,14 +219,14 @@ def test_start_says_what_it_started_and_how_to_look_and_a_second_one_has_nothing
     assert rerun.stdout.startswith("exp1  job 3\n")
 
 
-def test_a_config_that_is_refused_is_told_with_the_reason_and_the_others_start(workspace: Path) -> None:
+def test_a_rejected_config_is_reported_with_its_reason_and_the_others_start(workspace: Path) -> None:
     add_configs(workspace, "exp1", "-exp2")
     result = scheduler("start", "-exp2.yml,exp1.yml", "0,9")
     assert result.returncode == 2
     started, refused = result.stdout.splitlines()[:2]
     assert started == "-exp2  job 1, GPU 0"
     assert refused.startswith("exp1   refused: there is no GPU '9'")
-    wait_over()
+    wait_for_the_end()
     assert states() == {"-exp2": "completed", "exp1": "not started"}
 
 
@@ -242,12 +240,12 @@ def test_status_shows_a_table_that_fits_the_terminal(workspace: Path) -> None:
         assert "\x1b[1m" in "".join(lines)
 
 
-def test_status_without_colour_is_the_same_without_orders(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_without_colour_has_no_escape_sequences(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_configs(workspace, "exp1")
     monkeypatch.setenv("NO_COLOR", "1")
-    told = run_on_terminal("workspace", "status", columns=80)
-    assert "\x1b" not in told
-    assert "· not started" in told
+    output = run_on_terminal("workspace", "status", columns=80)
+    assert "\x1b" not in output
+    assert "· not started" in output
 
 
 def test_status_in_json_is_one_object_and_nothing_else(workspace: Path) -> None:
@@ -260,7 +258,7 @@ def test_status_in_json_is_one_object_and_nothing_else(workspace: Path) -> None:
     assert answer["tasks"][0]["config"] == "exp1"
 
 
-def test_a_watch_in_a_pipe_tells_each_change_and_fails_where_a_task_has(workspace: Path) -> None:
+def test_watch_in_a_pipe_prints_each_change_and_fails_if_a_task_failed(workspace: Path) -> None:
     add_configs(workspace, "broken", "gated")
     ok("start")
     wait_for_state("broken", "failed")
@@ -268,24 +266,24 @@ def test_a_watch_in_a_pipe_tells_each_change_and_fails_where_a_task_has(workspac
     with subprocess.Popen([*GPUYARD, "workspace", "status", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None
         assert watch.stdout.readline().startswith("0 of 2 done · 1 running · 1 failed · ")
-        let_go(workspace)
+        open_gates(workspace)
         *_, last = watch.stdout.read().splitlines()
     assert last.startswith("1 of 2 done · 1 failed: gated completed")
     assert watch.returncode == 1
 
 
-def test_a_watch_on_a_terminal_stays_in_place_and_leaves_the_last_picture(workspace: Path) -> None:
+def test_watch_on_a_terminal_updates_in_place_and_leaves_the_last_table(workspace: Path) -> None:
     add_configs(workspace, "exp1")
     ok("start")
-    told = run_on_terminal("workspace", "status", "--watch", columns=80)
-    assert told.rstrip().endswith("\x1b[?25h")  # the cursor is there again
-    last = told.rpartition("TASK")[2]
+    output = run_on_terminal("workspace", "status", "--watch", columns=80)
+    assert output.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
+    last = output.rpartition("TASK")[2]
     assert "✓ completed" in last
     assert "1 of 1 done" in last
 
 
-@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
-def test_ctrl_c_ends_the_watching_and_nothing_else(workspace: Path) -> None:
+@pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
+def test_ctrl_c_ends_only_the_watch(workspace: Path) -> None:
     add_configs(workspace, "gated")
     ok("start")
     with subprocess.Popen([*GPUYARD, "workspace", "status", "--watch"], stdout=subprocess.PIPE, text=True) as watch:
@@ -295,10 +293,10 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(workspace: Path) -> None:
         assert watch.wait(90) == 0
     wait_for_state("gated", "running")
     assert states()["gated"] == "running"
-    let_go(workspace)
+    open_gates(workspace)
 
 
-def test_stop_and_kill_all_say_what_they_did(workspace: Path) -> None:
+def test_stop_and_kill_all_print_what_they_did(workspace: Path) -> None:
     (workspace / "scheduler_config.yml").write_text(f"{SETTINGS}max_jobs_per_gpu: 1\ngpu_count: 1\n")
     add_configs(workspace, "gated1", "gated2", "gated3")
     ok("start")
@@ -314,51 +312,49 @@ def test_stop_and_kill_all_say_what_they_did(workspace: Path) -> None:
     assert set(states().values()) == {"stopped"}
 
 
-# For those who come from shell schedulers
+# Commands of earlier shell schedulers
 
 
-def shell(name: str, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([BIN / name, *words], capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+def shell(name: str, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([BIN / name, *arguments], capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
 
 
-def test_setup_workspace_makes_a_workspace_and_with_force_makes_it_anew(tmp_path: Path) -> None:
+def test_setup_workspace_makes_a_workspace_and_replaces_it_with_force(tmp_path: Path) -> None:
     assert shell("setup_workspace.sh", "mine", cwd=tmp_path).returncode == 0
     assert (tmp_path / "mine/scheduler.sh").exists()
     again = shell("setup_workspace.sh", "mine", cwd=tmp_path)
     assert again.returncode == 2
     assert "--force" in again.stderr
-    for words in (("mine", "--force"), ("--force", "mine")):
-        assert shell("setup_workspace.sh", *words, cwd=tmp_path).returncode == 0
+    for arguments in (("mine", "--force"), ("--force", "mine")):
+        assert shell("setup_workspace.sh", *arguments, cwd=tmp_path).returncode == 0
 
 
-def test_scheduler_main_runs_any_command_with_this_configuration_in_that_workspace(tmp_path: Path) -> None:
+def test_scheduler_main_runs_a_command_with_a_given_configuration_and_workspace(tmp_path: Path) -> None:
     shell("setup_workspace.sh", "mine", cwd=tmp_path)
     (tmp_path / "other.yml").write_text("task_name: OTHER\n")
-    told = shell("scheduler_main.sh", "other.yml", "mine", "config", cwd=tmp_path)
-    assert told.returncode == 0
-    assert told.stdout.startswith(f"{tmp_path}/mine, by {tmp_path}/other.yml\n")
+    result = shell("scheduler_main.sh", "other.yml", "mine", "config", cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"{tmp_path}/mine, by {tmp_path}/other.yml\n")
     mistake = shell("scheduler_main.sh", "other.yml", "mine", "strat", cwd=tmp_path)
     assert mistake.returncode == 2
     assert "did you mean `start`?" in mistake.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [("setup_workspace.sh",), ("setup_workspace.sh", "a", "b"), ("setup_workspace.sh", "--frce"),
      ("scheduler_main.sh",), ("scheduler_main.sh", "a", "b")],
 )  # fmt: skip
-def test_another_use_of_the_shell_names_is_answered_with_how_to_use_them(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    result = shell(*words, cwd=tmp_path)
+def test_wrong_arguments_of_the_shell_commands_print_their_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = shell(*arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"usage: {words[0]} ")
-    asked = shell(words[0], "--help", cwd=tmp_path)
+    assert result.stderr.startswith(f"usage: {arguments[0]} ")
+    asked = shell(arguments[0], "--help", cwd=tmp_path)
     assert (asked.returncode, asked.stderr) == (0, "")
     assert asked.stdout == result.stderr
 
 
-def test_what_is_only_read_starts_no_daemon(workspace: Path, own_home: Path) -> None:
+def test_read_only_commands_start_no_daemon(workspace: Path, own_home: Path) -> None:
     ok("help")
     ok("config")
     assert running_pid(own_home / "daemon.lock") is None

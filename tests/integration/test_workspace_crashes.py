@@ -1,5 +1,5 @@
-"""Whoever sees to a workspace's tasks may be killed: what can go on goes on, what died is run again if so configured,
-and nothing is done or counted twice."""
+"""Kills of the daemon, tmux, runners and programs of a workspace: surviving tasks run on, killed ones are retried if
+configured, and nothing runs or counts twice."""
 
 import os
 import signal
@@ -29,13 +29,13 @@ def sessions_of(ws: Workspace, *configs: str) -> set[str]:
     return {rows[config]["session"] for config in configs}
 
 
-def until_seen(ws: Workspace, names: set[str]) -> None:
+def until_sessions_exist(ws: Workspace, names: set[str]) -> None:
     until(lambda: names <= ws.session_names(), f"the sessions {names}")
     for name in names:
         ws.tmux.wait_to_see(name, "at the gate")
 
 
-def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_the_other_and_together(
+def test_tasks_survive_kills_of_the_daemon_and_the_tmux_server(
     workspaces: Workspaces,
 ) -> None:
     ws, queue = workspaces.make(), workspaces.queue
@@ -44,12 +44,12 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     ws.until_running(*CONFIGS)
     names, pids = sessions_of(ws, *CONFIGS), [ws.program(config) for config in CONFIGS]
     assert names == {"T_exp1_gpu0", "T_exp2_gpu0", "T_exp3_gpu1"}
-    until_seen(ws, names)
-    ws.tmux.wait_to_see("T_scheduler", "● running")  # who comes to look where no daemon runs starts one
+    until_sessions_exist(ws, names)
+    ws.tmux.wait_to_see("T_scheduler", "● running")  # `status` starts a daemon if none runs
 
     queue.kill9()
     kill9(ws.tmux.server())
-    until_seen(ws, names)  # again, with no daemon there
+    until_sessions_exist(ws, names)  # the sessions return without a daemon
     queue.start()
     ws.let_go("exp1")
     ws.until_state("exp1", "succeeded")
@@ -57,11 +57,11 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     ws.do("start", "exp4,exp5", "0,0")
     ws.until_running("exp4")
     left = sessions_of(ws, "exp2", "exp3", "exp4")
-    until_seen(ws, left)
+    until_sessions_exist(ws, left)
     os.kill(ws.tmux.server(), signal.SIGKILL)
     queue.kill9()
     queue.start()
-    until_seen(ws, left)
+    until_sessions_exist(ws, left)
     assert {config: task["state"] for config, task in ws.tasks().items()} == {
         "exp1": "succeeded", "exp2": "running", "exp3": "running", "exp4": "running", "exp5": "queued",
     }  # fmt: skip
@@ -70,8 +70,8 @@ def test_tasks_go_on_when_the_daemon_and_the_tmux_server_are_killed_one_after_th
     ws.let_go("exp2", "exp3", "exp4", "exp5")
     rows = ws.until_over()
     assert {(row["state"], row["attempt"]) for row in rows.values()} == {("completed", 1)}
-    for told in (ws.starts(), ws.ends()):
-        assert sorted(each["config"] for each in told) == [*CONFIGS, "exp4", "exp5"]
+    for entries in (ws.starts(), ws.ends()):
+        assert sorted(each["config"] for each in entries) == [*CONFIGS, "exp4", "exp5"]
     assert ws.markers() == {*CONFIGS, "exp4", "exp5"}
     assert ws.scheduler_log().count(" completed\n") == 5
 
@@ -84,7 +84,7 @@ VICTIMS: dict[str, Callable[[Workspace], int]] = {
 
 
 @pytest.mark.parametrize("victim", some(VICTIMS, 2))
-def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
+def test_a_task_is_retried_if_configured_after_a_kill_of_its(
     victim: str, workspaces: Workspaces, own_queue: QueueUnderTest
 ) -> None:
     again = workspaces.make("again", auto_restart_failed=True, max_retries=1)
@@ -99,9 +99,9 @@ def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
 
     once.until_state("exp", "failed")
     again.until_started("exp", times=2)
-    until(lambda: all(map(is_gone, programs)), "the end of what had lost its runner")
+    until(lambda: all(map(is_gone, programs)), "the end of the programs without a runner")
     assert again.tasks()["exp"]["attempt"] == 2
-    # In the session that the first attempt had, where that one is told of as well.
+    # In the session of the first attempt, which still shows that attempt's result.
     again.tmux.wait_to_see(again.rows()["exp"]["session"], "at the gate")
     again.let_go("exp")
     assert again.until_over()["exp"]["state"] == "completed"
@@ -113,7 +113,7 @@ def test_a_task_is_run_again_if_so_configured_when_somebody_kills_the(
 
 
 @pytest.mark.full
-def test_what_was_killed_is_run_again_by_the_next_start(workspace: Workspace) -> None:
+def test_start_runs_killed_tasks_again(workspace: Workspace) -> None:
     workspace.add_gated("exp")
     workspace.do("start")
     kill9(workspace.program("exp"))

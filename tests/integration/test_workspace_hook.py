@@ -1,4 +1,4 @@
-"""The `hook` of a workspace, as its user has it: around each task, whatever becomes of the daemon."""
+"""The `hook` of a workspace: it runs before and after each task, even without a daemon."""
 
 import os
 from pathlib import Path
@@ -21,21 +21,21 @@ FACTS = (
 
 
 def write_hook(workspace: Workspace, script: str) -> None:
-    """As `hooks/mine.sh` in the workspace, which its configuration names from there."""
+    """Write `hooks/mine.sh` in the workspace, which the configuration names by its relative path."""
     hook = workspace.folder / "hooks/mine.sh"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\n{script}\n")
     hook.chmod(0o755)
 
 
-def told(workspace: Workspace) -> list[str]:
-    path = workspace.folder / "told"
+def hook_lines(workspace: Workspace) -> list[str]:
+    path = workspace.folder / "hook-lines"
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_hook_is_run_around_each_task_with_its_facts(workspace: Workspace) -> None:
+def test_a_hook_runs_before_and_after_each_task_with_variables_that_describe_it(workspace: Workspace) -> None:
     facts = "|".join(f"${{GPUYARD_{name}-}}" for name in FACTS)
-    write_hook(workspace, f'echo "$1 $GPUYARD_PHASE $CUDA_VISIBLE_DEVICES|{facts}" >> told')
+    write_hook(workspace, f'echo "$1 $GPUYARD_PHASE $CUDA_VISIBLE_DEVICES|{facts}" >> hook-lines')
     workspace.configure(hook="hooks/mine.sh word", sessions="none", gpu_count=1, max_jobs_per_gpu=1)
     workspace.add("exp1")
     workspace.add("exp2", fails=1)
@@ -48,7 +48,7 @@ def test_a_hook_is_run_around_each_task_with_its_facts(workspace: Workspace) -> 
         for name in ("exp1", "exp2")
     }
     visible = workspace.starts("exp1")[0]["env"]["CUDA_VISIBLE_DEVICES"]
-    assert told(workspace) == [
+    assert hook_lines(workspace) == [
         f"word before {visible}{common['exp1']}||",
         f"word after {visible}{common['exp1']}|completed|0",
         f"word before {visible}{common['exp2']}||",
@@ -56,7 +56,7 @@ def test_a_hook_is_run_around_each_task_with_its_facts(workspace: Workspace) -> 
     ]
 
 
-def test_a_task_whose_hook_fails_before_it_is_run_again_as_any_that_fails(workspace: Workspace) -> None:
+def test_a_task_whose_hook_before_it_fails_is_retried_like_a_failed_task(workspace: Workspace) -> None:
     write_hook(workspace, "[ $GPUYARD_ATTEMPT != 1 ] || exit 7")
     workspace.configure(hook="hooks/mine.sh", sessions="none", auto_restart_failed=True, max_retries=1)
     workspace.add("exp")
@@ -73,27 +73,29 @@ def test_a_task_whose_hook_fails_before_it_is_run_again_as_any_that_fails(worksp
     assert len(workspace.starts()) == 1
 
 
-def test_a_hook_goes_on_when_the_daemon_is_killed(workspaces: Workspaces) -> None:
+def test_a_hook_survives_a_kill_of_the_daemon(workspaces: Workspaces) -> None:
     workspace, queue = workspaces.make(), workspaces.queue
     gates = {phase: workspace.folder / f"gate-{phase}" for phase in ("before", "after")}
     for gate in gates.values():
         os.mkfifo(gate)
-    write_hook(workspace, 'echo "$GPUYARD_PHASE begins" >> told; read x < gate-$GPUYARD_PHASE; echo "ends" >> told')
+    write_hook(
+        workspace, 'echo "$GPUYARD_PHASE begins" >> hook-lines; read x < gate-$GPUYARD_PHASE; echo "ends" >> hook-lines'
+    )
     workspace.configure(hook="hooks/mine.sh", sessions="none")
     workspace.add("exp")
     workspace.do("start")
     for phase in ("before", "after"):
-        until(lambda: told(workspace)[-1:] == [f"{phase} begins"], f"the hook {phase}")  # noqa: B023 - at once
+        until(lambda: hook_lines(workspace)[-1:] == [f"{phase} begins"], f"the hook {phase}")  # noqa: B023 - at once
         queue.kill9()
         open_gate(gates[phase])
         queue.start()
     row = workspace.until_over()["exp"]
     assert (row["state"], row["attempt"], row["note"]) == ("completed", 1, None)
-    assert told(workspace) == ["before begins", "ends", "after begins", "ends"]
+    assert hook_lines(workspace) == ["before begins", "ends", "after begins", "ends"]
 
 
 def open_gate(gate: Path) -> None:
-    """When the hook waits there."""
+    """Open the gate once the hook waits at it."""
     gate.write_text("go\n")
 
 
@@ -105,7 +107,9 @@ def open_gate(gate: Path) -> None:
         ("no-such-hook", "hook: there is no program 'no-such-hook'"),
     ],
 )
-def test_a_hook_that_cannot_be_run_is_told_before_anything_starts(workspace: Workspace, hook: str, says: str) -> None:
+def test_a_hook_that_cannot_be_executed_is_reported_before_anything_starts(
+    workspace: Workspace, hook: str, says: str
+) -> None:
     workspace.configure(hook=hook, sessions="none")
     workspace.add("exp")
     refused = workspace.scheduler("start")

@@ -1,4 +1,4 @@
-"""A workspace as shell schedulers have it runs unchanged once gpuyard has taken it over."""
+"""A workspace of an earlier shell scheduler runs unchanged under gpuyard."""
 
 import json
 import shutil
@@ -65,15 +65,15 @@ cleanup_on_complete: false
 """
 
 
-def shell(*words: str | Path, cwd: Path) -> str:
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
+def shell(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.fixture
 def old(workspaces: Workspaces) -> Path:
-    """With one of its three experiments done."""
+    """An old workspace with one of its three experiments done."""
     folder = workspaces.place / "old workspace"
     (folder / "configs").mkdir(parents=True)
     (folder / "out").mkdir()
@@ -105,9 +105,9 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_queue: QueueU
     assert (old / "scheduler.sh").stat().st_mode & stat.S_IXUSR
     assert (old / "out/exp1_completed.txt").read_text() == "done in spring\n"
 
-    told = shell("./scheduler.sh", "start", cwd=old)
-    assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in told
-    assert "exp2  job 1\nexp3  job 2\n" in told
+    output = shell("./scheduler.sh", "start", cwd=old)
+    assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in output
+    assert "exp2  job 1\nexp3  job 2\n" in output
     own_queue.wait()
     assert {path.name for path in (old / "out").iterdir()} == {f"exp{n}_completed.txt" for n in (1, 2, 3)}
     assert (old / "out/exp1_completed.txt").read_text() == "done in spring\n"
@@ -122,7 +122,7 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_queue: QueueU
 
 
 @pytest.mark.full
-def test_the_old_way_to_call_the_scheduler_works_with_any_configuration(old: Path, own_queue: QueueUnderTest) -> None:
+def test_the_old_scheduler_command_works_with_any_configuration(old: Path, own_queue: QueueUnderTest) -> None:
     own_queue.start()
     shell(BIN / "setup_workspace.sh", old, "--force", cwd=old.parent)
     other = old.parent / "other config.yml"

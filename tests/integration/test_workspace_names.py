@@ -1,4 +1,4 @@
-"""Hostile names: of configs, paths and whatever else has a name, they are data. Nothing in them is ever obeyed."""
+"""Hostile names of configs, paths and settings are data: no shell or tmux ever interprets them."""
 
 import re
 import subprocess
@@ -33,11 +33,11 @@ AS_TMUX_HOLDS_IT = re.compile(r"[\w-]+_gpu[01]")
 
 
 def pwned(place: Path) -> list[Path]:
-    """Wherever a shell might have been: in the test's folder, where tmux is, where we are."""
+    """Return the files that an interpreted name would have created, in all directories where a shell may have run."""
     return [*place.rglob("pwned*"), *Path("/").glob("pwned*"), *Path.cwd().glob("pwned*")]
 
 
-def test_configs_with_hostile_names_run_as_data(workspaces: Workspaces) -> None:
+def test_configs_with_hostile_names_run(workspaces: Workspaces) -> None:
     ws = workspaces.make(max_jobs_per_gpu=4)
     ws.add_gated(*CONFIGS)
     started = ws.do("start")
@@ -52,7 +52,7 @@ def test_configs_with_hostile_names_run_as_data(workspaces: Workspaces) -> None:
     assert names["-rf"].startswith("T_-rf_gpu")
     assert names["$(touch pwned)"].startswith("T___touch_pwned_-")
     assert names["üñí日本🚀"].startswith("T_üñí日本_-")
-    # Where somebody looks, tmux draws the names.
+    # With an attached terminal tmux draws the names.
     for config in ("#(touch pwned)#{pane_id}", "$(touch pwned)"):
         with workspaces.attached(names[config]) as person:
             person.read_until("at the gate")
@@ -68,7 +68,7 @@ def test_configs_with_hostile_names_run_as_data(workspaces: Workspaces) -> None:
 
 
 @pytest.mark.full
-def test_one_of_them_can_be_chosen_also_where_there_is_a_comma_or_a_dash_in_it(workspace: Workspace) -> None:
+def test_a_config_with_a_comma_or_dash_in_its_name_can_be_selected(workspace: Workspace) -> None:
     workspace.configure(sessions="none")
     workspace.add("a,b", "a", "b", "-rf", "--rerun", ".hidden")
     workspace.do("start", "a,b.yml")
@@ -79,7 +79,7 @@ def test_one_of_them_can_be_chosen_also_where_there_is_a_comma_or_a_dash_in_it(w
     assert set(workspace.rows()) == {"a,b", "a", "b", "-rf", "--rerun"}
 
 
-def test_a_workspace_whose_paths_and_settings_are_hostile_runs_as_data(workspaces: Workspaces) -> None:
+def test_a_workspace_with_hostile_paths_and_settings_runs(workspaces: Workspaces) -> None:
     ws = workspaces.make(f"ws {EVIL}")
     work = ws.work_dir = ws.folder / f"work {EVIL}"
     script = work / f"-tr {EVIL}.py"
@@ -91,7 +91,7 @@ def test_a_workspace_whose_paths_and_settings_are_hostile_runs_as_data(workspace
     ws.configure(
         task_name=f"T {EVIL}", worker_prefix=f"W {EVIL}", work_dir=work.name, script_path=script.name,
         log_dir=f"logs {EVIL}", output_dir=f"out {EVIL}", config_dir=f"configs {EVIL}", env={"EVIL": EVIL},
-        scheduler_session_suffix=EVIL, python_env=f"./{python.name}", notify=["touch", "--", f"told {EVIL}"],
+        scheduler_session_suffix=EVIL, python_env=f"./{python.name}", notify=["touch", "--", f"notified {EVIL}"],
     )  # fmt: skip
     ws.add_gated(f"exp {EVIL}")
     (ws.folder / "configs").rename(ws.folder / f"configs {EVIL}")
@@ -111,13 +111,13 @@ def test_a_workspace_whose_paths_and_settings_are_hostile_runs_as_data(workspace
     assert (ws.folder / f"out {EVIL}" / f"exp {EVIL}_completed.txt").read_text().startswith("slope ")
     assert "epoch 2: loss" in (ws.folder / f"logs {EVIL}" / "train_logs" / f"exp {EVIL}.log").read_text()
     assert "completed" in (ws.folder / f"logs {EVIL}" / f"T {EVIL}_scheduler.log").read_text()
-    assert (work / f"told {EVIL}").exists()
+    assert (work / f"notified {EVIL}").exists()
     assert "2 sessions closed" in ws.do("kill-all")
     assert pwned(workspaces.place) == []
 
 
 @pytest.mark.parametrize("name", ["new\nline", "bell\x07", "es\x1b[31mcape"])
-def test_a_config_whose_name_would_break_a_line_is_refused_before_anything_starts(
+def test_a_config_with_a_line_break_in_its_name_is_rejected_before_anything_starts(
     workspace: Workspace, own_queue: QueueUnderTest, name: str
 ) -> None:
     workspace.add("exp1", name)
@@ -129,7 +129,7 @@ def test_a_config_whose_name_would_break_a_line_is_refused_before_anything_start
 
 
 @pytest.mark.full
-def test_a_workspace_is_found_from_anywhere_and_through_a_link(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_workspace_is_found_from_subdirectories_and_through_a_link(workspace: Workspace, tmp_path: Path) -> None:
     link = tmp_path / "a link; touch pwned"
     link.symlink_to(workspace.folder)
     workspace.configure(sessions="none")
@@ -138,4 +138,4 @@ def test_a_workspace_is_found_from_anywhere_and_through_a_link(workspace: Worksp
         done = subprocess.run([script, "start", config], cwd="/", capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
-    assert set(workspace.tasks()) == {"exp1", "exp2"}  # both ways lead to the same workspace
+    assert set(workspace.tasks()) == {"exp1", "exp2"}  # both paths lead to the same workspace

@@ -1,5 +1,4 @@
-"""How a sweep runs: started once however often it is asked for, stopped, killed and gone on with; what is run again,
-and what counts as completed."""
+"""A sweep: repeated starts, stop, kill and continue, retries, and completion."""
 
 import subprocess
 
@@ -23,19 +22,19 @@ def states(ws: Workspace) -> dict[str, str]:
     return {config: row["state"] for config, row in ws.rows().items()}
 
 
-# Started once
+# Repeated starts
 
 
 @unmeasured
-def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspace) -> None:
+def test_two_simultaneous_starts_start_no_task_twice(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2", "exp3")
     both = [
         subprocess.Popen([workspace.folder / "scheduler.sh", "start"], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = [each.communicate(timeout=90)[0] for each in both]
+    outputs = [each.communicate(timeout=90)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0]
-    lines = [line for text in told for line in text.splitlines() if line.startswith("exp")]
+    lines = [line for text in outputs for line in text.splitlines() if line.startswith("exp")]
     assert sum(" skipped: " in line for line in lines) == 3
     assert len(lines) == 6
     workspace.until_running("exp1", "exp2", "exp3")
@@ -48,7 +47,7 @@ def test_two_who_start_at_the_same_moment_start_nothing_twice(workspace: Workspa
     assert sorted(each["config"] for each in workspace.starts()) == ["exp1", "exp2", "exp3"]
 
 
-def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspace: Workspace) -> None:
+def test_a_config_runs_only_once_at_a_time(workspace: Workspace) -> None:
     workspace.add_gated("exp")
     workspace.do("start")
     workspace.until_running("exp")
@@ -66,7 +65,7 @@ def test_a_config_runs_once_at_a_time_whichever_of_its_jobs_is_asked_for(workspa
 
 
 @pytest.mark.full
-def test_what_runs_can_be_ended_though_the_settings_have_a_mistake_by_now(workspace: Workspace) -> None:
+def test_tasks_can_be_ended_though_the_configuration_is_invalid(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     workspace.do("start")
     workspace.until_running("exp1", "exp2")
@@ -80,11 +79,11 @@ def test_what_runs_can_be_ended_though_the_settings_have_a_mistake_by_now(worksp
 
 
 @unmeasured
-def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: Workspace) -> None:
+def test_completed_configs_are_skipped_by_default(workspace: Workspace) -> None:
     workspace.add("exp1", "exp2", "exp3")
     workspace.marker("exp2").write_text("done elsewhere\n")
-    told = workspace.do("start")
-    assert "exp2  skipped: completed: out/exp2_completed.txt exists\n" in told
+    output = workspace.do("start")
+    assert "exp2  skipped: completed: out/exp2_completed.txt exists\n" in output
     assert workspace.until_over()["exp2"]["state"] == "completed"
     assert {each["config"] for each in workspace.starts()} == {"exp1", "exp3"}
     assert "Nothing to do: 3 configs" in workspace.do("start")
@@ -98,11 +97,11 @@ def test_completed_ones_are_skipped_unless_they_are_asked_for_again(workspace: W
     assert workspace.marker("exp2").read_text().startswith("slope ")
 
 
-# Stopped, killed and gone on with
+# Stop, kill and continue
 
 
 @unmeasured
-def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(workspace: Workspace) -> None:
+def test_after_stop_running_tasks_finish_and_nothing_starts_until_start(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, auto_restart_failed=True)
     workspace.add_gated("exp1", "exp2", fails=1)
     workspace.add("exp3", "exp4")
@@ -110,7 +109,7 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
     workspace.until_running("exp1", "exp2")
     assert workspace.do("stop").startswith("Stopped: 2 tasks finish; 2 waiting tasks will not start.\n")
     workspace.let_go("exp1")
-    workspace.until_state("exp1", "failed")  # to run it again would be a new start
+    workspace.until_state("exp1", "failed")  # a retry would be a new start
     assert workspace.rows()["exp1"]["note"].endswith("its workspace was stopped, so there is no retry")
     assert states(workspace) == {"exp1": "failed", "exp2": "running", "exp3": "stopped", "exp4": "stopped"}
     assert "Stopped: running tasks finish, and no new ones start" in workspace.do("status")
@@ -124,7 +123,7 @@ def test_after_stop_what_runs_comes_to_its_end_and_nothing_starts_until_start(wo
 
 
 @unmeasured
-def test_kill_all_ends_what_runs_and_what_waits_and_start_begins_anew(workspace: Workspace) -> None:
+def test_kill_all_ends_running_and_waiting_tasks_and_start_runs_them_again(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, gpu_count=1, auto_restart_failed=True)
     workspace.add_gated("exp1")
     workspace.add("exp2")
@@ -142,11 +141,11 @@ def test_kill_all_ends_what_runs_and_what_waits_and_start_begins_anew(workspace:
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
 
 
-# Run again
+# Retries
 
 
 @unmeasured
-def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) -> None:
+def test_a_failed_task_is_retried_as_often_as_configured(workspace: Workspace) -> None:
     workspace.configure(auto_restart_failed=True, max_retries=2)
     workspace.add("late", fails=2)
     workspace.add("good")
@@ -162,7 +161,7 @@ def test_what_fails_is_run_again_as_often_as_configured(workspace: Workspace) ->
 
 @pytest.mark.full
 @unmeasured
-def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs_it_again(workspace: Workspace) -> None:
+def test_a_failed_task_is_not_retried_by_default_and_start_runs_it_again(workspace: Workspace) -> None:
     workspace.add("exp1", fails=1)
     workspace.do("start")
     row = workspace.until_over()["exp1"]
@@ -174,7 +173,7 @@ def test_what_fails_stays_failed_where_nothing_else_is_configured_and_start_runs
 
 
 @pytest.mark.full
-def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(
+def test_a_task_out_of_memory_is_retried_with_more_and_uses_no_retries(
     workspace: Workspace, own_queue: QueueUnderTest
 ) -> None:
     workspace.configure(gpu_count=1)
@@ -194,15 +193,15 @@ def test_out_of_memory_is_run_again_with_more_and_uses_up_no_retries(
     assert row["attempt"] == len(workspace.starts("greedy")) > 1
 
 
-# What counts as completed
+# Completion
 
 
 @unmeasured
-def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
+def test_the_marker_takes_precedence_over_the_exit_status(workspace: Workspace) -> None:
     workspace.configure(check_interval=0.2, exit_grace=0.5)
     workspace.add("lingers", lingers=True)
     workspace.do("start")
-    workspace.configure()  # the others are given all the time they take
+    workspace.configure()  # the others get the default grace period
     workspace.add("plain")
     workspace.add("grumbles", status=3)
     workspace.add("forgets", leaves_marker=False)
@@ -225,8 +224,8 @@ def test_the_marker_comes_before_how_a_task_ended(workspace: Workspace) -> None:
 
 @pytest.mark.full
 @unmeasured
-def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, own_queue: QueueUnderTest) -> None:
-    """Even where it then ends with status 0."""
+def test_a_stopped_task_is_not_completed(workspace: Workspace, own_queue: QueueUnderTest) -> None:
+    """Even if it exits with status 0."""
     script = workspace.folder / "train.py"
     gentle = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
     head, future, rest = script.read_text().partition("import argparse\n")
@@ -240,7 +239,7 @@ def test_a_task_that_was_told_to_stop_has_not_completed(workspace: Workspace, ow
 
 
 @unmeasured
-def test_a_session_that_is_closed_by_hand_ends_its_task(workspace: Workspace) -> None:
+def test_closing_a_session_ends_its_task(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     workspace.do("start", "exp1,exp2", "0")
     for config in ("exp1", "exp2"):

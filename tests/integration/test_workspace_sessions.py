@@ -1,4 +1,4 @@
-"""A sweep as people look at it: in the sessions of its tasks, in the scheduler's, and by its status."""
+"""A sweep in the sessions of its tasks, in the scheduler's session, and in its status."""
 
 import subprocess
 from collections.abc import Iterator
@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 CTRL_C = "\x03"
 
 
-def test_ctrl_c_of_somebody_who_is_attached_interrupts_that_task_alone(
-    workspace: Workspace, workspaces: Workspaces
-) -> None:
+def test_ctrl_c_in_an_attached_session_interrupts_only_that_task(workspace: Workspace, workspaces: Workspaces) -> None:
     workspace.add_gated("exp1", "exp2")
     workspace.do("start", "exp1,exp2", "0")
     with workspaces.attached("T_exp1_gpu0") as person:
@@ -33,37 +31,37 @@ def test_ctrl_c_of_somebody_who_is_attached_interrupts_that_task_alone(
     row = workspace.rows()["exp1"]
     assert (row["state"], row["note"]) == ("failed", "signal 2 (SIGINT)")
     assert "KeyboardInterrupt" in workspace.log("exp1")
-    # Its session stays with the last screen.
+    # Its session keeps the last screen.
     workspace.tmux.wait_to_see("T_exp1_gpu0", "[exp1 failed, status 130, after ")
     workspace.let_go("exp2")
     workspace.until_over()
     assert workspace.markers() == {"exp2"}
 
 
-def test_a_session_stays_with_the_last_screen_and_is_used_again(workspace: Workspace) -> None:
+def test_a_session_keeps_its_last_screen_and_is_used_again(workspace: Workspace) -> None:
     workspace.add("exp1", epochs=100)
     workspace.do("start", "exp1", "1")
     workspace.until_over()
     workspace.tmux.wait_to_see("T_exp1_gpu1", "[exp1 completed, status 0, after ")
-    assert "epoch 1: loss" in workspace.tmux.screen("T_exp1_gpu1")  # far above: it can be scrolled back to
+    assert "epoch 1: loss" in workspace.tmux.screen("T_exp1_gpu1")  # in the scrollback
     workspace.do("start", "exp1", "1", "--rerun")
     workspace.until_over()
     assert workspace.session_names() == {"T_exp1_gpu1", "T_scheduler"}
 
 
-def test_a_session_of_somebody_elses_with_that_name_is_left_alone(workspace: Workspace) -> None:
+def test_an_unrelated_session_with_the_same_name_is_not_touched(workspace: Workspace) -> None:
     for name in ("T_exp1_gpu0", "T_scheduler"):
         workspace.tmux("new-session", "-d", "-s", name, "sleep 1000")
     workspace.add("exp1")
-    told = workspace.do("start", "exp1", "0")
-    assert "tmux attach -t T_scheduler-2\n" in told
+    output = workspace.do("start", "exp1", "0")
+    assert "tmux attach -t T_scheduler-2\n" in output
     assert workspace.until_over()["exp1"]["session"] == "T_exp1_gpu0-2"
     assert workspace.do("kill-all") == "0 tasks ended, 2 sessions closed.\n"
     assert workspace.tmux.sessions() == ["T_exp1_gpu0", "T_scheduler"]
 
 
 @pytest.mark.full
-def test_the_schedulers_session_shows_how_the_sweep_stands(workspace: Workspace) -> None:
+def test_the_schedulers_session_shows_the_status_of_the_sweep(workspace: Workspace) -> None:
     workspace.add_gated("exp1", "exp2")
     assert "To watch them:  tmux attach -t T_scheduler\n" in workspace.do("start", "exp1")
     workspace.tmux.wait_to_see("T_scheduler", "● running")
@@ -71,7 +69,7 @@ def test_the_schedulers_session_shows_how_the_sweep_stands(workspace: Workspace)
     workspace.let_go("exp1")
     workspace.tmux.wait_to_see("T_scheduler", "✓ completed")
     workspace.tmux.wait_to_see("T_scheduler", "1 of 2 done")
-    # It ends with what it shows, and a later start opens it again.
+    # The session closes after the last status, and a later start opens it again.
     workspace.tmux.wait_for_dead_pane("T_scheduler")
     workspace.do("start")
     workspace.tmux.wait_to_see("T_scheduler", "● running")
@@ -81,7 +79,7 @@ def test_the_schedulers_session_shows_how_the_sweep_stands(workspace: Workspace)
 
 @pytest.fixture
 def lines(workspace: Workspace) -> Iterator[Iterator[str]]:
-    """Of `status --watch` in a pipe, as they come."""
+    """Lines of `status --watch` in a pipe, as they arrive."""
     workspace.add_gated("exp1", "exp2", "exp3")
     workspace.configure(max_jobs_per_gpu=2, gpu_count=1)
     workspace.do("start")
@@ -93,7 +91,7 @@ def lines(workspace: Workspace) -> Iterator[Iterator[str]]:
         assert watch.wait(90) == 0
 
 
-def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspace, lines: Iterator[str]) -> None:
+def test_status_follows_a_sweep_from_start_to_end(workspace: Workspace, lines: Iterator[str]) -> None:
     assert next(lines).startswith("0 of 3 done · 2 running · 1 waiting · time left unknown")
     status = workspace.status()
     assert status["counts"] == {
@@ -111,7 +109,7 @@ def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspa
     workspace.let_go("exp1")
     assert "exp1 completed" in next(line for line in lines if line.startswith("1 of 3 done"))
     workspace.until_running("exp3")
-    assert workspace.status()["left_s"] is not None  # one like them has been
+    assert workspace.status()["left_s"] is not None  # a similar task has finished
     workspace.let_go("exp2", "exp3")
     workspace.until_over()
     *_, last = lines
@@ -123,13 +121,13 @@ def test_status_tells_how_it_stands_from_the_start_to_the_end(workspace: Workspa
 
 
 @pytest.mark.full
-def test_tasks_go_on_where_nobody_looks(workspace: Workspace, workspaces: Workspaces) -> None:
-    """The daemon and the terminal that they were started from are gone."""
+def test_tasks_run_on_without_a_daemon_and_a_terminal(workspace: Workspace, workspaces: Workspaces) -> None:
+    """The daemon and the terminal from which the tasks were started have ended."""
     workspace.add_gated("exp1")
     workspace.do("start")
     workspace.until_running("exp1")
     program = workspace.program("exp1")
-    # Who comes to look where no daemon runs starts one; who has looked already waits for the next.
+    # A new `status` starts a daemon if none runs; a running watch waits for the next daemon.
     workspace.tmux.wait_to_see("T_scheduler", "● running")
     workspaces.queue.stop()
     workspace.let_go("exp1")

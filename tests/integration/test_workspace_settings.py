@@ -1,4 +1,4 @@
-"""What the keys of a workspace, and those of a task's own YAML, come to when it runs."""
+"""The effect of the keys of a workspace and of a task's own YAML."""
 
 import os
 from datetime import datetime
@@ -21,17 +21,17 @@ from tests.unit.recipes.workspace.test_conda_environment import Installation
 
 pytestmark = pytest.mark.needs("tmux")
 
-ROUNDED_S = 0.002  # times are told to the millisecond
+ROUNDED_S = 0.002  # times are given in milliseconds
 
 
 def environment_of(ws: Workspace, config: str) -> Any:
     return ws.starts(config)[-1]["env"]
 
 
-# The workspace's
+# Keys of the workspace
 
 
-def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_queue: QueueUnderTest) -> None:
+def test_every_task_gets_the_settings_of_the_workspace(workspace: Workspace, own_queue: QueueUnderTest) -> None:
     workspace.configure(
         vram="5G", env={"ALPHA": "1e-3", "BETA": "$(touch pwned) yes"}, priority=7, timeout="2h", gpu_count=1,
         cuda_visible_devices_var="MY_DEVICES", worker_prefix="W", max_jobs_per_gpu=3, scheduler_session_suffix="-all",
@@ -52,7 +52,7 @@ def test_every_task_has_what_the_workspace_sets(workspace: Workspace, own_queue:
     workspace.until_over()
 
 
-def test_starts_are_as_far_apart_as_the_workspace_says(workspace: Workspace) -> None:
+def test_starts_have_the_configured_interval(workspace: Workspace) -> None:
     least_s = 0.8
     workspace.configure(startup_delay=least_s, sessions="none")
     workspace.add("exp1", "exp2", "exp3")
@@ -79,7 +79,7 @@ def test_a_task_runs_in_its_conda_environment(
     assert environment["PATH"].startswith(f"{prefix}/bin{os.pathsep}")
 
 
-def test_a_conda_environment_that_is_missing_is_told_before_anything_starts(
+def test_a_missing_conda_environment_is_reported_before_anything_starts(
     workspace: Workspace, own_queue: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conda = Installation(tmp_path / "miniconda")
@@ -94,20 +94,20 @@ def test_a_conda_environment_that_is_missing_is_told_before_anything_starts(
     assert workspace.tmux.sessions() == []
 
 
-def test_a_command_is_run_when_all_is_over(workspace: Workspace) -> None:
-    workspace.configure(notify=["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> told'])
+def test_the_notify_command_runs_at_the_end_of_a_sweep(workspace: Workspace) -> None:
+    workspace.configure(notify=["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> notice'])
     workspace.add("exp1")
     workspace.add("exp2", fails=1)
     workspace.do("start")
-    told = workspace.folder / "told"
-    until(lambda: told.exists() and told.read_text().endswith("\n"), "the notice")
-    assert told.read_text() == "T: 1 of 2 completed, 1 failed\n"
+    notice = workspace.folder / "notice"
+    until(lambda: notice.exists() and notice.read_text().endswith("\n"), "the notice")
+    assert notice.read_text() == "T: 1 of 2 completed, 1 failed\n"
 
 
-# A task's own
+# Keys of a task
 
 
-def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_queue: QueueUnderTest) -> None:
+def test_a_config_sets_the_needs_of_its_task(workspace: Workspace, own_queue: QueueUnderTest) -> None:
     workspace.configure(vram="2G", timeout="1h", env={"WHO": "all", "ALSO": "this"})
     workspace.add_gated("none", scheduler={"gpus": 0})
     workspace.add_gated("both", scheduler={"gpus": 2, "vram": "6G", "env": {"WHO": "me"}})
@@ -131,7 +131,7 @@ def test_a_config_says_what_its_own_task_needs(workspace: Workspace, own_queue: 
 
 
 @pytest.mark.full
-def test_a_config_of_higher_priority_goes_before_the_others(workspace: Workspace) -> None:
+def test_a_config_of_higher_priority_starts_first(workspace: Workspace) -> None:
     workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
     workspace.add_gated("exp1", "exp2")
     workspace.add_gated("urgent", scheduler={"priority": 5})
@@ -149,7 +149,7 @@ def test_a_config_of_higher_priority_goes_before_the_others(workspace: Workspace
 
 
 @pytest.mark.full
-def test_without_logging_there_are_no_logs_but_that_of_the_queue(workspace: Workspace) -> None:
+def test_without_logging_only_the_queue_keeps_logs(workspace: Workspace) -> None:
     workspace.configure(enable_logging=False)
     workspace.add("exp1")
     workspace.do("start")
@@ -160,7 +160,7 @@ def test_without_logging_there_are_no_logs_but_that_of_the_queue(workspace: Work
     assert not (workspace.folder / "logs").exists()
 
 
-def test_logs_go_to_a_folder_that_is_linked_or_shared_and_are_private(workspace: Workspace, tmp_path: Path) -> None:
+def test_logs_in_a_linked_or_shared_folder_are_private(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)
     (tmp_path / "link").symlink_to("shared")
@@ -168,16 +168,16 @@ def test_logs_go_to_a_folder_that_is_linked_or_shared_and_are_private(workspace:
     workspace.add("exp1")
     workspace.do("start")
     workspace.until_over()
-    log, story = tmp_path / "shared/train_logs/exp1.log", tmp_path / "shared/T_scheduler.log"
+    log, scheduler_log = tmp_path / "shared/train_logs/exp1.log", tmp_path / "shared/T_scheduler.log"
     assert "epoch 2: loss" in log.read_text()
-    first, *others = story.read_text().splitlines()
+    first, *others = scheduler_log.read_text().splitlines()
     assert first == log.read_text().splitlines()[0] == f"# log of the workspace {workspace.tag}: {workspace.folder}"
     lines = [line.split(" ", 2)[2] for line in others]
     assert lines == ["exp1 queued as job 1", "exp1 started on gpu0 (job 1, attempt 1)", "exp1 completed"]
-    assert [path.stat().st_mode & 0o777 for path in (log.parent, log, story)] == [0o700, 0o600, 0o600]
+    assert [path.stat().st_mode & 0o777 for path in (log.parent, log, scheduler_log)] == [0o700, 0o600, 0o600]
 
 
-def test_two_workspaces_with_one_task_name_have_logs_of_their_own(workspaces: Workspaces, tmp_path: Path) -> None:
+def test_two_workspaces_with_one_task_name_have_separate_logs(workspaces: Workspaces, tmp_path: Path) -> None:
     one, two = (workspaces.make(name, log_dir=str(tmp_path), sessions="none") for name in ("one", "two"))
     for ws in (one, two, one):
         ws.add("exp")
@@ -193,7 +193,7 @@ def test_two_workspaces_with_one_task_name_have_logs_of_their_own(workspaces: Wo
     assert [log.read_text().count("epoch 1:") for log in logs.values()] == [2, 1]
 
 
-def test_a_link_that_waits_where_a_log_is_to_be_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_symbolic_link_at_the_path_of_a_log_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
     victim = tmp_path / "precious"
     victim.write_text("mine\n")
     (workspace.folder / "logs/train_logs").mkdir(parents=True)
@@ -216,13 +216,13 @@ def test_configs_start_in_natural_order(workspace: Workspace) -> None:
 
 
 @pytest.mark.full
-def test_sessions_are_closed_where_that_is_asked_for_but_for_that_of_a_task_that_failed(workspace: Workspace) -> None:
+def test_sessions_are_closed_if_configured_except_those_of_failed_tasks(workspace: Workspace) -> None:
     workspace.configure(cleanup_on_complete=True)
     workspace.add("good")
     workspace.add("bad", fails=1)
     workspace.do("start")
     left = {workspace.until_over()["bad"]["session"]}
-    until(lambda: workspace.session_names() == left, "the end of the scheduler's session, too")
+    until(lambda: workspace.session_names() == left, "the end of the scheduler's session")
 
 
 @pytest.mark.full
@@ -236,7 +236,7 @@ def test_without_sessions_everything_else_works(workspace: Workspace) -> None:
     assert workspace.tmux.sessions() == []
 
 
-def test_without_tmux_it_is_told_and_everything_else_works(
+def test_a_missing_tmux_is_reported_and_everything_else_works(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace.add_gated("exp1")

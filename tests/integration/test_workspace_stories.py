@@ -1,5 +1,5 @@
-"""What people do with workspaces: all configs over all GPUs, chosen ones on chosen GPUs, many to a GPU, and several
-workspaces side by side."""
+"""Scenarios of workspaces: all configs over all GPUs, selected configs on selected GPUs, several tasks per GPU, and
+several workspaces at once."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 
 def seen_devices(ws: Workspace) -> dict[str, str]:
-    """The devices that the programs were shown."""
+    """Return the value of CUDA_VISIBLE_DEVICES in each program."""
     return {each["config"]: each["env"]["CUDA_VISIBLE_DEVICES"] for each in ws.starts()}
 
 
-def stays_even(ws: Workspace, gpus: int) -> bool:
-    """Whether at no time one of the GPUs had more than one task more than another, as they started one by one."""
+def is_always_balanced(ws: Workspace, gpus: int) -> bool:
+    """Return whether, after every start, the numbers of tasks of the GPUs differ by at most one."""
     counts = [0] * gpus
     for task in sorted(ws.tasks().values(), key=lambda task: (task["started_at"] or "~", task["id"])):
         for index in task["gpu_indexes"]:
@@ -37,13 +37,13 @@ def stays_even(ws: Workspace, gpus: int) -> bool:
     return True
 
 
-def test_all_configs_are_spread_evenly_and_a_gpu_that_is_done_early_takes_the_next_ones(workspace: Workspace) -> None:
+def test_configs_are_spread_evenly_and_a_gpu_that_finishes_early_takes_the_next_ones(workspace: Workspace) -> None:
     configs = [f"exp{number}" for number in range(1, 7)]
     workspace.add_gated(*configs)
     assert "exp6  job 6\n" in workspace.do("start")
     workspace.until_running(*configs[:4])
     assert workspace.per_gpu() == {0: 2, 1: 2}
-    assert stays_even(workspace, 2)
+    assert is_always_balanced(workspace, 2)
     on_one = [config for config, task in workspace.tasks().items() if task["gpu_indexes"] == [1]]
     workspace.let_go(*on_one)
     workspace.until_running("exp5", "exp6")
@@ -63,7 +63,7 @@ def test_all_configs_are_spread_evenly_and_a_gpu_that_is_done_early_takes_the_ne
 
 
 @pytest.mark.full
-def test_three_gpus_have_numbers_of_tasks_that_differ_by_one_at_most(
+def test_numbers_of_tasks_on_three_gpus_differ_by_at_most_one(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
@@ -73,27 +73,27 @@ def test_three_gpus_have_numbers_of_tasks_that_differ_by_one_at_most(
     ws.do("start")
     ws.until_running(*configs)
     assert sorted(ws.per_gpu().values()) == [1, 2, 2]
-    assert stays_even(ws, 3)
+    assert is_always_balanced(ws, 3)
     assert len(set(seen_devices(ws).values())) == 3
     ws.let_go(*configs)
     ws.until_over()
     assert ws.markers() == set(configs)
 
 
-def test_chosen_configs_run_on_the_gpus_that_were_given_for_them(workspace: Workspace) -> None:
+def test_selected_configs_run_on_their_given_gpus(workspace: Workspace) -> None:
     workspace.add_gated("heavy", "light", "test", "other")
-    told = workspace.do("start", "heavy.yml,light.yml,test.yml", "1,0,0")
-    assert "heavy  job 1, GPU 1\nlight  job 2, GPU 0\ntest   job 3, GPU 0\n" in told
+    output = workspace.do("start", "heavy.yml,light.yml,test.yml", "1,0,0")
+    assert "heavy  job 1, GPU 1\nlight  job 2, GPU 0\ntest   job 3, GPU 0\n" in output
     workspace.until_running("heavy", "light", "test")
     assert {config: task["gpu_indexes"] for config, task in workspace.tasks().items()} == {
         "heavy": [1], "light": [0], "test": [0],
     }  # fmt: skip
     assert workspace.session_names() == {"T_heavy_gpu1", "T_light_gpu0", "T_test_gpu0", "T_scheduler"}
     assert workspace.rows()["other"]["state"] == "not started"
-    # The third on one GPU waits, though the other one has room.
+    # The third task of one GPU waits, though the other GPU has free memory.
     workspace.do("start", "other", "0")
     full = "limit reached: at most 2 tasks of its workspace on one GPU at a time"
-    until(lambda: workspace.tasks()["other"]["reason"] == full, "what it waits for")
+    until(lambda: workspace.tasks()["other"]["reason"] == full, "its reason")
     workspace.let_go("light")
     workspace.until_running("other")
     assert workspace.tasks()["other"]["gpu_indexes"] == [0]
@@ -101,7 +101,7 @@ def test_chosen_configs_run_on_the_gpus_that_were_given_for_them(workspace: Work
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
 
 
-def test_eight_configs_run_at_once_on_two_gpus_that_take_four_each_and_two_more_wait(workspace: Workspace) -> None:
+def test_eight_configs_run_on_two_gpus_with_four_tasks_each_and_two_wait(workspace: Workspace) -> None:
     configs = [f"exp{number:02}" for number in range(10)]
     workspace.configure(max_jobs_per_gpu=4)
     workspace.add_gated(*configs)
@@ -120,7 +120,7 @@ def test_eight_configs_run_at_once_on_two_gpus_that_take_four_each_and_two_more_
 
 
 @pytest.mark.full
-def test_three_workspaces_with_the_same_names_in_them_do_not_meet(workspaces: Workspaces) -> None:
+def test_three_workspaces_with_the_same_names_do_not_interfere(workspaces: Workspaces) -> None:
     shared = str(workspaces.place / "logs of all")
     one, two, three = (workspaces.make(name, log_dir=shared, vram="3G") for name in ("one", "two", "three"))
     for number, ws in enumerate((one, two, three)):

@@ -1,4 +1,4 @@
-"""The tutorial from an empty folder to a finished sweep: every line that it shows is typed, in one shell."""
+"""Runs every command of the tutorial in one shell, from an empty folder to a finished sweep."""
 
 import json
 import os
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 
 
 def typed() -> list[str]:
-    """Also lines that are empty in the middle of a text."""
+    """Return the commands of the tutorial, including empty lines within a command."""
     lines = [line for block in BLOCK.findall(PAGE.read_text()) for line in block.splitlines()]
-    assert all(line.startswith(("$ ", ">")) for line in lines), "what is shown is what to type"
+    assert all(line.startswith(("$ ", ">")) for line in lines), "a console block has a line that is no command"
     return [line[2:] for line in lines]
 
 
@@ -37,8 +37,10 @@ def test_the_tutorial_leads_to_a_finished_sweep_and_leaves_nothing_running(
     empty.mkdir()
     script = "\n".join(["set -e", *typed()])
     try:
-        told = subprocess.run(["sh", "-c", script], cwd=empty, capture_output=True, text=True, timeout=100, check=False)
-        assert told.returncode == 0, told.stdout + told.stderr
+        result = subprocess.run(
+            ["sh", "-c", script], cwd=empty, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
         status = [str(BIN / "gpuyard"), "workspace", "--workspace", str(empty / "lines"), "status", "--json"]
         answer = json.loads(subprocess.run(status, capture_output=True, check=True).stdout)
     finally:
@@ -50,6 +52,6 @@ def test_the_tutorial_leads_to_a_finished_sweep_and_leaves_nothing_running(
     assert [path.name for path in markers] == [f"exp{number}_completed.txt" for number in range(1, 7)]
     assert "slope 3.0" in markers[0].read_text()
     for text in ("exp6  job 6\n", "6 of 6 done", "Nothing to do: 6 configs", "0 tasks ended, 7 sessions closed.\n"):
-        assert text in told.stdout
-    assert "job 7" not in told.stdout
+        assert text in result.stdout
+    assert "job 7" not in result.stdout
     assert (tmux.sessions(), processes_of(own_home), running_pid(own_home / "daemon.lock")) == ([], [], None)

@@ -1,4 +1,4 @@
-"""What tests on real clusters share. A cluster is started once for all of them, which stay in one process."""
+"""Fixtures of the tests on real clusters. A cluster is started once per session; these tests share one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster
 def on_slurm(
     slurm: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
 ) -> QueueUnderTest:
-    """A queue whose jobs go to the cluster unless they say otherwise."""
+    """A queue whose jobs go to the cluster by default."""
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\ngpu_memory = "24G"\nshard_mb = 1024\n')
@@ -47,6 +47,6 @@ def configure(home: Path, text: str) -> None:
 
 @pytest.fixture
 def waiting(queue: QueueUnderTest) -> QueueUnderTest:
-    """A queue in which nothing starts."""
+    """A paused queue."""
     queue.post("/pause")
     return queue

@@ -1,4 +1,4 @@
-"""Scripts of `gpuyard export`, to be run where they are meant for."""
+"""Run scripts of `gpuyard export` on the cluster for which they were made."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.fakes.queue_command import run
 
-STRANGE = ("a  b", "$HOME", "it's", '"q"', "new\nline\nEND", "\\back", "*")
-SAY = "printf '<%s>' \"$@\" > said.part; mv said.part said"
-SAID = "".join(f"<{word}>" for word in STRANGE)
+SPECIAL_ARGUMENTS = ("a  b", "$HOME", "it's", '"q"', "new\nline\nEND", "\\back", "*")
+PRINT_ARGUMENTS = "printf '<%s>' \"$@\" > printed.part; mv printed.part printed"
+PRINTED = "".join(f"<{argument}>" for argument in SPECIAL_ARGUMENTS)
 
 
-def play(site: str, folder: Path, **environment: str) -> str:
-    """What the script says."""
+def run_exported(site: str, folder: Path, **environment: str) -> str:
+    """Export the queue, run the script, and return its output."""
     exported = run("export", site, str(folder / "script"))
     assert exported.returncode == 0, exported.stderr
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

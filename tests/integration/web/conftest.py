@@ -1,4 +1,4 @@
-"""A real browser, and the page of a queue of its own to look at with it."""
+"""A real browser, and the web page of a queue of its own."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.integration.queue_fixture import QueueUnderTest
 
 
 class Site:
-    """The page of a queue: `url` opens it, `origin` is where it is."""
+    """The page of a queue: `url` has the token, `origin` is its scheme, host and port."""
 
     def __init__(self, queue: QueueUnderTest, **settings: object) -> None:
         self.queue = queue
@@ -21,7 +21,7 @@ class Site:
         self.port = urlsplit(self.url).port
 
     def enter(self, page: Page) -> Page:
-        """As whoever follows the link that `gpuyard web` prints."""
+        """Open the link that `gpuyard web` prints."""
         page.goto(self.url)
         page.wait_for_url(f"{self.origin}/")
         return page
@@ -29,7 +29,7 @@ class Site:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Not for the session: while it is there, tests that run an event loop of their own cannot."""
+    """Not session-scoped: while the browser is open, other tests cannot run an event loop."""
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A browser that knows nothing yet."""
+    """A new browser profile without cookies."""
     context = browser.new_context()
     context.set_default_timeout(30_000)
     yield context
@@ -52,5 +52,5 @@ def site(queue: QueueUnderTest) -> Site:
 
 @pytest.fixture
 def page(context: BrowserContext, site: Site) -> Page:
-    """The page, entered."""
+    """The page, opened with its token."""
     return site.enter(context.new_page())

@@ -1,4 +1,4 @@
-"""Somebody else's site in the same browser, on another port of this machine: a server that answers with one page."""
+"""A foreign web site on another port of this machine: a server that answers every request with one page."""
 
 import contextlib
 import threading
@@ -16,13 +16,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(PAGE)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
-        """Nobody reads it."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named by the base class
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def another_site() -> Iterator[int]:
-    """Its port."""
+    """Start the server and yield its port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""The page as many tests look at it: one daemon and one browser's window for a module, each test at its own place."""
+"""One daemon and one browser window per test module; each test opens its own route of the page."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ expect.set_options(timeout=20_000)
 
 
 class Shown:
-    """A yard, and its page in a window."""
+    """A queue and its page in a browser window."""
 
     def __init__(self, queue: QueueUnderTest, context: BrowserContext) -> None:
         self.queue = queue
@@ -33,7 +33,7 @@ class Shown:
         return self.site.enter(page)
 
     def _heard(self, message: ConsoleMessage) -> None:
-        """A refused request is in the browser's log, too, and is no fault of the page's."""
+        """Collect console errors, except those of failed requests, which the browser logs by itself."""
         if "Content Security Policy" in message.text:
             self.faults.append(message.text)
 
@@ -42,10 +42,10 @@ class Shown:
         return self.page
 
     def holds(self, name: str, memory_mb: int, **options: Any) -> tuple[int, Path]:
-        """A job that has taken its memory, and the file that lets it end."""
+        """Start a job and wait until it holds its memory. Return its id and the file that ends it."""
         gate = self.queue.home.parent / f"{name}.gate"
-        words = (*gated_job.COMMAND, "--vram", str(memory_mb), "--load", "40", str(gate))
-        job_id = self.queue.submit(*words, name=name, environment=self.environment, **options)
+        command = (*gated_job.COMMAND, "--vram", str(memory_mb), "--load", "40", str(gate))
+        job_id = self.queue.submit(*command, name=name, environment=self.environment, **options)
         self.queue.until_state(job_id, "running")
         return job_id, gate
 
@@ -53,7 +53,7 @@ class Shown:
     def environment(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "GPUYARD_HOME": str(self.queue.home), "GPUYARD_SIMULATE": SIMULATED}
 
-    # What is on the page
+    # Elements of the page
 
     def row(self, job_id: int) -> Locator:
         return self.page.locator("#jobs-body tr").filter(has=self.page.locator(f'a[href="#/job/{job_id}"]'))

@@ -1,4 +1,4 @@
-"""A hostile page in the browser that holds the cookie: it sees nothing, submits nothing, cancels nothing."""
+"""A hostile page in the browser that holds the cookie can read, submit and cancel nothing."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.scale import some
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
-# Each tells what it got to see: an empty string is nothing.
+# Each script returns what it could read: an empty string is nothing.
 READ = {
     "fetch": """async (at) => {
         try { return await (await fetch(`${at}/v1/jobs`, {credentials: "include"})).text() } catch { return "" }
@@ -86,7 +86,7 @@ READ = {
         try { new SharedWorker(`${at}/static/dom.js`); return "run" } catch { return "" }
     }""",
 }
-# Each tries to cancel job 1 and to submit another; what comes back is not looked at.
+# Each script tries to cancel job 1 and to submit another job; its result is ignored.
 CHANGE = {
     "fetch": """async (at) => {
         const sent = {method: "POST", credentials: "include", headers: {"Content-Type": "application/json"}};
@@ -133,13 +133,13 @@ CHANGE = {
 }
 
 
-# What a browser never answers is nothing seen, too.
+# A request that the browser never completes counts as nothing read.
 PATIENCE = "(at) => Promise.race([(%s)(at), new Promise((done) => setTimeout(() => done(''), 5000))])"
 
 
 @pytest.fixture
 def hostile(request: pytest.FixtureRequest, context: BrowserContext, page: Page) -> Iterator[Page]:
-    """A tab beside the page that is open: of the same site as it, for cookies, or of another."""
+    """A second tab beside the open page: same-site for cookies, or cross-site."""
     with another_site() as port:
         tab = context.new_page()
         tab.goto(f"http://{getattr(request, 'param', '127.0.0.1')}:{port}/")
@@ -148,35 +148,35 @@ def hostile(request: pytest.FixtureRequest, context: BrowserContext, page: Page)
 
 
 @pytest.mark.parametrize("hostile", some(["127.0.0.1", "localhost", "evil.localhost"], 2), indirect=True)
-def test_a_hostile_page_sees_nothing_and_changes_nothing(hostile: Page, page: Page, site: Site) -> None:
+def test_a_hostile_page_reads_nothing_and_changes_nothing(hostile: Page, page: Page, site: Site) -> None:
     job = site.queue.submit("true", name="secret-name", hold=True)
     assert job == 1
-    told: list[tuple[str, int]] = []
-    hostile.on("response", lambda response: told.append((response.url, response.status)))
+    responses: list[tuple[str, int]] = []
+    hostile.on("response", lambda response: responses.append((response.url, response.status)))
     places = (site.origin, site.origin.replace("127.0.0.1", "localhost"), f"http://evil.localhost:{site.port}")
     for at in places:
-        for way, script in READ.items():
-            assert hostile.evaluate(PATIENCE % script, at) == "", f"{way} of {at}"
+        for method, script in READ.items():
+            assert hostile.evaluate(PATIENCE % script, at) == "", f"{method} of {at}"
         for script in CHANGE.values():
             hostile.evaluate(PATIENCE % script, at)
-    refused = {status for url, status in told if "/v1/" in url}
-    assert (f"{site.origin}/v1/jobs/cancel", 403) in told
-    assert refused <= {401, 403, 405}, told
+    refused = {status for url, status in responses if "/v1/" in url}
+    assert (f"{site.origin}/v1/jobs/cancel", 403) in responses
+    assert refused <= {401, 403, 405}, responses
     assert site.queue.counts() == {"held": 1}
-    # The page beside it goes on, cookie and all.
+    # The open page still works, with its cookie.
     same = """async () => {
         const sent = {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"ids": "1"}'};
         return [(await fetch("/v1/session")).status, (await fetch("/v1/jobs/cancel", sent)).status];
     }"""
     assert page.evaluate(same) == [200, 200]
-    until(lambda: site.queue.counts() == {"cancelled": 1}, "what the page itself asked for")
+    until(lambda: site.queue.counts() == {"cancelled": 1}, "the page's own cancel")
 
 
-def test_a_window_that_a_hostile_page_opens_is_out_of_its_reach(hostile: Page, site: Site) -> None:
+def test_a_hostile_page_cannot_access_a_window_that_it_opens(hostile: Page, site: Site) -> None:
     with hostile.context.expect_page() as opened:
         hostile.evaluate("(at) => { window.opened = window.open(at) }", f"{site.origin}/")
     window = opened.value
-    # It is the page, and the user sees it: but who opened it does not.
+    # The window shows the page to the user, but its opener cannot read it.
     window.wait_for_function("() => document.scripts.length > 0")
     assert hostile.evaluate("() => window.opened.closed")
     assert hostile.evaluate("() => { try { return window.opened.document.body.innerText } catch { return '' } }") == ""
@@ -184,7 +184,7 @@ def test_a_window_that_a_hostile_page_opens_is_out_of_its_reach(hostile: Page, s
 
 
 @pytest.mark.full
-def test_a_link_on_another_site_leads_in_with_the_token_and_the_session_stays(
+def test_a_link_with_the_token_on_another_site_opens_the_page_and_the_session_stays(
     context: BrowserContext, site: Site
 ) -> None:
     with another_site() as port:
@@ -200,7 +200,7 @@ def test_a_link_on_another_site_leads_in_with_the_token_and_the_session_stays(
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
 
 
-def test_without_the_token_a_browser_sees_how_to_get_it(context: BrowserContext, site: Site) -> None:
+def test_without_the_token_the_page_explains_how_to_get_it(context: BrowserContext, site: Site) -> None:
     tab = context.new_page()
     tab.goto(f"{site.origin}/")
     assert "gpuyard web" in tab.inner_text("body")

@@ -1,4 +1,4 @@
-"""A job's page, and the form that makes one."""
+"""The page of a job, and the submit form."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixt
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
 
-def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa: F811
+def test_a_waiting_job_shows_its_reasons_and_start_estimate(shown: Shown) -> None:  # noqa: F811
     holder, gate = shown.holds("holder", 1024, gpus=2, exclusive=True)
     job = shown.queue.shell("true", vram="8G", name="waits")
     page = shown.at(f"/job/{job}")
@@ -22,14 +22,14 @@ def test_a_job_that_waits_says_why_and_until_when(shown: Shown) -> None:  # noqa
     expect(why).to_contain_text(f"(job {holder})")
     expect(why).to_contain_text(
         re.compile("no start estimate yet|it should start in")
-    )  # other tests may have taught it
+    )  # an earlier test may have produced an estimate
     expect(page.get_by_role("region", name="Log")).to_contain_text("not started yet")
     gate.touch()
     expect(page.locator("#view-job .state")).to_have_text("succeeded")
     expect(why).to_be_hidden()
 
 
-def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) -> None:  # noqa: F811
+def test_a_running_job_shows_its_measured_and_reserved_memory(shown: Shown) -> None:  # noqa: F811
     job, gate = shown.holds("measured", 6144, vram="8G", tag="curves")
     page = shown.at(f"/job/{job}")
     curve = page.get_by_role("img", name="peak 6 GB. 8 GB reserved (dashed), 75% of it used.")
@@ -46,7 +46,7 @@ def test_a_running_job_shows_its_memory_against_what_was_reserved(shown: Shown) 
     expect(attempts.nth(1)).to_contain_text("succeeded")
 
 
-def test_what_ran_out_of_memory_says_so(shown: Shown) -> None:  # noqa: F811
+def test_a_job_out_of_memory_shows_it(shown: Shown) -> None:  # noqa: F811
     says = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB."
     job = shown.queue.shell(f'[ "$GPUYARD_ATTEMPT" -gt 1 ] || {{ echo "{says}" >&2; exit 1; }}', vram="2G")
     shown.queue.wait(job)
@@ -55,8 +55,8 @@ def test_what_ran_out_of_memory_says_so(shown: Shown) -> None:  # noqa: F811
     expect(attempts.last).to_contain_text("out of memory")
 
 
-def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  # noqa: F811
-    # Two gates: of one, the second reader could get the end of the first writer.
+def test_a_log_is_followed_and_rendered_like_in_a_terminal(shown: Shown) -> None:  # noqa: F811
+    # Two gates: with one, the second reader could see the end of the first write.
     gate, last = shown.queue.gate("log"), shown.queue.gate("last")
     script = (
         "printf '\\033[1;32mgreen\\033[0m\\n'; printf ' 10%%\\r 20%%\\r 30%%'; "
@@ -74,7 +74,7 @@ def test_a_log_is_followed_as_a_terminal_would_show_it(shown: Shown) -> None:  #
 
 
 @pytest.mark.full
-def test_a_long_log_stays_at_its_end_until_it_is_scrolled_up(shown: Shown) -> None:  # noqa: F811
+def test_a_long_log_follows_its_end_until_it_is_scrolled_up(shown: Shown) -> None:  # noqa: F811
     gate = shown.queue.gate("long")
     job = shown.queue.shell(f"seq 1 6000; read word < {gate}; seq 6001 6100", gpus=0)
     page = shown.at(f"/job/{job}")
@@ -90,7 +90,7 @@ def test_a_long_log_stays_at_its_end_until_it_is_scrolled_up(shown: Shown) -> No
     expect(log.get_by_text("6100", exact=True)).to_be_in_viewport()
 
 
-def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: Shown) -> None:  # noqa: F811
+def test_a_job_can_be_held_released_suspended_resumed_cancelled_and_retried(shown: Shown) -> None:  # noqa: F811
     shown.queue.post("/pause")
     gate = shown.queue.home.parent / "acted.gate"
     job = shown.queue.submit(
@@ -112,7 +112,7 @@ def test_a_job_is_held_released_suspended_resumed_cancelled_and_retried(shown: S
     expect(page.get_by_role("region", name="Attempts").get_by_role("row")).to_have_count(3)
 
 
-def test_a_job_is_submitted_again_with_other_arguments(shown: Shown) -> None:  # noqa: F811
+def test_a_job_can_be_resubmitted_with_other_arguments(shown: Shown) -> None:  # noqa: F811
     job = shown.queue.submit("echo", "--lr", "1e-3", name="again", gpus=0, priority=3, cwd="/usr")
     shown.queue.wait(job)
     page = shown.at(f"/job/{job}")
@@ -127,11 +127,11 @@ def test_a_job_is_submitted_again_with_other_arguments(shown: Shown) -> None:  #
     expect(page.get_by_role("log")).to_have_text("--lr 1e-4")
     new = int(page.url.rpartition("/")[2])
     assert new != job
-    told = shown.queue.job(new)
-    assert (told["name"], told["priority"], told["cwd"], told["gpus"]) == ("again", 7, "/usr", 0)
+    job = shown.queue.job(new)
+    assert (job["name"], job["priority"], job["cwd"], job["gpus"]) == ("again", 7, "/usr", 0)
 
 
-def test_the_form_submits_a_job_with_what_was_filled_in(shown: Shown) -> None:  # noqa: F811
+def test_the_form_submits_a_job_with_its_values(shown: Shown) -> None:  # noqa: F811
     page = shown.at("/submit")
     page.get_by_role("textbox", name="Command", exact=True).fill("echo 'two words' {index} | tr a-z A-Z; pwd")
     for label, value in {"Folder": "/usr", "Name": "formed", "GPUs": "0", "Priority": "5", "Time limit": "1h"}.items():
@@ -142,11 +142,11 @@ def test_the_form_submits_a_job_with_what_was_filled_in(shown: Shown) -> None:  
     shown.button("Submit").click()
     expect(page.get_by_role("heading", name="formed · job")).to_be_visible()
     expect(page.get_by_role("log")).to_have_text("TWO WORDS {INDEX}/usr")
-    told = shown.queue.job(int(page.url.rpartition("/")[2]))
-    assert (told["time_limit_s"], told["retries"], told["tag"], told["priority"]) == (3600, 2, "forms", 5)
+    job = shown.queue.job(int(page.url.rpartition("/")[2]))
+    assert (job["time_limit_s"], job["retries"], job["tag"], job["priority"]) == (3600, 2, "forms", 5)
 
 
-def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -> None:  # noqa: F811
+def test_the_form_shows_an_error_beside_its_field_with_a_remedy(shown: Shown) -> None:  # noqa: F811
     page = shown.at("/submit")
     shown.button("Submit").click()
     expect(page.get_by_role("alert")).to_contain_text("There is no program to run.")
@@ -163,7 +163,7 @@ def test_the_form_shows_what_is_wrong_where_it_is_and_what_to_do(shown: Shown) -
     expect(page.get_by_role("alert")).to_contain_text("shows the memory of each")
 
 
-def test_a_sweep_of_the_form_is_a_job_for_each_value(shown: Shown) -> None:  # noqa: F811
+def test_a_sweep_of_the_form_makes_one_job_per_value(shown: Shown) -> None:  # noqa: F811
     page = shown.at("/submit")
     page.reload()
     page.get_by_role("textbox", name="Command", exact=True).fill("echo {lr}-{seed}")
@@ -176,6 +176,6 @@ def test_a_sweep_of_the_form_is_a_job_for_each_value(shown: Shown) -> None:  # n
     until(lambda: shown.queue.get("/jobs", all="1", search="swept")["total"] == 6, "the jobs of the sweep")
 
 
-def test_a_job_that_is_not_there_is_said_to_be_so(shown: Shown) -> None:  # noqa: F811
+def test_a_missing_job_is_reported(shown: Shown) -> None:  # noqa: F811
     page = shown.at("/job/987654")
     expect(page.get_by_role("alert")).to_contain_text("there is no job 987654")

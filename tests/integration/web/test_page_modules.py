@@ -1,4 +1,4 @@
-"""Parts of the page that can be asked directly: command lines as they are typed, and how much of a log is kept."""
+"""Modules of the page, called directly: splitting of command lines, and the length limit of logs."""
 
 import pytest
 from playwright.sync_api import expect
@@ -7,27 +7,27 @@ from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixt
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
-AS_WORDS = "async (line) => (await import('/static/shell.js')).asWords(line)"
+SPLIT = "async (line) => (await import('/static/shell.js')).asWords(line)"
 LONG_LINES = """async (id) => {
   const {Log} = await import('/static/log.js');
   const log = new Log(id);
   log.close();
   for (let line = 0; line < 200; line++) log.write('x'.repeat(60000) + '\\n');
   log.write('the last');
-  const told = [log.lines.textContent.length, log.lines.lastChild.textContent];
+  const before = [log.lines.textContent.length, log.lines.lastChild.textContent];
   for (let line = 0; line < 6000; line++) log.write(`${line}\\n`);
-  return [...told, log.lines.childElementCount, log.lines.lastChild.textContent];
+  return [...before, log.lines.childElementCount, log.lines.lastChild.textContent];
 }"""
 
 
-def test_a_command_line_is_taken_as_a_shell_would_take_it(shown: Shown) -> None:  # noqa: F811
-    for line, words in (
+def test_a_command_line_is_split_as_a_shell_would(shown: Shown) -> None:  # noqa: F811
+    for line, arguments in (
         ("""echo 'a  b' "c d"e""", ["echo", "a  b", "c de"]),
         ("""echo "it's" 'x'""", ["echo", "it's", "x"]),
         ("""python t.py --lr {lr} --note '$5 & more'""", ["python", "t.py", "--lr", "{lr}", "--note", "$5 & more"]),
         ("echo 'open", None),
     ):
-        assert shown.page.evaluate(AS_WORDS, line) == words, line
+        assert shown.page.evaluate(SPLIT, line) == arguments, line
     for line in (
         """echo "it's" $HOME 'x'""",
         """echo "it's $HOME" 'x'""",
@@ -36,10 +36,10 @@ def test_a_command_line_is_taken_as_a_shell_would_take_it(shown: Shown) -> None:
         "A=1 true",
         "ls *.py",
     ):
-        assert shown.page.evaluate(AS_WORDS, line) == ["/bin/sh", "-c", line], line
+        assert shown.page.evaluate(SPLIT, line) == ["/bin/sh", "-c", line], line
 
 
-def test_however_long_its_lines_are_only_so_much_of_a_log_is_kept(shown: Shown) -> None:  # noqa: F811
+def test_the_page_keeps_a_limited_part_of_a_log_even_with_long_lines(shown: Shown) -> None:  # noqa: F811
     job = shown.queue.shell("true", gpus=0)
     shown.queue.wait(job)
     letters, last, lines, newest = shown.page.evaluate(LONG_LINES, job)
@@ -48,7 +48,7 @@ def test_however_long_its_lines_are_only_so_much_of_a_log_is_kept(shown: Shown) 
     assert (lines, newest) == (5000, "5999")
 
 
-def test_who_clicks_twice_submits_once(shown: Shown) -> None:  # noqa: F811
+def test_a_double_click_submits_once(shown: Shown) -> None:  # noqa: F811
     job = shown.queue.submit("true", gpus=0, name="once")
     shown.queue.wait(job)
     page = shown.at(f"/job/{job}")

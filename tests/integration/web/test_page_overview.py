@@ -1,4 +1,4 @@
-"""The yard at a glance: devices, timeline, the head of the page, and that it stays live."""
+"""The overview: devices, timeline, page header, and live updates."""
 
 import subprocess
 from collections.abc import Iterator
@@ -18,21 +18,23 @@ pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured
 
 @pytest.fixture(scope="module")
 def packed(shown: Shown) -> tuple[int, int]:  # noqa: F811 - as above
-    """Two jobs on the first GPU, side by side."""
+    """Two jobs that share the first GPU."""
     first, _ = shown.holds("train", 3072, vram="8G", device="0")
     second, _ = shown.holds("eval", 2048, vram="4G", device="0")
     return first, second
 
 
 @pytest.fixture
-def strangers(shown: Shown, tmp_path: Path) -> Iterator[None]:  # noqa: F811 - as above
-    """On the second GPU: one that has a lease and does not come from the queue, and one that has none."""
+def other_programs(shown: Shown, tmp_path: Path) -> Iterator[None]:  # noqa: F811 - as above
+    """On the second GPU: a program with a lease from outside the queue, and a foreign process."""
     holds = [*gated_job.COMMAND, "--vram", "1024", str(tmp_path / "never")]
     commands = [
         [*GPUYARD, "run", "--device", "1", "--vram", "2G", "--", *holds],
         ["env", "CUDA_VISIBLE_DEVICES=SIM-1", *holds],
     ]
-    programs = [subprocess.Popen(words, env=shown.environment, stdout=subprocess.PIPE, text=True) for words in commands]
+    programs = [
+        subprocess.Popen(command, env=shown.environment, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
     for program in programs:
         assert program.stdout is not None
         assert "holding" in program.stdout.readline()
@@ -42,7 +44,7 @@ def strangers(shown: Shown, tmp_path: Path) -> Iterator[None]:  # noqa: F811 - a
         program.communicate()
 
 
-def test_the_head_says_where_it_is_and_how_many_jobs_are_in_which_state(
+def test_the_header_shows_the_machine_and_the_number_of_jobs_by_state(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
 ) -> None:
@@ -53,10 +55,10 @@ def test_the_head_says_where_it_is_and_how_many_jobs_are_in_which_state(
     expect(page.get_by_role("button", name="all 2")).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_card_tells_whose_the_memory_of_a_gpu_is(
+def test_a_gpu_card_shows_the_holders_of_its_memory(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
-    strangers: None,
+    other_programs: None,
 ) -> None:
     page = shown.at()
     own, other = page.get_by_role("article").nth(0), page.get_by_role("article").nth(1)
@@ -72,7 +74,7 @@ def test_a_card_tells_whose_the_memory_of_a_gpu_is(
     )
 
 
-def test_charts_show_the_last_minutes_and_go_on_by_themselves(
+def test_charts_show_the_last_minutes_and_update(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
 ) -> None:
@@ -87,7 +89,7 @@ def test_charts_show_the_last_minutes_and_go_on_by_themselves(
     expect(page.get_by_role("img", name="Memory of GPU 0 over 1h")).to_be_visible()
 
 
-def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at(
+def test_the_timeline_shows_packed_jobs_side_by_side_with_tooltips(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
 ) -> None:
@@ -110,7 +112,7 @@ def test_the_timeline_has_packed_jobs_side_by_side_and_says_more_when_pointed_at
 
 
 @pytest.mark.full
-def test_a_suspended_stretch_is_hatched_and_others_go_on(
+def test_the_suspended_time_of_a_job_is_hatched(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
 ) -> None:
@@ -125,7 +127,7 @@ def test_a_suspended_stretch_is_hatched_and_others_go_on(
     expect(stretch.locator(".suspended")).to_have_count(1)
 
 
-def test_a_paused_queue_says_so_and_goes_on_when_told(shown: Shown) -> None:  # noqa: F811
+def test_a_paused_queue_is_shown_and_can_be_unpaused(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     shown.queue.post("/pause")
     expect(page.get_by_text("The queue is paused: no new jobs start.")).to_be_visible()
@@ -134,7 +136,7 @@ def test_a_paused_queue_says_so_and_goes_on_when_told(shown: Shown) -> None:  # 
     assert shown.queue.get("/status")["paused"] is False
 
 
-def test_light_or_dark_follows_the_system_until_the_user_chooses(shown: Shown) -> None:  # noqa: F811
+def test_the_colour_scheme_follows_the_system_until_the_user_sets_it(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     light = _ground(page)
     page.emulate_media(color_scheme="dark")
@@ -154,7 +156,7 @@ def _ground(page: Page) -> object:
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
-def test_a_page_that_nobody_looks_at_listens_to_nothing(shown: Shown) -> None:  # noqa: F811
+def test_a_hidden_page_closes_its_stream(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     expect(page.locator("#connection")).to_have_text("live")
     show = "(is) => { Object.defineProperty(document, 'hidden', {configurable: true, get: () => is}); \
@@ -191,16 +193,16 @@ def test_every_control_has_a_name_and_every_view_its_landmarks(
     expect(page.get_by_role("table", name="Queue").get_by_role("columnheader")).to_have_count(8)
 
 
-def test_tab_goes_through_the_page_from_its_top_and_the_focus_is_seen(shown: Shown) -> None:  # noqa: F811
+def test_tab_moves_a_visible_focus_from_the_top_of_the_page(shown: Shown) -> None:  # noqa: F811
     page = shown.at()
     page.reload()
     expect(page.locator("#connection")).to_have_text("live")
-    seen = []
+    focused = []
     for _ in range(4):
         page.keyboard.press("Tab")
-        seen.append(page.evaluate("document.activeElement.textContent.trim()"))
+        focused.append(page.evaluate("document.activeElement.textContent.trim()"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert seen == ["Skip to the content", "gpuyard", "Overview", "Submit"]
+    assert focused == ["Skip to the content", "gpuyard", "Overview", "Submit"]
 
 
 @pytest.mark.parametrize("width", [360, 640])  # a phone, and a window of 1280 at a zoom of 200%
@@ -217,7 +219,7 @@ def test_nothing_is_wider_than_a_narrow_window(
     shown.page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_the_page_comes_back_by_itself_when_the_daemon_does(
+def test_the_page_reconnects_to_a_restarted_daemon(
     shown: Shown,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,7 +237,7 @@ def test_the_page_comes_back_by_itself_when_the_daemon_does(
 
 
 @pytest.mark.full
-def test_who_may_only_look_is_shown_nothing_to_do(queue: QueueUnderTest, page: Page) -> None:
+def test_a_read_only_page_has_no_actions(queue: QueueUnderTest, page: Page) -> None:
     held = queue.shell("true", hold=True, gpus=0)
     queue.post("/pause")
     site = Site(queue, read_only=True)

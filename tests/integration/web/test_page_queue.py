@@ -1,4 +1,4 @@
-"""The queue on the page: found, filtered, paged and changed by the daemon, and by the keyboard alone."""
+"""The queue on the page: search, filter, paging, changes, and keyboard control."""
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -13,7 +13,7 @@ MANY = 3000
 
 @pytest.fixture(scope="module")
 def many(shown: Shown) -> int:  # noqa: F811 - as above
-    """The first of very many that are held."""
+    """Submit a large array of held jobs, and return the id of the first."""
     return shown.queue.submit("echo", "part-{index}", array=f"0-{MANY - 1}", name="many", hold=True, gpus=0)
 
 
@@ -22,7 +22,7 @@ def _total(page: Page, text: str) -> None:
 
 
 @pytest.mark.full
-def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  # noqa: F811
+def test_the_queue_is_paged(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/?state=held")
     _total(page, f"{MANY:,} jobs that match")
     expect(page.locator("#jobs-body tr")).to_have_count(50)
@@ -41,7 +41,7 @@ def test_the_queue_is_shown_a_page_at_a_time(shown: Shown, many: int) -> None:  
 
 
 @pytest.mark.full
-def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -> None:  # noqa: F811
+def test_search_covers_all_jobs(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/")
     page.get_by_role("searchbox").fill("part-2718")
     _total(page, "1 job that matches")
@@ -52,7 +52,7 @@ def test_what_is_typed_is_searched_for_among_all_jobs(shown: Shown, many: int) -
     expect(page.locator("#jobs-body tr")).to_have_count(50)
 
 
-def test_a_state_of_the_head_filters_the_queue(shown: Shown, many: int) -> None:  # noqa: F811
+def test_a_state_in_the_header_filters_the_queue(shown: Shown, many: int) -> None:  # noqa: F811
     done = shown.queue.shell("true", gpus=0, name="done")
     shown.queue.wait(done)
     page = shown.at("/")
@@ -66,7 +66,7 @@ def test_a_state_of_the_head_filters_the_queue(shown: Shown, many: int) -> None:
     expect(shown.row(many)).to_have_count(0)
 
 
-def test_rows_are_changed_where_they_stand(shown: Shown) -> None:  # noqa: F811
+def test_rows_are_updated_in_place(shown: Shown) -> None:  # noqa: F811
     job = shown.queue.shell("true", gpus=0, name="stays", hold=True)
     page = shown.at("/?search=stays")
     shown.row(job).evaluate("(row) => { row.mark = 'the same' }")
@@ -76,7 +76,7 @@ def test_rows_are_changed_where_they_stand(shown: Shown) -> None:  # noqa: F811
     assert page.evaluate("document.querySelectorAll('#jobs-body tr').length") == 1
 
 
-def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
+def test_elapsed_times_keep_counting(shown: Shown) -> None:  # noqa: F811
     job, gate = shown.queue.start_gated("ticks", gpus=0, tag="ticks")
     shown.at("/?search=ticks")
     for seconds in (2, 3):
@@ -84,7 +84,7 @@ def test_a_time_goes_on_by_itself(shown: Shown) -> None:  # noqa: F811
     gate.write_text("go\n")
 
 
-def test_selected_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noqa: F811
+def test_selected_jobs_can_be_held_released_and_reprioritized(shown: Shown) -> None:  # noqa: F811
     shown.queue.post("/pause")
     first = shown.queue.submit("true", array="0-3", gpus=0, name="bulk")
     page = shown.at("/?search=bulk")
@@ -107,7 +107,7 @@ def test_selected_jobs_are_held_released_and_moved(shown: Shown) -> None:  # noq
     shown.queue.post("/unpause")
 
 
-def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: int) -> None:  # noqa: F811
+def test_all_matching_jobs_are_cancelled_after_a_confirmation(shown: Shown, many: int) -> None:  # noqa: F811
     page = shown.at("/?state=held&search=part-17")
     _total(page, "111 jobs that match")
     page.get_by_role("checkbox", name="Select all jobs on this page").check()
@@ -124,7 +124,7 @@ def test_all_that_match_are_cancelled_once_it_is_confirmed(shown: Shown, many: i
     assert shown.queue.state(many + 1800) == "held"
 
 
-def test_names_and_commands_are_text_whatever_they_look_like(shown: Shown) -> None:  # noqa: F811
+def test_names_and_commands_with_html_are_shown_as_text(shown: Shown) -> None:  # noqa: F811
     name, line = "<script>alert(1)</script>", "<img src=x onerror=alert(2)>"
     job = shown.queue.submit("echo", line, name=name, tag="<b>bold</b>", gpus=0)
     shown.queue.wait(job)
@@ -136,7 +136,7 @@ def test_names_and_commands_are_text_whatever_they_look_like(shown: Shown) -> No
     expect(page.get_by_role("log")).to_have_text(line)
 
 
-def test_the_keyboard_alone_finds_chooses_and_opens_a_job(shown: Shown) -> None:  # noqa: F811
+def test_the_keyboard_alone_finds_selects_and_opens_a_job(shown: Shown) -> None:  # noqa: F811
     first = shown.queue.submit("true", array="0-2", gpus=0, name="keyed", hold=True)
     page = shown.at("/")
     expect(page.locator("#jobs-body tr")).not_to_have_count(0)

@@ -1,4 +1,4 @@
-"""Ray as a site: a real one, started for these tests."""
+"""Ray as a site: a real Ray, started for these tests."""
 
 import contextlib
 import os
@@ -26,12 +26,12 @@ from tests.ray_cluster import CPUS, GPUS, RayCluster
 WITHIN_S = 90.0
 CARD_MB = 24_000.0
 HALF = Need(memory=FixedMemory(CARD_MB / 2))
-# Says who it is, and waits until it is told to end; its folder and its number are its last words.
+# Writes its pid and waits for the file `go`; its last two arguments are its folder and its number.
 WAIT = 'echo "$$" > "$0/$1.pid"; until test -e "$0/go"; do sleep 0.05; done; '
-# To have named the cluster is to be told nothing: what is set counts.
+# The configured address takes precedence over RAY_ADDRESS.
 ELSEWHERE = {"RAY_ADDRESS": "http://127.0.0.1:1", "RAY_AUTH_MODE": "disabled"}
 
-Look = Callable[[SiteReport], bool]
+Condition = Callable[[SiteReport], bool]
 
 
 @pytest.fixture
@@ -48,17 +48,17 @@ def submission_of(folder: Path, script: str, count: int = 1, **terms: object) ->
     token = secrets.token_hex(6)
     own = folder / token
     own.mkdir()
-    told: dict[str, object] = {"need": Need(), "name": "a job", **terms}
+    all_terms: dict[str, object] = {"need": Need(), "name": "a job", **terms}
     return ClusterSubmission(
         token=token,
-        terms=ClusterTerms(**told),  # type: ignore[arg-type]
+        terms=ClusterTerms(**all_terms),  # type: ignore[arg-type]
         count=count,
         folder=str(own),
         supervisor=("/bin/sh", "-c", script, str(own)),
     )
 
 
-def wait_until(site: RaySite, submission: ClusterSubmission, is_so: Look) -> SiteReport:
+def wait_until(site: RaySite, submission: ClusterSubmission, is_so: Condition) -> SiteReport:
     until = time.monotonic() + WITHIN_S
     while not is_so(report := site.report([submission])):
         assert time.monotonic() < until, report
@@ -66,11 +66,11 @@ def wait_until(site: RaySite, submission: ClusterSubmission, is_so: Look) -> Sit
     return report
 
 
-def all_are(*states: SiteState) -> Look:
+def all_are(*states: SiteState) -> Condition:
     return lambda report: {each.at for each in report.sightings.values()} == set(states)
 
 
-def are_free(gpus: float, cpus: float) -> Look:
+def are_free(gpus: float, cpus: float) -> Condition:
     return lambda report: (
         report.offer.free is not None and (report.offer.free.gpus, report.offer.free.cpus) == (gpus, cpus)
     )
@@ -88,9 +88,7 @@ def wait_for(path: Path) -> str:
     return path.read_text()
 
 
-def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_ended(
-    site: RaySite, tmp_path: Path
-) -> None:
+def test_elements_share_gpus_and_each_has_its_own_outcome(site: RaySite, tmp_path: Path) -> None:
     script = WAIT + 'echo "on GPU $CUDA_VISIBLE_DEVICES"; exit "$1"'
     submission = submission_of(tmp_path, script, 3, need=HALF, cpus=1, ram_mb=64.0)
     site.submit(submission)
@@ -108,7 +106,7 @@ def test_elements_run_beside_each_other_on_parts_of_gpus_and_each_tells_how_it_e
     assert b"\non GPU " in (site.output(over[1]) or b"")
 
 
-def test_a_submission_that_is_submitted_again_runs_once(site: RaySite, tmp_path: Path) -> None:
+def test_a_repeated_submission_runs_once(site: RaySite, tmp_path: Path) -> None:
     submission = submission_of(tmp_path, 'echo ran >> "$0/ran"', 2, need=Need(devices=0), cpus=1)
     site.submit(submission)
     site.submit(submission)
@@ -116,11 +114,11 @@ def test_a_submission_that_is_submitted_again_runs_once(site: RaySite, tmp_path:
     assert Path(submission.folder, "ran").read_text() == "ran\n" * 2
 
 
-def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_waited_for(
+def test_a_cancelled_running_job_may_take_its_time_and_a_pending_one_ends_at_once(
     site: RaySite, tmp_path: Path
 ) -> None:
-    # Longer than Ray itself would wait.
-    script = "trap 'sleep 4; echo so be it > \"$0/last\"; exit' TERM; " + WAIT
+    # Longer than Ray's own grace period.
+    script = "trap 'sleep 4; echo ended > \"$0/last\"; exit' TERM; " + WAIT
     running = submission_of(tmp_path, script, need=Need(devices=GPUS))
     waiting = submission_of(tmp_path, "exit")
     site.submit(running)
@@ -132,13 +130,13 @@ def test_what_is_told_to_end_is_given_time_for_it_and_what_waits_need_not_be_wai
     site.cancel([second.id])
     assert all_are(SiteState.CANCELLED)(site.report([waiting]))
     wait_for(Path(running.folder, "0.pid"))
-    site.cancel([first.id, "gpuyard-nobody-0"])
+    site.cancel([first.id, "gpuyard-unknown-0"])
     wait_until(site, running, all_are(SiteState.CANCELLED))
-    assert Path(running.folder, "last").read_text() == "so be it\n"
+    assert Path(running.folder, "last").read_text() == "ended\n"
     site.cancel([first.id])
 
 
-def test_what_ray_lost_is_not_what_failed_and_its_supervisor_lives_to_hear_of_it(
+def test_a_job_lost_by_ray_is_not_failed_and_its_supervisor_runs_on(
     site: RaySite, cluster: RayCluster, tmp_path: Path
 ) -> None:
     submission = submission_of(tmp_path, WAIT + 'echo heard > "$0/heard"')
@@ -152,7 +150,7 @@ def test_what_ray_lost_is_not_what_failed_and_its_supervisor_lives_to_hear_of_it
     assert wait_for(Path(submission.folder, "heard")) == "heard\n"
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(site: RaySite, tmp_path: Path) -> None:
+def test_a_node_without_the_folder_reports_it(site: RaySite, tmp_path: Path) -> None:
     submission = submission_of(tmp_path, "exit")
     Path(submission.folder).rmdir()
     site.submit(submission)
@@ -161,13 +159,13 @@ def test_a_node_that_does_not_see_the_folder_says_so(site: RaySite, tmp_path: Pa
     assert f"this node has no {submission.folder}:".encode() in (site.output(failed) or b"")
 
 
-def test_a_refusal_is_told_in_rays_own_words(site: RaySite, tmp_path: Path) -> None:
+def test_a_rejection_has_rays_own_message(site: RaySite, tmp_path: Path) -> None:
     options = ('--entrypoint-label-selector={"no!": "key"}',)
     with pytest.raises(SiteRefused, match="Invalid label key name `no!`"):
         site.submit(submission_of(tmp_path, "exit", options=options))
 
 
-def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
+def test_resources_used_by_others_are_not_free(site: RaySite, tmp_path: Path) -> None:
     others = submission_of(tmp_path, WAIT, need=Need(devices=GPUS), cpus=1)
     mine = submission_of(tmp_path, "exit")
     wait_until(site, mine, are_free(GPUS, CPUS))
@@ -178,7 +176,7 @@ def test_what_others_use_is_not_free(site: RaySite, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_nothing(
+def test_a_stopped_ray_is_unreachable_and_a_restarted_one_has_no_jobs(
     site: RaySite, cluster: RayCluster, tmp_path: Path
 ) -> None:
     submission = submission_of(tmp_path, "exit", need=Need(devices=0))
@@ -186,7 +184,7 @@ def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_n
     wait_until(site, submission, all_are(SiteState.SUCCEEDED))
     left = {process.pid for process in cluster.processes()}
     cluster.stop()
-    assert not [pid for pid in left if _is_there(pid)]
+    assert not [pid for pid in left if _exists(pid)]
     for ask in (
         lambda: site.report([submission]),
         lambda: site.submit(submission),
@@ -201,7 +199,7 @@ def test_a_ray_that_is_gone_cannot_be_reached_and_one_that_comes_anew_knows_of_n
     assert report.offer.free.gpus == GPUS
 
 
-def _is_there(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True

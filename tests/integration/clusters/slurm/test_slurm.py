@@ -1,4 +1,4 @@
-"""A queue whose jobs run on a real Slurm: everything is as it is with jobs that run here."""
+"""A queue whose jobs run on a real Slurm behaves as with local jobs."""
 
 import os
 from collections import Counter
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.clusters import stories
+from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.scale import size
@@ -19,7 +19,7 @@ Counting = Callable[[], Counter[str]]
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """How often each of Slurm's commands was called by then."""
+    """Return a function that counts the calls of each of Slurm's commands so far."""
     folder = tmp_path / "counted"
     folder.mkdir()
     for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct"):
@@ -31,16 +31,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
     return lambda: Counter((folder / "calls").read_text().split())
 
 
-def test_an_array_is_one_call_and_each_has_its_own_end_and_log(calls: Counting, on_slurm: QueueUnderTest) -> None:
-    stories.run_an_array(on_slurm, size(30, full=200))
+def test_an_array_is_one_sbatch_call_and_every_job_has_its_outcome_and_log(
+    calls: Counting, on_slurm: QueueUnderTest
+) -> None:
+    scenarios.run_an_array(on_slurm, size(30, full=200))
     assert calls()["sbatch"] == 1
 
 
-def test_a_thousand_jobs_are_handed_over_and_taken_back_in_a_handful_of_calls(
-    calls: Counting, on_slurm: QueueUnderTest
-) -> None:
+def test_a_thousand_jobs_are_submitted_and_cancelled_in_a_few_calls(calls: Counting, on_slurm: QueueUnderTest) -> None:
     on_slurm.shell("sleep 600", array="0-999", exclusive=True)
-    until(lambda: on_slurm.counts().get("running", 0) == 4, "four that run: there are as many GPUs")
+    until(lambda: on_slurm.counts().get("running", 0) == 4, "four running jobs, one per GPU")
     assert on_slurm.counts() == {"running": 4, "pending": 996}
     assert calls()["sbatch"] == 1
     on_slurm.post("/jobs/cancel", ids="all")
@@ -50,53 +50,53 @@ def test_a_thousand_jobs_are_handed_over_and_taken_back_in_a_handful_of_calls(
     assert calls()["scancel"] <= 6
 
 
-def test_a_workspace_is_swept_there(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
-    stories.sweep_a_workspace(on_slurm, tmp_path / "space", "slurm")
+def test_a_workspace_is_swept_on_slurm(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.sweep_a_workspace(on_slurm, tmp_path / "space", "slurm")
 
 
-def test_jobs_wait_for_each_other(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
-    stories.run_one_after_the_other(on_slurm, tmp_path)
+def test_dependent_jobs_run_in_order(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.run_dependent_jobs(on_slurm, tmp_path)
 
 
-def test_what_runs_is_cancelled_in_good_order(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
-    stories.cancel_what_runs(on_slurm, tmp_path)
+def test_a_running_job_gets_sigterm_when_cancelled(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.cancel_a_running_job(on_slurm, tmp_path)
 
 
-def test_what_waits_there_says_why_and_is_taken_back(on_slurm: QueueUnderTest) -> None:
+def test_a_job_pending_in_slurm_has_slurms_reason_and_can_be_cancelled(on_slurm: QueueUnderTest) -> None:
     first = on_slurm.shell("sleep 600", array="0-3", exclusive=True)
     last = on_slurm.shell("sleep 600", gpus="2", exclusive=True)
-    stories.ask_why(on_slurm, last, "Resources")
+    scenarios.wait_for_reason(on_slurm, last, "Resources")
     on_slurm.post("/jobs/cancel", ids=str(last))
     on_slurm.wait(last)
     assert on_slurm.state(last) == "cancelled"
     assert on_slurm.state(first) == "running"
 
 
-def test_one_that_runs_out_of_memory_is_given_more_shards(on_slurm: QueueUnderTest) -> None:
-    job_id = stories.give_more_after_out_of_memory(on_slurm)
+def test_a_job_out_of_memory_is_retried_with_more_shards(on_slurm: QueueUnderTest) -> None:
+    job_id = scenarios.give_more_after_out_of_memory(on_slurm)
     assert on_slurm.job(job_id)["growth"]["memory_mb"] > 8192
 
 
-def test_what_ran_there_teaches_how_much_it_takes(on_slurm: QueueUnderTest) -> None:
-    stories.learn_from_what_ran_there(on_slurm, "slurm")
+def test_attempts_on_slurm_improve_the_estimates(on_slurm: QueueUnderTest) -> None:
+    scenarios.learn_estimates_from_the_cluster(on_slurm, "slurm")
 
 
-def test_one_that_takes_too_long_is_ended(on_slurm: QueueUnderTest) -> None:
-    stories.end_what_takes_too_long(on_slurm)
+def test_a_job_over_its_time_limit_is_ended(on_slurm: QueueUnderTest) -> None:
+    scenarios.end_a_job_over_its_time_limit(on_slurm)
 
 
-def test_jobs_outlive_the_daemon(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
-    stories.outlive_the_daemon(on_slurm, tmp_path, size(12, full=50))
+def test_jobs_survive_a_kill_of_the_daemon(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.survive_a_kill_of_the_daemon(on_slurm, tmp_path, size(12, full=50))
 
 
-def test_what_was_on_a_node_that_died_runs_again_on_another(
+def test_a_job_on_a_dead_node_runs_again_on_another(
     slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
 ) -> None:
     job_id = on_slurm.shell(
-        f"{stories.noting(tmp_path)} [ $GPUYARD_ATTEMPT -gt 1 ] || sleep 600; echo on $SLURMD_NODENAME", gpus=0
+        f"{scenarios.record_run(tmp_path)} [ $GPUYARD_ATTEMPT -gt 1 ] || sleep 600; echo on $SLURMD_NODENAME", gpus=0
     )
     on_slurm.until_state(job_id, "running")
-    until(lambda: stories.runs_of(tmp_path, job_id) == 1, "its beginning")
+    until(lambda: scenarios.runs_of(tmp_path, job_id) == 1, "its start")
     node = str(on_slurm.job(job_id)["place"])
     slurm.kill_node(node)
     try:
@@ -109,25 +109,23 @@ def test_what_was_on_a_node_that_died_runs_again_on_another(
     assert (job["place"], on_slurm.log_of(job_id, 2)) == (other, f"on {other}\n")
 
 
-def test_while_its_controller_is_down_jobs_wait_and_then_go_on(
-    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
-) -> None:
-    out = on_slurm.shell(f"{stories.noting(tmp_path)} while ! [ -e {tmp_path}/go ]; do sleep 0.2; done", gpus=0)
+def test_jobs_wait_while_the_controller_is_down(slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    out = on_slurm.shell(f"{scenarios.record_run(tmp_path)} while ! [ -e {tmp_path}/go ]; do sleep 0.2; done", gpus=0)
     on_slurm.until_state(out, "running")
     slurm.stop_controller()
     try:
-        job_id = on_slurm.shell(f"{stories.noting(tmp_path)}", gpus=0)
-        stories.ask_why(on_slurm, job_id, "slurm cannot be reached")
+        job_id = on_slurm.shell(f"{scenarios.record_run(tmp_path)}", gpus=0)
+        scenarios.wait_for_reason(on_slurm, job_id, "slurm cannot be reached")
         assert on_slurm.state(out) == "running"
     finally:
         slurm.start_controller()
     (tmp_path / "go").touch()
     on_slurm.wait()
     assert on_slurm.counts() == {"succeeded": 2}
-    assert [stories.runs_of(tmp_path, each) for each in (out, job_id)] == [1, 1]
+    assert [scenarios.runs_of(tmp_path, each) for each in (out, job_id)] == [1, 1]
 
 
-def test_without_its_commands_jobs_wait_and_say_what_is_missing(
+def test_jobs_wait_and_name_the_missing_command_without_slurms_commands(
     on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_slurm.stop()
@@ -135,7 +133,7 @@ def test_without_its_commands_jobs_wait_and_say_what_is_missing(
     monkeypatch.setenv("PATH", str(tmp_path))
     on_slurm.start()
     job_id = on_slurm.shell("true", gpus=0, environment={"PATH": path})
-    stories.ask_why(on_slurm, job_id, "squeue")
+    scenarios.wait_for_reason(on_slurm, job_id, "squeue")
     assert on_slurm.state(job_id) == "queued"
     monkeypatch.setenv("PATH", path)
     on_slurm.restart()
@@ -143,20 +141,20 @@ def test_without_its_commands_jobs_wait_and_say_what_is_missing(
     assert on_slurm.state(job_id) == "succeeded"
 
 
-def test_one_that_slurm_refuses_is_held_with_its_words_and_others_go_on(on_slurm: QueueUnderTest) -> None:
+def test_a_job_rejected_by_slurm_waits_with_slurms_message_and_others_run(on_slurm: QueueUnderTest) -> None:
     refused = on_slurm.shell("true", gpus=0, engine_option=["--partition=nowhere"])
-    stories.ask_why(on_slurm, refused, "invalid partition")
+    scenarios.wait_for_reason(on_slurm, refused, "invalid partition")
     other = on_slurm.shell("echo fine", gpus=0)
     on_slurm.wait(other)
     assert (on_slurm.state(other), on_slurm.state(refused)) == ("succeeded", "queued")
 
 
-def test_jobs_that_a_bad_setting_kept_back_go_on_when_it_is_mended(on_slurm: QueueUnderTest) -> None:
+def test_jobs_rejected_for_a_wrong_setting_run_after_its_correction(on_slurm: QueueUnderTest) -> None:
     good = (on_slurm.home / "config.toml").read_text()
     configure(on_slurm.home, f'{good}partition = "nowhere"\n')
     on_slurm.restart()
     job_id = on_slurm.shell("true", gpus=0)
-    stories.ask_why(on_slurm, job_id, "invalid partition")
+    scenarios.wait_for_reason(on_slurm, job_id, "invalid partition")
     configure(on_slurm.home, good)
     on_slurm.restart()
     on_slurm.wait()

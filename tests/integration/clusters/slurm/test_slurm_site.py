@@ -1,4 +1,4 @@
-"""A real Slurm as a site: what is handed over runs there, can be seen, and can be taken back."""
+"""A real Slurm as a site: submissions run, are reported, and can be cancelled."""
 
 import os
 import subprocess
@@ -28,22 +28,22 @@ def site(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm
         monkeypatch.setenv(name, value)
     yield SlurmSite(SlurmSettings())
     subprocess.run(["scancel", "--quiet", f"--user={os.getuid()}"], check=True)
-    until(lambda: not said("squeue", "--noheader"), "no job is left")
+    until(lambda: not output_of("squeue", "--noheader"), "an empty queue")
 
 
-def said(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+def output_of(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not is_so():
-        assert time.monotonic() < deadline, f"it never came to this: {what}"
+        assert time.monotonic() < deadline, f"timeout: {what}"
         time.sleep(0.05)
 
 
 def submission(folder: Path, script: str, count: int = 1, need: Need = CPU, **other: object) -> ClusterSubmission:
-    """Its supervisor is a shell, and the number of the element its `$1`. Slurm remembers those of other tests."""
+    """Make a submission with a unique token; its supervisor is a shell with the element's number as `$1`."""
     token = uuid.uuid4().hex
     terms = ClusterTerms(**{"need": need, "name": "train", **other})  # type: ignore[arg-type]
     own = folder / token
@@ -68,18 +68,18 @@ def await_states(site: SlurmSite, sent: ClusterSubmission, wanted: Sequence[Site
 
 @needs_slurm
 class TestRunning:
-    def test_each_element_of_an_array_runs_with_its_number_and_a_gpu_of_its_own(
+    def test_each_element_of_an_array_runs_with_its_number_and_its_own_gpu(
         self, site: SlurmSite, tmp_path: Path
     ) -> None:
         sent = submission(tmp_path, 'echo "$1 $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; sleep 0.5', 4, need=GPU)
         began = time.time()
         site.submit(sent)
         found = await_states(site, sent, [SiteState.SUCCEEDED] * 4)
-        told = [Path(sent.folder, f"{number}.out").read_text().split() for number in range(4)]
-        assert [words[0] for words in told] == ["0", "1", "2", "3"]
-        assert len({tuple(words[1:]) for words in told}) == 4
+        outputs = [Path(sent.folder, f"{number}.out").read_text().split() for number in range(4)]
+        assert [output[0] for output in outputs] == ["0", "1", "2", "3"]
+        assert len({tuple(output[1:]) for output in outputs}) == 4
         for number, each in found.items():
-            assert each.place == told[number][1]
+            assert each.place == outputs[number][1]
             assert each.status == 0
             assert each.started_at is not None
             assert each.ended_at is not None
@@ -100,7 +100,7 @@ class TestRunning:
         await_states(sharing, sent, [SiteState.SUCCEEDED])
         assert "shard:fake:3" in Path(sent.folder, "0.out").read_text()
 
-    def test_names_may_be_strange(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_names_may_contain_special_characters(self, site: SlurmSite, tmp_path: Path) -> None:
         folder = tmp_path / "100%a 'of' \"it\"\nand é"
         folder.mkdir()
         sent = submission(folder, "echo ok\n#SBATCH --hold", 2, name="a|b\n%j é")
@@ -108,7 +108,7 @@ class TestRunning:
         await_states(site, sent, [SiteState.SUCCEEDED] * 2)
         assert Path(sent.folder, "1.out").read_text() == "ok\n"
 
-    def test_all_that_terms_can_say_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_every_field_of_the_terms_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
         choosy = SlurmSite(SlurmSettings(partition="main", options=("--hold",), nice_base=50))
         sent = submission(
             tmp_path,
@@ -124,8 +124,8 @@ class TestRunning:
         choosy.submit(sent)
         found = await_states(choosy, sent, [SiteState.PENDING] * 3)
         assert found[0].reason.startswith("JobHeldUser: ")
-        shown = said("scontrol", "show", "job", found[0].id)
-        for words in (
+        shown = output_of("scontrol", "show", "job", found[0].id)
+        for field in (
             "JobName=train",
             f"Comment=gpuyard:{sent.token}",
             "Partition=main",
@@ -137,13 +137,13 @@ class TestRunning:
             "TresPerNode=gres:gpu:fake:2",
             "ArrayTaskThrottle=2",
         ):
-            assert words in shown
+            assert field in shown
 
-    def test_nothing_of_our_own_environment_reaches_it(
+    def test_nothing_of_the_daemons_environment_reaches_the_job(
         self, site: SlurmSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SECRET", "x")
-        monkeypatch.setenv("SLURM_JOB_NAME", "the one around us")
+        monkeypatch.setenv("SLURM_JOB_NAME", "outer")
         monkeypatch.setenv("SBATCH_HOLD", "1")
         sent = submission(tmp_path, "env")
         site.submit(sent)
@@ -155,33 +155,33 @@ class TestRunning:
 
 
 @needs_slurm
-class TestLooking:
-    def test_what_waits_says_why(self, site: SlurmSite, tmp_path: Path) -> None:
+class TestReporting:
+    def test_a_pending_job_has_a_reason(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = submission(tmp_path, "exec sleep 60", 6, need=GPU)
         site.submit(sent)
         found = await_states(site, sent, [*[SiteState.RUNNING] * 4, *[SiteState.PENDING] * 2])
-        until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason is told")
+        until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason")
         assert found[5].started_at is None
         assert found[0].place in {"n0", "n1"}
 
-    def test_a_new_daemon_finds_what_an_old_one_handed_over(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_a_new_daemon_finds_earlier_submissions(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = submission(tmp_path, "exec sleep 60", 2)
         site.submit(sent)
         found = states(SlurmSite(SlurmSettings()), sent)
         assert len(found) == 2
-        assert set(found) <= {SiteState.PENDING, SiteState.RUNNING}, "Slurm may have begun them by now"
+        assert set(found) <= {SiteState.PENDING, SiteState.RUNNING}, "Slurm may have started them already"
 
-    def test_all_submissions_are_seen_in_one_look_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_one_report_covers_all_given_submissions_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
         one, two, three = (submission(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
         for each in (one, two, three):
             site.submit(each)
         refs = {(one.token, 0), (three.token, 0), (three.token, 1), (three.token, 2)}
         assert set(site.report([one, three]).sightings) == refs
 
-    def test_what_slurm_never_had_is_left_out(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_a_submission_unknown_to_slurm_has_no_sightings(self, site: SlurmSite, tmp_path: Path) -> None:
         assert seen(site, submission(tmp_path, "true", 3)) == {}
 
-    def test_what_ran_on_a_node_that_went_down_is_lost(
+    def test_a_job_on_a_node_that_went_down_is_lost(
         self,
         site: SlurmSite,
         slurm: SlurmCluster,
@@ -200,17 +200,19 @@ class TestLooking:
 
 @needs_slurm
 class TestCancelling:
-    def test_what_runs_gets_its_time_to_end_in_good_order(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_a_cancelled_running_job_gets_sigterm(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = submission(tmp_path, "trap 'echo ended; exit 0' TERM; echo began; while :; do sleep 0.1; done", 2)
         site.submit(sent)
         output = Path(sent.folder, "1.out")
-        until(lambda: output.exists() and "began" in output.read_text(), "it has begun")
+        until(lambda: output.exists() and "began" in output.read_text(), "its start")
         site.cancel([seen(site, sent)[1].id])
         found = await_states(site, sent, [SiteState.RUNNING, SiteState.CANCELLED])
         assert found[1].ended_at is not None
         assert "ended" in output.read_text()
 
-    def test_what_waits_is_cancelled_though_slurm_forgets_it_at_once(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_cancelled_pending_jobs_are_reported_though_slurm_forgets_them(
+        self, site: SlurmSite, tmp_path: Path
+    ) -> None:
         sent = submission(tmp_path, "true", 5, options=("--hold",))
         site.submit(sent)
         ids = [each.id for _, each in sorted(seen(site, sent).items())]
@@ -225,13 +227,13 @@ class TestCancelling:
         site.cancel([ids[0], *ids[3:]])
         assert states(site, sent) == [SiteState.CANCELLED] * 5
 
-    def test_what_somebody_else_cancelled_is_seen_as_such(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_a_job_cancelled_with_scancel_is_reported_as_cancelled(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = submission(tmp_path, "true", 3, options=("--hold",))
         site.submit(sent)
         subprocess.run(["scancel", seen(site, sent)[2].id], check=True)
         assert states(site, sent) == [SiteState.PENDING, SiteState.PENDING, SiteState.CANCELLED]
 
-    def test_what_is_over_or_was_never_there_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
+    def test_cancelling_a_finished_or_unknown_job_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
         sent = submission(tmp_path, "true")
         site.submit(sent)
         found = await_states(site, sent, [SiteState.SUCCEEDED])
@@ -251,7 +253,7 @@ class TestLimits:
         assert set(states(site, sent)) == {SiteState.CANCELLED}
 
     @pytest.mark.parametrize(
-        ("other", "words"),
+        ("other", "message"),
         [
             ({"options": ("--partition=nope",)}, "invalid partition specified: nope"),
             ({"need": Need(devices=99)}, "Requested node configuration is not available"),
@@ -260,14 +262,14 @@ class TestLimits:
             ({"options": ("--comment=\0",)}, "embedded null byte"),
         ],
     )
-    def test_what_slurm_will_not_take_is_refused_in_its_words(
-        self, site: SlurmSite, tmp_path: Path, other: dict[str, object], words: str
+    def test_a_rejection_has_slurms_message(
+        self, site: SlurmSite, tmp_path: Path, other: dict[str, object], message: str
     ) -> None:
         sent = submission(tmp_path, "true", **{"need": CPU, **other})  # type: ignore[arg-type]
-        with pytest.raises(SiteRefused, match=words):
+        with pytest.raises(SiteRefused, match=message):
             site.submit(sent)
 
-    def test_a_controller_that_is_away_is_unreachable_until_it_is_back(
+    def test_a_stopped_controller_is_unreachable_until_it_is_started(
         self,
         site: SlurmSite,
         slurm: SlurmCluster,
@@ -288,7 +290,7 @@ class TestLimits:
 
 
 class TestCommands:
-    """Stand-ins for Slurm's commands: what a real one does not do on demand."""
+    """Fake commands of Slurm, for behaviour that the real ones do not show on demand."""
 
     @pytest.fixture
     def calls(self, tmp_path: Path, tools: Tools) -> Callable[..., list[str]]:
@@ -304,7 +306,7 @@ class TestCommands:
 
         return put
 
-    def test_without_slurm_it_says_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_command_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         site = SlurmSite(SlurmSettings())
         with pytest.raises(SiteUnreachable, match="there is no sbatch on PATH") as caught:
@@ -314,7 +316,7 @@ class TestCommands:
             site.report([])
         assert site.most_in_submission == 1000
 
-    def test_a_command_that_may_not_be_executed_is_unreachable(
+    def test_a_command_that_cannot_be_executed_is_unreachable(
         self, tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tools("sbatch", "").chmod(0o600)
@@ -337,12 +339,14 @@ class TestCommands:
         for pid in pids.read_text().split():
             until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
 
-    def test_an_answer_that_is_no_number_may_be_anything(self, tmp_path: Path, calls: Callable[..., list[str]]) -> None:
+    def test_an_answer_of_sbatch_without_a_job_number_is_unreachable(
+        self, tmp_path: Path, calls: Callable[..., list[str]]
+    ) -> None:
         calls(sbatch="hello\n")
         with pytest.raises(SiteUnreachable, match="hello"):
             SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
 
-    def test_how_what_is_no_longer_listed_ended_is_asked_of_the_accounts_once(
+    def test_jobs_missing_from_squeue_are_looked_up_in_sacct_once(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
@@ -357,7 +361,7 @@ class TestCommands:
         assert states(site, sent) == [SiteState.SUCCEEDED, SiteState.TIMED_OUT, SiteState.LOST]
         assert calls() == ["sbatch", "squeue", "sacct", "squeue"]
 
-    def test_a_site_without_accounts_is_asked_for_them_once(
+    def test_a_site_without_accounting_is_asked_once(
         self, tmp_path: Path, calls: Callable[..., list[str]], tools: Tools
     ) -> None:
         site = SlurmSite(SlurmSettings())
@@ -372,7 +376,7 @@ class TestCommands:
         assert seen(site, sent) == {}
         assert asked.read_text() == "x"
 
-    def test_elements_are_known_by_their_job_where_a_site_writes_its_own_comments(
+    def test_elements_are_matched_by_job_number_if_the_site_replaces_comments(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
@@ -381,7 +385,7 @@ class TestCommands:
         site.submit(sent)
         assert states(site, sent) == [SiteState.RUNNING] * 2
 
-    def test_a_job_of_somebody_elses_that_was_given_our_number_is_not_ours(
+    def test_a_foreign_job_with_a_reused_number_is_ignored(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
         site = SlurmSite(SlurmSettings())
@@ -390,7 +394,7 @@ class TestCommands:
         site.submit(sent)
         assert seen(site, sent) == {}
 
-    def test_the_offer_is_what_the_settings_say(self, calls: Callable[..., list[str]]) -> None:
+    def test_the_offer_comes_from_the_settings(self, calls: Callable[..., list[str]]) -> None:
         calls(squeue="")
         site = SlurmSite(SlurmSettings(most_jobs=7, card_mb=24000.0))
         offer = site.report([]).offer

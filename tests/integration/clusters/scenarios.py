@@ -1,4 +1,4 @@
-"""What people see of a queue whose jobs run elsewhere: the same, whatever cluster that is."""
+"""Scenarios of a queue whose jobs run on a cluster, equal for every kind of cluster."""
 
 import os
 import re
@@ -20,8 +20,8 @@ def runs_of(folder: Path, job_id: int) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def noting(folder: Path) -> str:
-    """The beginning of a job that leaves a line for each time it runs."""
+def record_run(folder: Path) -> str:
+    """Return the start of a script that appends a line to a file for every attempt."""
     return f"echo $GPUYARD_ATTEMPT >>{folder}/ran.$GPUYARD_JOB_ID; "
 
 
@@ -37,7 +37,7 @@ def run_an_array(queue: QueueUnderTest, count: int) -> None:
     assert {queue.job(first + index)["status"] for index in failed} == {1}
 
 
-def run_one_after_the_other(queue: QueueUnderTest, folder: Path) -> None:
+def run_dependent_jobs(queue: QueueUnderTest, folder: Path) -> None:
     first, gate = queue.start_gated(gpus=0)
     after_ok = queue.shell(f"echo b >>{folder}/order", after=str(first), gpus=0)
     after_failed = queue.shell("true", after_failed=str(first), gpus=0)
@@ -51,12 +51,12 @@ def run_one_after_the_other(queue: QueueUnderTest, folder: Path) -> None:
     assert (folder / "order").read_text() == "b\nc\n"
 
 
-def cancel_what_runs(queue: QueueUnderTest, folder: Path) -> None:
-    """It is asked to end before it is made to, and what it says then is in its log."""
+def cancel_a_running_job(queue: QueueUnderTest, folder: Path) -> None:
+    """The job gets SIGTERM before SIGKILL, and its output after SIGTERM is in its log."""
     job_id = queue.shell(
         f"trap 'echo asked; exit 5' TERM; echo up; touch {folder}/up; while :; do sleep 0.1; done", gpus=0
     )
-    until((folder / "up").exists, "the job's beginning")
+    until((folder / "up").exists, "the job's start")
     queue.post("/jobs/cancel", ids=str(job_id))
     queue.wait()
     assert queue.state(job_id) == "cancelled"
@@ -64,7 +64,7 @@ def cancel_what_runs(queue: QueueUnderTest, folder: Path) -> None:
 
 
 def give_more_after_out_of_memory(queue: QueueUnderTest) -> int:
-    """It runs out once, is run again with more, and none of its retries are used up."""
+    """The job runs out of memory once, is retried with more, and uses none of its retries."""
     job_id = queue.shell(
         f'[ $GPUYARD_OOM_COUNT -gt 0 ] || {{ echo "{OUT_OF_MEMORY}"; exit 1; }}; echo enough', vram="8G"
     )
@@ -79,24 +79,24 @@ def give_more_after_out_of_memory(queue: QueueUnderTest) -> int:
     return job_id
 
 
-def end_what_takes_too_long(queue: QueueUnderTest) -> None:
+def end_a_job_over_its_time_limit(queue: QueueUnderTest) -> None:
     job_id = queue.shell("echo begun; exec sleep 600", time_limit="5s", gpus=0)
     queue.wait()
     job = queue.job(job_id)
-    told = (job["state"], job["outcome"], queue.log_of(job_id))
-    assert told == ("failed", "timed-out", "begun\n"), (told, job["reason"])
+    result = (job["state"], job["outcome"], queue.log_of(job_id))
+    assert result == ("failed", "timed-out", "begun\n"), (result, job["reason"])
     assert 4.9 <= job["elapsed_s"] < 60, (job["elapsed_s"], job)
 
 
-def outlive_the_daemon(queue: QueueUnderTest, folder: Path, count: int) -> None:
-    """It is killed with so many jobs out there: the next one picks up all of them, and none runs twice."""
+def survive_a_kill_of_the_daemon(queue: QueueUnderTest, folder: Path, count: int) -> None:
+    """The daemon is killed with `count` jobs on the cluster: the next one follows all of them, and none runs twice."""
     gate = folder / "go"
     first = queue.shell(
-        f"{noting(folder)} while ! [ -e {gate} ]; do sleep 0.2; done; echo done {{index}}",
+        f"{record_run(folder)} while ! [ -e {gate} ]; do sleep 0.2; done; echo done {{index}}",
         array=f"0-{count - 1}",
         gpus=0,
     )
-    until(lambda: queue.counts().get("running", 0) >= 2, "some that run")
+    until(lambda: queue.counts().get("running", 0) >= 2, "two running jobs")
     queue.kill9()
     gate.touch()
     queue.start()
@@ -107,7 +107,7 @@ def outlive_the_daemon(queue: QueueUnderTest, folder: Path, count: int) -> None:
 
 
 def sweep_a_workspace(queue: QueueUnderTest, folder: Path, engine: str) -> None:
-    """Configs become jobs, and leave their markers; where one fails there is none."""
+    """Configs become jobs; each successful one leaves a marker, a failed one does not."""
     assert run("workspace", "init", str(folder)).returncode == 0
     (folder / "train.sh").write_text('grep -q bad "$2" && exit 3; echo "trained $2"\n')
     (folder / "scheduler_config.yml").write_text(
@@ -128,24 +128,24 @@ def sweep_a_workspace(queue: QueueUnderTest, folder: Path, engine: str) -> None:
     assert re.search(r"trained .*one\.yml", queue.log_of(jobs["one"]))
 
 
-def ask_why(queue: QueueUnderTest, job_id: int, text: str) -> None:
-    """Sooner or later that is the reason."""
-    told = [""]
+def wait_for_reason(queue: QueueUnderTest, job_id: int, text: str) -> None:
+    """Wait until `text` is part of the reasons of a job."""
+    reasons = [""]
 
-    def is_told() -> bool:
-        if (why := queue.why(job_id)) != told[-1]:
-            told.append(why)
+    def has_reason() -> bool:
+        if (why := queue.why(job_id)) != reasons[-1]:
+            reasons.append(why)
         return text in why
 
     try:
-        until(is_told, f"{text!r} as a reason")
+        until(has_reason, f"{text!r} as a reason")
     except AssertionError as error:
-        error.add_note(f"the reasons were {told}")
+        error.add_note(f"the reasons were {reasons}")
         raise
 
 
 def pids_of(job_id: int) -> list[int]:
-    """Of all processes of that job."""
+    """Return the pids of all processes of a job."""
     mark, found = f"GPUYARD_JOB_ID={job_id}".encode(), []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -161,17 +161,17 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def learn_from_what_ran_there(queue: QueueUnderTest, engine: str) -> None:
-    """What it took of a GPU there, and how long, is known when it comes again."""
+def learn_estimates_from_the_cluster(queue: QueueUnderTest, engine: str) -> None:
+    """Measured GPU memory and duration of the first job become the estimate of the second."""
     environment = {"PATH": os.environ["PATH"], "GPUYARD_SIMULATE": "2x24GB", "GPUYARD_HOME": str(queue.home)}
-    words = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "6G", "--seconds", "5")
-    first = queue.submit(*words, environment=environment)
+    command = (sys.executable, "-m", "gpuyard", "sim-job", "--vram", "6G", "--seconds", "5")
+    first = queue.submit(*command, environment=environment)
     queue.wait(first)
     [attempt] = queue.job(first)["attempts"]
     assert (attempt["outcome"], attempt["reserved_mb"]) == ("succeeded", None)
     assert max(attempt["peaks_mb"].values()) == 6144.0
     assert attempt["ram_mb"] > 1
-    again = queue.submit(*words, environment=environment)
+    again = queue.submit(*command, environment=environment)
     queue.wait(again)
     [attempt] = queue.job(again)["attempts"]
     assert attempt["engine"] == engine
