@@ -28,7 +28,7 @@ NONE = Verb("No word.", TABLE)
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
     typed = parse(verb, list(arguments))
-    return None if typed is None else (typed.options, typed.words)
+    return None if typed is None else (typed.options, typed.arguments)
 
 
 def read_with_click(verb: Verb, arguments: list[str]) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
@@ -42,7 +42,7 @@ def read_with_click(verb: Verb, arguments: list[str]) -> tuple[dict[str, str | b
         click_command("verb", verb, run).main(arguments, standalone_mode=False)
     except click.ClickException:
         return None
-    return (parsed[0].options, parsed[0].words) if parsed else None
+    return (parsed[0].options, parsed[0].arguments) if parsed else None
 
 
 def test_values_flags_and_arguments_may_come_in_any_order() -> None:

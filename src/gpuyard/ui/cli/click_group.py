@@ -36,8 +36,8 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and args[0] not in ALIASES and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
-            meant = f"did you mean `gpuyard {near[0]}`?" if near else "see `gpuyard --help`"
-            raise UserError(f"there is no command '{args[0]}'", hint=meant)
+            hint = f"did you mean `gpuyard {near[0]}`?" if near else "see `gpuyard --help`"
+            raise UserError(f"there is no command '{args[0]}'", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -72,15 +72,15 @@ def click_command(name: str, verb: Verb, run: Callable[[Typed], int]) -> click.C
     """Make a click command of a verb's table, which accepts the same command lines as `fast_parser`."""
 
     def callback(**values: Any) -> int:
-        words = values.pop("words", ())
+        arguments = values.pop("arguments", ())
         typed = {option.name: values[_parameter_name(option)] for option in verb.options}
         given = {name: value for name, value in typed.items() if value not in (None, False, ())}
         lists = {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
-        return run(Typed({**given, **lists}, [words] if isinstance(words, str) else list(words)))
+        return run(Typed({**given, **lists}, [arguments] if isinstance(arguments, str) else list(arguments)))
 
     parameters: list[click.Parameter] = [_click_option(option) for option in verb.options]
-    parameters += [_click_argument(verb.words)] if verb.words else []
-    is_program = verb.words is not None and verb.words.is_program
+    parameters += [_click_argument(verb.arguments)] if verb.arguments else []
+    is_program = verb.arguments is not None and verb.arguments.is_program
     settings = {"allow_interspersed_args": not is_program}
     return click.Command(name, params=parameters, help=verb.text, callback=callback, context_settings=settings)
 
@@ -98,8 +98,12 @@ def _click_option(option: Option) -> click.Option:
     )
 
 
-def _click_argument(words: Arguments) -> click.Argument:
-    kind = click.Choice(words.choices) if words.choices else click.UNPROCESSED
+def _click_argument(arguments: Arguments) -> click.Argument:
+    kind = click.Choice(arguments.choices) if arguments.choices else click.UNPROCESSED
     return click.Argument(
-        ["words"], nargs=-1 if words.is_many else 1, required=not words.is_many, type=kind, metavar=words.metavar
+        ["arguments"],
+        nargs=-1 if arguments.is_many else 1,
+        required=not arguments.is_many,
+        type=kind,
+        metavar=arguments.metavar,
     )

@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def parse(verb: Verb, arguments: list[str]) -> Typed | None:
+def parse(verb: Verb, argv: list[str]) -> Typed | None:
     """Return the parsed command line, or None if click has to parse it."""
     options: dict[str, str | bool | list[str]] = {}
-    words: list[str] = []
-    is_program = verb.words is not None and verb.words.is_program
-    left = iter(arguments)
-    for word in left:
-        if word == "--":
-            words += left
-        elif _is_word(word, is_program=is_program):
-            words.append(word)
+    positional: list[str] = []
+    is_program = verb.arguments is not None and verb.arguments.is_program
+    left = iter(argv)
+    for argument in left:
+        if argument == "--":
+            positional += left
+        elif _is_positional(argument, is_program=is_program):
+            positional.append(argument)
             if is_program:
-                words += left
-        elif not _take_option(verb, word, left, options):
+                positional += left
+        elif not _take_option(verb, argument, left, options):
             return None
-    return Typed(options, words) if _has_right_words(verb, words) else None
+    return Typed(options, positional) if _are_accepted(verb, positional) else None
 
 
-def _is_word(word: str, *, is_program: bool) -> bool:
+def _is_positional(argument: str, *, is_program: bool) -> bool:
     """Whether it is an argument, and not an option. `-5` is a number, except where a program is expected."""
-    return word == "-" or not word.startswith("-") or (word[1:].isdecimal() and not is_program)
+    return argument == "-" or not argument.startswith("-") or (argument[1:].isdecimal() and not is_program)
 
 
-def _take_option(verb: Verb, word: str, left: "Iterator[str]", options: dict[str, str | bool | list[str]]) -> bool:
-    name, equals, value = word.partition("=")
+def _take_option(verb: Verb, argument: str, left: "Iterator[str]", options: dict[str, str | bool | list[str]]) -> bool:
+    name, equals, value = argument.partition("=")
     option = _find(verb, name)
     if option is None or (equals and (option.is_flag or not name.startswith("--"))):
         return False
@@ -60,9 +60,9 @@ def _find(verb: Verb, name: str) -> Option | None:
     return None
 
 
-def _has_right_words(verb: Verb, words: list[str]) -> bool:
-    if verb.words is None:
-        return not words
-    if verb.words.choices and not all(word in verb.words.choices for word in words):
+def _are_accepted(verb: Verb, positional: list[str]) -> bool:
+    if verb.arguments is None:
+        return not positional
+    if verb.arguments.choices and not all(argument in verb.arguments.choices for argument in positional):
         return False
-    return verb.words.is_many or len(words) == 1
+    return verb.arguments.is_many or len(positional) == 1

@@ -19,14 +19,14 @@ _MOST_NAMED = 5
 
 def show_each(typed: Typed, view: str, show: "Callable[[Answer], None]", query: "dict[str, str] | None" = None) -> int:
     """Request this view (such as `/why`) of each selected job, and print it; JSON is a list if there are several."""
-    if not typed.words:
+    if not typed.arguments:
         raise UserError("which job?", hint=f"name it, or several: {IDS}")
     with connect(start=True) as queue:
 
         def ask(path: str, query: "dict[str, str] | None") -> "Any":
             return queue.request("GET", path, query)
 
-        ids = _select(ask, " ".join(typed.words))
+        ids = _select(ask, " ".join(typed.arguments))
         answers = (ask(f"/jobs/{job_id}{view}", query) for job_id in ids)
         if typed.flag("json"):
             views = list(answers)
@@ -51,21 +51,21 @@ def select_one(ask: "Ask", word: str) -> int:
     return found[0]
 
 
-def _select(ask: "Ask", words: str) -> list[int]:
-    if _is_id(words):
-        return [int(words)]
-    query = {"ids": words, "limit": str(_PAGE)}
+def _select(ask: "Ask", selection: str) -> list[int]:
+    if _is_id(selection):
+        return [int(selection)]
+    query = {"ids": selection, "limit": str(_PAGE)}
     page = ask("/jobs", query)
-    ids = _ids(page, words)
+    ids = _ids(page, selection)
     while page["next"] is not None:
         page = ask("/jobs", {**query, "after": str(page["next"])})
-        ids += _ids(page, words)
+        ids += _ids(page, selection)
     return ids
 
 
-def _ids(page: "Answer", words: str) -> list[int]:
+def _ids(page: "Answer", selection: str) -> list[int]:
     if not page["jobs"]:
-        raise UserError(f"'{words}' matches no job", hint="`gpuyard queue --all` lists all jobs")
+        raise UserError(f"'{selection}' matches no job", hint="`gpuyard queue --all` lists all jobs")
     return [job["id"] for job in page["jobs"]]
 
 

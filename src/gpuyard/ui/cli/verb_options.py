@@ -45,22 +45,22 @@ class Arguments:
 class Verb:
     """`text` is the help; its first line is the summary."""
 
-    __slots__ = ("options", "text", "words")
+    __slots__ = ("arguments", "options", "text")
 
-    def __init__(self, text: str, options: "Sequence[Option]" = (), words: Arguments | None = None) -> None:
+    def __init__(self, text: str, options: "Sequence[Option]" = (), arguments: Arguments | None = None) -> None:
         self.text = text
         self.options = options
-        self.words = words
+        self.arguments = arguments
 
 
 class Typed:
     """A parsed command line: options by name, with their values as typed, and the positional arguments."""
 
-    __slots__ = ("options", "words")
+    __slots__ = ("arguments", "options")
 
-    def __init__(self, options: "dict[str, str | bool | list[str]]", words: list[str]) -> None:
+    def __init__(self, options: "dict[str, str | bool | list[str]]", arguments: list[str]) -> None:
         self.options = options
-        self.words = words
+        self.arguments = arguments
 
     def flag(self, name: str) -> bool:
         return self.options.get(name) is True

@@ -26,9 +26,9 @@ class ChangeVerb:
         self._name, self._done, self._not_done = name, done, not_done or f"is not {done}"
 
     def run(self, typed: Typed) -> int:
-        if not typed.words:
+        if not typed.arguments:
             raise UserError(f"which jobs should `gpuyard {self._name}` change?", hint=f"name them: {IDS}")
-        return _change(typed, self._name, {"ids": " ".join(typed.words)}, self._done, self._not_done)
+        return _change(typed, self._name, {"ids": " ".join(typed.arguments)}, self._done, self._not_done)
 
 
 class PriorityVerb:
@@ -42,7 +42,7 @@ class PriorityVerb:
     )
 
     def run(self, typed: Typed) -> int:
-        *ids, number = typed.words or [""]
+        *ids, number = typed.arguments or [""]
         if not ids:
             raise UserError("which jobs, and what priority?", hint="write it as gpuyard priority 17 10")
         try:

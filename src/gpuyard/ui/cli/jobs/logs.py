@@ -34,7 +34,7 @@ _POLL_S = 0.2
 def run(typed: Typed) -> int:
     lines, number = _number(typed, "lines"), _number(typed, "attempt")
     with RetryingClient() as queue:
-        watched = _WatchedLog(queue, typed.words[0])
+        watched = _WatchedLog(queue, typed.arguments[0])
         attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
         if attempt is None:
             raise UserError(_describe_missing(watched, number), hint=f"`gpuyard show {watched.id}` says more")

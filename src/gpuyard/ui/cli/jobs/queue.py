@@ -53,7 +53,11 @@ _OTHER_LINES = 5
 
 def run(typed: Typed) -> int:
     limit = read_limit(typed, "jobs", _OTHER_LINES)
-    query = {"ids": " ".join(typed.words), "state": typed.text("state") or "", "all": "1" if typed.flag("all") else ""}
+    query = {
+        "ids": " ".join(typed.arguments),
+        "state": typed.text("state") or "",
+        "all": "1" if typed.flag("all") else "",
+    }
     answer = _request({name: value for name, value in query.items() if value}, limit)
     if typed.flag("json"):
         say_json(answer)

@@ -41,7 +41,7 @@ _OWN = ("from", "cwd", "json")
 
 def run(typed: Typed) -> int:
     source = typed.text("from")
-    if not typed.words and source is None:
+    if not typed.arguments and source is None:
         raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
     if typed.text("name") == "":
         raise UserError("--name is empty", hint="give a name, or leave it out")
@@ -49,11 +49,11 @@ def run(typed: Typed) -> int:
     directory = _directory(typed)
     body = {
         "token": os.urandom(16).hex(),
-        "command": typed.words or None,
-        "table": text if typed.words else None,
-        "list": None if typed.words else text,
+        "command": typed.arguments or None,
+        "table": text if typed.arguments else None,
+        "list": None if typed.arguments else text,
         "cwd": directory,
-        "configuration": digest_of(typed.words, directory),
+        "configuration": digest_of(typed.arguments, directory),
         "environment": dict(os.environ),
         "options": _options(typed),
     }

@@ -30,7 +30,7 @@ def run(typed: Typed) -> int:
     deadline = _deadline(typed.text("timeout"))
     with RetryingClient() as queue:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
-        answer = _request(queue, " ".join(typed.words), 0.0)
+        answer = _request(queue, " ".join(typed.arguments), 0.0)
         total = answer["left"]
         longest_s = _REQUEST_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_REQUEST_S
         try:

@@ -28,7 +28,7 @@ VERB = Verb(
 
 def run(typed: Typed) -> int:
     actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status, "run": _run}
-    return actions[typed.words[0]](typed)
+    return actions[typed.arguments[0]](typed)
 
 
 def _start(typed: Typed) -> int:

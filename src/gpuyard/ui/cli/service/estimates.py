@@ -48,10 +48,10 @@ _OTHER_LINES = 3
 
 
 def run(typed: Typed) -> int:
-    verb, *names = typed.words or ["list"]
+    verb, *names = typed.arguments or ["list"]
     if verb == "forget":
         return _forget(typed, names)
-    if typed.words:
+    if typed.arguments:
         raise UserError(f"`gpuyard estimates` has no command '{verb}'", hint="write gpuyard estimates forget TEXT")
     if typed.flag("all"):
         raise UserError("--all needs `forget`", hint="--limit 1000 lists more")

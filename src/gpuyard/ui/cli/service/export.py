@@ -32,7 +32,7 @@ _SITES = ("slurm", "ray")
 
 
 def run(typed: Typed) -> int:
-    site, path, ids = _read_arguments(typed.words)
+    site, path, ids = _read_arguments(typed.arguments)
     jobs = _request(ids)
     script = _script(site, jobs)
     _write(path, script.text, is_forced=typed.flag("force"))
@@ -43,10 +43,10 @@ def run(typed: Typed) -> int:
     return 0
 
 
-def _read_arguments(words: list[str]) -> tuple[str, str, str]:
-    if len(words) < 2 or words[0] not in _SITES:
+def _read_arguments(arguments: list[str]) -> tuple[str, str, str]:
+    if len(arguments) < 2 or arguments[0] not in _SITES:
         raise UserError("which target, and which file?", hint="write it as gpuyard export slurm submit.sh")
-    return words[0], words[1], " ".join(words[2:])
+    return arguments[0], arguments[1], " ".join(arguments[2:])
 
 
 def _request(ids: str) -> "list[ExportedJob]":

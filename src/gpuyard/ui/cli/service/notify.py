@@ -21,7 +21,7 @@ VERB = Verb(
 
 
 def run(typed: Typed) -> int:
-    verb, *named = typed.words or [""]
+    verb, *named = typed.arguments or [""]
     if verb != "test" or len(named) > 1:
         raise UserError(
             "`gpuyard notify` has one command: test", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'"
