@@ -70,7 +70,7 @@ def test_tasks_can_be_ended_though_the_configuration_is_invalid(workspace: Works
     workspace.do("start")
     workspace.until_running("exp1", "exp2")
     (workspace.folder / "scheduler_config.yml").write_text("max_job_per_gpu: 2\n")
-    for verb, says in (("stop", "Stopped: 2 tasks still run"), ("kill-all", "2 tasks ended, 3 sessions closed")):
+    for verb, says in (("stop", "Stopped: 2 tasks finish"), ("kill-all", "2 tasks ended, 3 sessions closed")):
         done = workspace.scheduler(verb)
         assert done.returncode == 0
         assert says in done.stdout

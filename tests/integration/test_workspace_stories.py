@@ -140,7 +140,7 @@ def test_three_workspaces_with_the_same_names_do_not_interfere(workspaces: Works
     assert [two.session_names(), three.session_names()] == names[1:]
 
     three.add_gated("c", "d", seed=2)
-    assert "2 tasks still run" in two.do("stop")
+    assert "2 tasks finish" in two.do("stop")
     three.do("start")
     three.until_running("c", "d")
     assert not any(map(is_gone, others))
