@@ -80,7 +80,9 @@ def random_behavior(seed: int, *, is_crowded: bool = False) -> BehaviorOf:
 def _random_climbs(seed: int, command: tuple[str, ...], runs_s: float) -> tuple[tuple[float, float], ...]:
     """Return the climbs of a command: the same for all its attempts, except for the times."""
     random = Random(f"{seed} {command} memory")
-    declared = next((float(word.removeprefix(DECLARED)) for word in command if word.startswith(DECLARED)), None)
+    declared = next(
+        (float(argument.removeprefix(DECLARED)) for argument in command if argument.startswith(DECLARED)), None
+    )
     if declared is not None:
         peak = declared * random.choice((0.0, 0.5, 0.9, 1.0, 1.2))
     else:

@@ -267,16 +267,16 @@ class Cluster:
         if limit_s is not None:
             self._world.after(limit_s + 0.5, lambda: self._end_politely(element, run, SiteState.TIMED_OUT))
 
-    def _finish(self, element: SiteElement, run: Run, word: str, at: SiteState | None = None) -> None:
+    def _finish(self, element: SiteElement, run: Run, exit_status: str, at: SiteState | None = None) -> None:
         """End the run; its supervisor and the site report this one after the other."""
         if not run.is_alive:
             return
         self._kill(run)
-        status = int(word)
+        status = int(exit_status)
         found = at or (SiteState.FAILED if status else SiteState.SUCCEEDED)
         late_s = run.behavior.late_s
         self._world.after(
-            0.0 if run.behavior.site_is_late else late_s, lambda: self._write_exit_status(element, run, word)
+            0.0 if run.behavior.site_is_late else late_s, lambda: self._write_exit_status(element, run, exit_status)
         )
         self._world.after(late_s if run.behavior.site_is_late else 0.0, lambda: self._over(element, found, status))
 
@@ -284,18 +284,18 @@ class Cluster:
         run.is_alive, run.ended_at = False, self._world.now
         self._world.record("over there", run.key)
 
-    def _write_exit_status(self, element: SiteElement, run: Run, word: str) -> None:
+    def _write_exit_status(self, element: SiteElement, run: Run, exit_status: str) -> None:
         """Write the exit status, and try again while the shared folder is unavailable."""
         if not run.is_supervised:
             return
         try:
             draft = Path(f"{element.path}.draft")
-            draft.write_text(json.dumps({"word": word, "pid": 8, "at": self._world.now, "usage": None}))
+            draft.write_text(json.dumps({"word": exit_status, "pid": 8, "at": self._world.now, "usage": None}))
             draft.rename(f"{element.path}.ended")
-            run.exit_status = word
+            run.exit_status = exit_status
         except OSError:
             if not self._shared.is_dir():
-                self._world.after(1.0, lambda: self._write_exit_status(element, run, word))
+                self._world.after(1.0, lambda: self._write_exit_status(element, run, exit_status))
 
     def _over(self, element: SiteElement, at: SiteState, status: int | None) -> None:
         if element.at is SiteState.RUNNING:
@@ -306,8 +306,8 @@ class Cluster:
         """SIGTERM, and after a while SIGKILL."""
         if run.is_alive and element.at is SiteState.RUNNING:
             heeds, term_s = run.behavior.heeds_term, run.behavior.term_s
-            after_s, word = (term_s, "143") if heeds else (_KILL_AFTER_S, "137")
-            self._world.after(after_s, lambda: self._finish(element, run, word, at))
+            after_s, exit_status = (term_s, "143") if heeds else (_KILL_AFTER_S, "137")
+            self._world.after(after_s, lambda: self._finish(element, run, exit_status, at))
 
     def _fail(self, element: SiteElement, run: Run) -> None:
         failure = run.behavior.failure

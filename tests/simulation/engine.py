@@ -33,7 +33,7 @@ class SimulatedEngine(PlacesNothing):
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         world = self._world
-        if any(UNPASSABLE in word for word in launch.command):
+        if any(UNPASSABLE in argument for argument in launch.command):
             raise UserError("the command cannot be passed to a program")
         if world.random("prepare").random() < self._trouble:
             raise EnvironmentFault("the system will not make another process")
@@ -75,14 +75,14 @@ class SimulatedEngine(PlacesNothing):
             self._world.journal.clear()
         over, self._over = self._over, []
         over += [name for name, program in self._watched.items() if not program.is_supervised]
-        command = {(job_id, attempt, pid): word for job_id, attempt, pid, word in self._world.journal}
+        entries = {(job_id, attempt, pid): entry for job_id, attempt, pid, entry in self._world.journal}
         for name in over:
             self._watched.pop(name, None)
         return [
             Ended(
                 job_id=name[0],
                 attempt=name[1],
-                outcome=outcome_of(command.get(name), StartContext()),
+                outcome=outcome_of(entries.get(name), StartContext()),
                 shortage=self._shortage_of(name),
             )
             for name in over

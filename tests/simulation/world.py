@@ -174,15 +174,15 @@ class World:
                 self.after(program.behavior.term_s, lambda program=program: self.exit(program, "143"))  # type: ignore[misc]
         return len(found)
 
-    def exit(self, program: Program, word: str) -> None:
+    def exit(self, program: Program, entry: str) -> None:
         if program.began_at is not None and not program.is_running:
             return
         program.freeze(self.now)
         program.is_running = False
         program.drop_all()
         if program.is_supervised:
-            program.journal_entry = word
-            self.journal.append((program.job_id, program.attempt, program.pid, word))
+            program.journal_entry = entry
+            self.journal.append((program.job_id, program.attempt, program.pid, entry))
         self._end(program)
 
     def _lose(self, program: Program) -> None:

@@ -57,8 +57,10 @@ def test_a_held_job_says_how_to_release_it() -> None:
     assert "`gpuyard release 17`" in after_reboot(job_with()).text
 
 
-@pytest.mark.parametrize("wish", OnReboot)
-def test_every_setting_can_be_followed_and_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(wish: OnReboot) -> None:
-    verdict = after_reboot(job_with(on_reboot=wish))
+@pytest.mark.parametrize("on_reboot", OnReboot)
+def test_every_setting_can_be_followed_and_a_reboot_uses_up_no_retry_of_a_job_that_runs_again(
+    on_reboot: OnReboot,
+) -> None:
+    verdict = after_reboot(job_with(on_reboot=on_reboot))
     assert can(JobState.RUNNING, verdict.event)
-    assert verdict.counts is (wish is OnReboot.FAIL)
+    assert verdict.counts is (on_reboot is OnReboot.FAIL)

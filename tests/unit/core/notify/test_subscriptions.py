@@ -78,10 +78,10 @@ WORD = st.text(alphabet="abcdefgh0123456789-_", min_size=3, max_size=12)
 @given(user=WORD, password=WORD, path=WORD)
 def test_the_parts_of_a_url_are_removed_from_a_services_answer(user: str, password: str, path: str) -> None:
     url = f"json://{user}:{password}@host.example/{path}?to={path}%20x"
-    said = redact(f"QQQ {url} QQQ {path} QQQ {path} x QQQ {password}", url)
-    assert said.count("QQQ") == 4
-    assert not {user, password, path, "host.example"} & set(said.split())
-    assert all(secret not in said.replace("json", "") for secret in (user, password, path, "host.example"))
+    redacted = redact(f"QQQ {url} QQQ {path} QQQ {path} x QQQ {password}", url)
+    assert redacted.count("QQQ") == 4
+    assert not {user, password, path, "host.example"} & set(redacted.split())
+    assert all(secret not in redacted.replace("json", "") for secret in (user, password, path, "host.example"))
 
 
 def test_a_spec_keeps_its_subscriptions_and_an_old_spec_has_none() -> None:
