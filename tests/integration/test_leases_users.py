@@ -21,7 +21,7 @@ from gpuyard.leases.ledger_directory import make_shared_directory, prepare_direc
 from gpuyard.leases.lock_file import take_over
 from gpuyard.system.process_identity import this_process, user_name
 from gpuyard.wait_for_devices import Acquisition
-from tests.unit.leases import DEADLINE_S, as_root, child, nothing, take, wait_for_word
+from tests.unit.leases import DEADLINE_S, as_root, child, nothing, take, wait_for_message
 
 pytestmark = as_root
 
@@ -58,29 +58,29 @@ def hold_as(connection: Connection, folder: Path, uid: int) -> None:
     with_label = Acquisition(Ledger(prepare_directory(folder)), one_device, Need(), label=f"of {uid}")
     lease = with_label.wait(DEADLINE_S, 1.0, lambda reasons: connection.send(reasons[0].text))
     connection.send(str(lease.path))
-    word = wait_for_word(connection)
+    word = wait_for_message(connection)
     if word == "share":
         lease.share()
         connection.send("shared")
-        wait_for_word(connection)
+        wait_for_message(connection)
     lease.release()
     connection.send("released")
 
 
-def hear_path(connection: Callable[[], str]) -> str:
-    """What is heard until the lease is there."""
-    while not (told := connection()).startswith("/"):
+def receive_path(connection: Callable[[], str]) -> str:
+    """Wait until the child has its lease. Return the path of the lease."""
+    while not (message := connection()).startswith("/"):
         pass
-    return told
+    return message
 
 
 def test_two_users_wait_for_each_other_and_the_reason_names_the_holder(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
-        hear_path(anne.hear)
+        receive_path(anne.receive)
         with child(hold_as, folder, BEN) as ben:
-            assert ben.hear() == f"held by {user_name(ANNE)}, pid {anne.pid} (of {ANNE})"
-            anne.tell("release")
-            hear_path(ben.hear)
+            assert ben.receive() == f"held by {user_name(ANNE)}, pid {anne.pid} (of {ANNE})"
+            anne.send("release")
+            receive_path(ben.receive)
             (lease,) = Ledger(folder).leases()
             assert (lease.holder.uid, lease.holder.pid) == (BEN, ben.pid)
 
@@ -121,10 +121,10 @@ def complaint(go: Callable[[], object]) -> str:
 
 def test_neither_can_delete_truncate_overwrite_rename_or_steal_the_others_lease(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
-        path = Path(hear_path(anne.hear))
+        path = Path(receive_path(anne.receive))
         before = (path.read_bytes(), path.stat().st_ctime_ns)
         with child(attack, path, BEN) as ben:
-            said = ben.hear()
+            said = ben.receive()
         assert said.pop("end") == f"lease {path.stem} belongs to {user_name(ANNE)}"
         assert said.pop("take over") == f"the lease {path.stem} cannot be taken over: Permission denied"
         assert said == dict.fromkeys(said, "PermissionError")
@@ -153,12 +153,12 @@ def forge(connection: Connection, folder: Path, uid: int, victim: int, victims_p
     lease = Ledger(folder).claim(told, take("G0"), DEADLINE_S)
     assert lease is not None
     connection.send(lease.path.read_bytes())
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 def test_a_forged_record_shows_its_true_owner(folder: Path) -> None:
     with child(forge, folder, BEN, ANNE, os.getpid()) as forger:
-        assert f'"uid":{ANNE}'.encode() in forger.hear()
+        assert f'"uid":{ANNE}'.encode() in forger.receive()
         (lease,) = live(folder)
         assert (lease.holder.uid, lease.holder.user) == (BEN, user_name(BEN))
 
@@ -172,23 +172,23 @@ def keep_a_lock(connection: Connection, path: Path, uid: int, *, hides: bool) ->
         connection.send("open")
         fcntl.flock(file, fcntl.LOCK_EX)
         connection.send("locked")
-        wait_for_word(connection)
+        wait_for_message(connection)
 
 
 @pytest.mark.parametrize("hides", [False, True])
 def test_a_lock_on_another_users_dead_lease_does_not_keep_it_alive(folder: Path, hides: bool) -> None:
     with child(hold_as, folder, ANNE) as anne:
-        path = Path(hear_path(anne.hear))
+        path = Path(receive_path(anne.receive))
         keeper = child(keep_a_lock_hidden if hides else keep_a_lock_openly, path, BEN)
         with keeper as ben:
-            ben.hear()
+            ben.receive()
             assert [lease.holder.uid for lease in live(folder)] == [ANNE]
             anne.kill()
-            assert ben.hear() == "locked"
+            assert ben.receive() == "locked"
             assert live(folder) == ()
             for uid in (ANNE, BEN, 61003):
                 with child(live_as, folder, uid) as onlooker:
-                    assert onlooker.hear() == []
+                    assert onlooker.receive() == []
     Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
     assert [path.name for path in folder.iterdir()] == ["mutex"]
 
@@ -206,30 +206,30 @@ def lock_beside(connection: Connection, path: Path, uid: int) -> None:
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         connection.send("locked")
-        wait_for_word(connection)
+        wait_for_message(connection)
 
 
 def test_a_second_lock_on_a_shared_lease_does_not_end_it(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
-        path = Path(hear_path(anne.hear))
-        anne.tell("share")
-        assert anne.hear() == "shared"
+        path = Path(receive_path(anne.receive))
+        anne.send("share")
+        assert anne.receive() == "shared"
         with child(lock_beside, path, BEN) as ben:
-            assert ben.hear() == "locked"
+            assert ben.receive() == "locked"
             for uid in (0, ANNE, 61003):
                 with child(live_as, folder, uid) as onlooker:
-                    assert onlooker.hear() == [(ANNE, path.stem)]
+                    assert onlooker.receive() == [(ANNE, path.stem)]
 
 
 def test_another_user_s_dead_lease_is_free_and_removed_by_a_user_who_may(folder: Path) -> None:
     with child(hold_as, folder, ANNE) as anne:
-        path = Path(hear_path(anne.hear))
+        path = Path(receive_path(anne.receive))
         anne.kill()
     with child(hold_as, folder, BEN) as ben:
-        hear_path(ben.hear)
+        receive_path(ben.receive)
         assert path.exists(), "it is not Ben's to remove"
         with child(live_as, folder, ANNE) as again:
-            assert [uid for uid, _ in again.hear()] == [BEN]
+            assert [uid for uid, _ in again.receive()] == [BEN]
         assert not path.exists()
 
 
@@ -247,8 +247,8 @@ def test_a_group_directory_is_open_to_its_members_only(folder: Path) -> None:
     group_folder = make_shared_directory(folder.parent / "group", GROUP)
     for uid in (ANNE, BEN):
         with child(try_as, group_folder, uid) as member:
-            assert member.hear() == "had"
+            assert member.receive() == "had"
     os.chown(group_folder, 0, 0)
     group_folder.chmod(0o3770)
     with child(try_as, group_folder, BEN) as stranger:
-        assert stranger.hear() == f"you cannot write to the lease directory {group_folder}"
+        assert stranger.receive() == f"you cannot write to the lease directory {group_folder}"

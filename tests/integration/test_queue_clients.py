@@ -16,7 +16,7 @@ from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import QueueUnderTest, submission, until
 from tests.scale import size
-from tests.unit.leases import child, wait_for_word
+from tests.unit.leases import child, wait_for_message
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -28,7 +28,7 @@ SOON_S = 1.0
 
 def submit_some(connection: Pipe, path: str) -> None:
     connection.send("ready")
-    wait_for_word(connection)
+    wait_for_message(connection)
     with DaemonConnection(path, may_start=False) as client:
         ids = [
             client.request("POST", "/submissions", body=submission("true", gpus=0, hold=True))["first"]
@@ -41,10 +41,10 @@ def test_jobs_of_fifty_simultaneous_clients_all_get_unique_ids(queue: QueueUnder
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(child(submit_some, str(queue.home / "daemon.sock"))) for _ in range(CLIENTS)]
         for one in clients:
-            one.hear()
+            one.receive()
         for one in clients:
-            one.tell("go")
-        ids = [job_id for one in clients for job_id in one.hear()]
+            one.send("go")
+        ids = [job_id for one in clients for job_id in one.receive()]
     assert sorted(ids) == list(range(1, CLIENTS * EACH + 1))
     queue.restart()
     assert queue.counts() == {"held": CLIENTS * EACH}

@@ -14,7 +14,7 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
 from gpuyard.system.process_identity import this_process, user_name
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_word
+from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_message
 
 pytestmark = as_root
 
@@ -76,7 +76,7 @@ def test_another_user_can_neither_read_nor_reach_a_queue(queue: QueueUnderTest, 
     if mode is not None:
         queue.home.chmod(mode)
     with child(try_all_accesses, queue.home, ANNE) as anne:
-        errors = anne.hear()
+        errors = anne.receive()
     assert errors == dict.fromkeys(errors, "PermissionError")
     queue.home.chmod(0o700)
 
@@ -86,7 +86,7 @@ def hold_both(connection: Connection, folder: Path, uid: int) -> None:
     lease = Ledger(folder).claim(this_process("train.py"), take("SIM-0", "SIM-1"), DEADLINE_S)
     assert lease is not None
     connection.send("held")
-    wait_for_word(connection)
+    wait_for_message(connection)
     lease.release()
 
 
@@ -94,18 +94,18 @@ def test_a_job_waits_for_another_users_script_names_it_and_starts_at_its_end(
     queue: QueueUnderTest,
 ) -> None:
     with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
-        anne.hear()
+        anne.receive()
         job_id = queue.submit("true")
         until(lambda: f"held by {user_name(ANNE)}, pid {anne.pid} (train.py)" in queue.why(job_id), "the holder's name")
         assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1
         assert queue.state(job_id) == "queued"
-        anne.tell("go")
+        anne.send("go")
         assert queue.wait(job_id)["succeeded"] == 1
 
 
 def test_a_job_starts_when_another_users_script_is_killed(queue: QueueUnderTest) -> None:
     with child(hold_both, queue.home.parent / "ledger", ANNE) as anne:
-        anne.hear()
+        anne.receive()
         job_id = queue.submit("true")
         until(lambda: "train.py" in queue.why(job_id), "the holder's name")
         anne.kill()

@@ -9,9 +9,7 @@ import pytest
 
 from gpuyard.errors import DeviceFull
 from gpuyard.residency.planning.render_units import Unit
-from tests.residency_runs import AssetFiles as Shelf
-from tests.residency_runs import Played, WatchedMemory, play, write_checksum
-from tests.residency_runs import check_every_label as check_all_told
+from tests.residency_runs import AssetFiles, Played, WatchedMemory, check_every_label, play, write_checksum
 from tests.scale import some
 
 SCENES = (60, 80, 100, 120)  # splats of 248 bytes
@@ -37,8 +35,8 @@ each_error = pytest.mark.parametrize("error", some(ERRORS.values(), 0), ids=ERRO
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
+def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
+    return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
 
 
 def run(units: list[Unit], out: Path, **settings: Any) -> Played:
@@ -50,25 +48,25 @@ def failing_at(numbers: range, error: Callable[[], Exception]) -> Callable[[int,
     return lambda number, _: error() if number in numbers else None
 
 
-def some_of_each(shelf: Shelf) -> list[Unit]:
+def some_of_each(asset_files: AssetFiles) -> list[Unit]:
     return [
-        *(shelf.unit(scene, scene % 3) for scene in range(len(SCENES))),
-        shelf.unit(0, None),
-        shelf.unit(None, 2),
-        shelf.unit(1, 0, labels=2),
+        *(asset_files.unit(scene, scene % 3) for scene in range(len(SCENES))),
+        asset_files.unit(0, None),
+        asset_files.unit(None, 2),
+        asset_files.unit(1, 0, labels=2),
     ]
 
 
 @each_error
 def test_a_single_failed_allocation_skips_no_label(
-    shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
+    asset_files: AssetFiles, tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
-    units = some_of_each(shelf)
+    units = some_of_each(asset_files)
     streamed = 0
     for failing in count(1):
         memory = WatchedMemory(VRAM, failing_at(range(failing, failing + 1), error))
         played = run(units, tmp_path / str(failing), memory=memory)
-        check_all_told(units, played, shelf)
+        check_every_label(units, played, asset_files)
         assert not played.skipped, failing
         streamed += played.status.counts.streams
         if memory.allocations < failing:
@@ -79,9 +77,9 @@ def test_a_single_failed_allocation_skips_no_label(
 
 @each_error
 def test_a_renderer_that_runs_out_of_memory_once_skips_no_label(
-    shelf: Shelf, tmp_path: Path, error: Callable[[], Exception]
+    asset_files: AssetFiles, tmp_path: Path, error: Callable[[], Exception]
 ) -> None:
-    units = some_of_each(shelf)
+    units = some_of_each(asset_files)
     for failing in range(1, 9):
         calls = count(1)
 
@@ -91,38 +89,40 @@ def test_a_renderer_that_runs_out_of_memory_once_skips_no_label(
                 raise error()
 
         played = run(units, tmp_path / str(failing), render=render)
-        check_all_told(units, played, shelf)
+        check_every_label(units, played, asset_files)
         assert not played.skipped
 
 
-def test_a_run_whose_first_allocations_all_fail_renders_all_labels(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_run_whose_first_allocations_all_fail_renders_all_labels(asset_files: AssetFiles, tmp_path: Path) -> None:
     """The first N allocations fail, in the renderer or elsewhere."""
-    units = some_of_each(shelf)
+    units = some_of_each(asset_files)
     for failing in (2, 5, 9):
         memory = WatchedMemory(VRAM, failing_at(range(1, failing + 1), ERRORS["a full device"]))
         played = run(units, tmp_path / str(failing), memory=memory)
-        check_all_told(units, played, shelf)
+        check_every_label(units, played, asset_files)
         assert not played.skipped, failing
 
 
-def test_only_assets_that_can_never_be_allocated_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
-    units = [*some_of_each(shelf), shelf.unit(3, None, labels=3)]
-    too_large = shelf.nbytes(shelf.scenes[3]) - 100
+def test_only_assets_that_can_never_be_allocated_are_skipped(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [*some_of_each(asset_files), asset_files.unit(3, None, labels=3)]
+    too_large = asset_files.nbytes(asset_files.scenes[3]) - 100
     memory = WatchedMemory(VRAM, lambda _, nbytes: DeviceFull("no such block") if nbytes > too_large else None)
     played = run(units, tmp_path / "out", memory=memory)
-    check_all_told(units, played, shelf)
-    needing = {label.name for unit in units for label in unit.labels if unit.scene == shelf.scenes[3]}
+    check_every_label(units, played, asset_files)
+    needing = {label.name for unit in units for label in unit.labels if unit.scene == asset_files.scenes[3]}
     assert len(needing) == 4
     assert played.skipped.keys() == needing
     for skip in played.skipped.values():
         assert (skip.kind, skip.reason) == ("out-of-memory", "no such block")
-        assert skip.scene == shelf.scenes[3]
-        assert skip.sizes["scene"] == shelf.nbytes(shelf.scenes[3])
+        assert skip.scene == asset_files.scenes[3]
+        assert skip.sizes["scene"] == asset_files.nbytes(asset_files.scenes[3])
         assert skip.state["vram_budget"] == VRAM
 
 
-def test_a_renderer_that_needs_nearly_the_whole_device_gets_it_at_the_end(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in range(2)]
+def test_a_renderer_that_needs_nearly_the_whole_device_gets_it_at_the_end(
+    asset_files: AssetFiles, tmp_path: Path
+) -> None:
+    units = [asset_files.unit(scene, actor, labels=2) for scene in range(4) for actor in range(2)]
     memory = WatchedMemory(4 * VRAM)
 
     def render(*args: Any) -> None:
@@ -131,12 +131,12 @@ def test_a_renderer_that_needs_nearly_the_whole_device_gets_it_at_the_end(shelf:
         write_checksum(*args)
 
     played = run(units, tmp_path / "out", vram=4 * VRAM, memory=memory, render=render, workers=3, scene_slots=4)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert not played.skipped
 
 
-def test_only_labels_that_run_out_of_memory_alone_are_skipped(shelf: Shelf, tmp_path: Path) -> None:
-    units = [shelf.unit(scene, actor, labels=2) for scene in range(4) for actor in (None, 1)]
+def test_only_labels_that_run_out_of_memory_alone_are_skipped(asset_files: AssetFiles, tmp_path: Path) -> None:
+    units = [asset_files.unit(scene, actor, labels=2) for scene in range(4) for actor in (None, 1)]
     hungry = {units[2].labels[0].name, units[5].labels[1].name}
 
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
@@ -145,7 +145,7 @@ def test_only_labels_that_run_out_of_memory_alone_are_skipped(shelf: Shelf, tmp_
             raise RuntimeError(PYTORCH_SAYS)
 
     played = run(units, tmp_path / "out", render=render, workers=3)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert played.skipped.keys() == hungry
     for skip in played.skipped.values():
         assert skip.kind == "out-of-memory"
@@ -154,9 +154,9 @@ def test_only_labels_that_run_out_of_memory_alone_are_skipped(shelf: Shelf, tmp_
     assert not list((tmp_path / "out").glob(".partial/*"))
 
 
-def test_a_renderer_out_of_memory_frees_the_device_before_its_retry(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_renderer_out_of_memory_frees_the_device_before_its_retry(asset_files: AssetFiles, tmp_path: Path) -> None:
     """Device memory held by frames of the renderer's traceback must be free when the renderer is called again."""
-    units = [shelf.unit(0, 0)]
+    units = [asset_files.unit(0, 0)]
     alive: list[int] = []
 
     class Texture:
@@ -176,5 +176,5 @@ def test_a_renderer_out_of_memory_frees_the_device_before_its_retry(shelf: Shelf
         write_checksum(*args)
 
     played = run(units, tmp_path / "out", render=render)
-    check_all_told(units, played, shelf)
+    check_every_label(units, played, asset_files)
     assert alive == [0, 0, 0]

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
 from tests.integration.web_fixture import WebPage, receive_until
-from tests.unit.leases import as_root, child, wait_for_word
+from tests.unit.leases import as_root, child, wait_for_message
 
 HEADERS = {
     "content-security-policy": (
@@ -346,7 +346,7 @@ def test_another_user_is_refused_on_every_address_of_the_machine(web: WebPage) -
 @as_root
 def test_repeated_attempts_of_another_user_do_not_lock_the_owner_out(web: WebPage) -> None:
     with child(knock, web.port, 140) as one:
-        assert one.hear() == "knocked"
+        assert one.receive() == "knocked"
         assert web.get("/v1/status").status == 200
 
 
@@ -356,7 +356,7 @@ def knock(connection: Connection, port: int, times: int) -> None:
         for _ in range(times):
             stack.enter_context(socket.socket()).connect(("127.0.0.1", port))
         connection.send("knocked")
-        wait_for_word(connection)
+        wait_for_message(connection)
 
 
 def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abrupt: bool) -> None:
@@ -367,7 +367,7 @@ def cancel_and_vanish(connection: Connection, port: int, request: bytes, is_abru
         one.connect(("127.0.0.1", port))
         one.sendall(request)
     connection.send("gone")
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 @as_root
@@ -381,7 +381,7 @@ def test_a_request_of_another_user_who_disconnects_early_is_refused(web: WebPage
     os.kill(daemon.pid, signal.SIGSTOP)  # the daemon reads the request after the client disconnected
     try:
         with child(cancel_and_vanish, web.port, request, is_abrupt) as one:
-            assert one.hear() == "gone"
+            assert one.receive() == "gone"
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     for _ in range(3):

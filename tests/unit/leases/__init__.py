@@ -32,14 +32,14 @@ class Child:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self._connection.poll(DEADLINE_S), "the child sends nothing"
         return self._connection.recv()
 
-    def has_spoken(self) -> bool:
+    def has_message(self) -> bool:
         return self._connection.poll()
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         self._connection.send(message)
 
     def kill(self) -> None:
@@ -61,7 +61,7 @@ def child(function: Callable[..., None], *arguments: Any) -> Iterator[Child]:
             process.kill()
 
 
-def wait_for_word(connection: Connection) -> Any:
+def wait_for_message(connection: Connection) -> Any:
     """In a child: return the next message of the test. The child ends with the test."""
     return connection.recv()
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.lock_file import LockFile
-from tests.unit.leases import DEADLINE_S, child, wait_for_word
+from tests.unit.leases import DEADLINE_S, child, wait_for_message
 
 
 def settle(notice: FileWatch) -> None:
@@ -28,7 +28,7 @@ def waited_s(notice: FileWatch, timeout_s: float) -> float:
 def hold_until_message(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"")
     connection.send("held")
-    wait_for_word(connection)
+    wait_for_message(connection)
     file.release()
 
 
@@ -39,17 +39,17 @@ def noticed(notice: FileWatch) -> bool:
 
 def test_a_release_in_another_process_ends_the_wait(tmp_path: Path) -> None:
     with child(hold_until_message, tmp_path / "a.lease") as holder:
-        holder.hear()
+        holder.receive()
         notice = FileWatch(tmp_path)
         settle(notice)
-        holder.tell("release")
+        holder.send("release")
         assert noticed(notice)
         notice.give_back()
 
 
 def test_the_death_of_a_holder_ends_the_wait(tmp_path: Path) -> None:
     with child(hold_until_message, tmp_path / "a.lease") as holder:
-        holder.hear()
+        holder.receive()
         notice = FileWatch(tmp_path)
         settle(notice)
         holder.kill()
@@ -110,9 +110,9 @@ def test_a_program_with_thousands_of_open_files_can_wait(tmp_path: Path) -> None
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 3000:
         pytest.skip("no thousands of open files are allowed here")
     with child(wait_with_many_files, tmp_path) as waiter:
-        assert waiter.hear() == "waiting"
+        assert waiter.receive() == "waiting"
         LockFile(tmp_path / "a.lease", b"").release()
-        assert waiter.hear() is True
+        assert waiter.receive() is True
 
 
 @pytest.mark.parametrize("lack", ["the call", "a descriptor", "a watch"])

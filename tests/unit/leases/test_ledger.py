@@ -20,7 +20,7 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.lock_file import take_over
 from gpuyard.system.process_identity import this_process, user_name
-from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_word
+from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_message
 
 A_RECORD = b'{"holder": {"uid": 0, "user": "root", "pid": 1}, "shares": [{"device_id": "G0"}]}'
 
@@ -191,15 +191,15 @@ def hold_both(connection: Connection, folder: Path) -> None:
     ticket = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
     assert lease is not None
     connection.send((lease.lease.id, ticket.id))
-    if wait_for_word(connection) == "share":
+    if wait_for_message(connection) == "share":
         lease.share()
         connection.send("shared")
-        wait_for_word(connection)
+        wait_for_message(connection)
 
 
 def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_files(ledger: Ledger) -> None:
     with child(hold_both, ledger.folder) as holder:
-        lease_id, ticket_id = holder.hear()
+        lease_id, ticket_id = holder.receive()
         leases, tickets = live(ledger)
         assert ([each.id for each in leases], [each.id for each in tickets]) == ([lease_id], [ticket_id])
         assert leases[0].holder.pid == holder.pid
@@ -212,9 +212,9 @@ def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_file
 
 def test_a_shared_lease_is_handed_over_to_another_process(ledger: Ledger) -> None:
     with child(hold_both, ledger.folder) as holder:
-        lease_id, _ = holder.hear()
-        holder.tell("share")
-        holder.hear()
+        lease_id, _ = holder.receive()
+        holder.send("share")
+        holder.receive()
         descriptor = take_over(ledger.folder / f"{lease_id}.lease")
         holder.kill()
     assert [lease.id for lease in live(ledger)[0]] == [lease_id]
@@ -258,8 +258,8 @@ def run_out_of_descriptors(connection: Connection, folder: Path) -> None:
 
 def test_a_process_without_descriptors_does_not_take_held_devices_for_free(ledger: Ledger) -> None:
     with child(hold_both, ledger.folder) as holder, child(run_out_of_descriptors, ledger.folder) as exhausted:
-        holder.hear()
-        assert "cannot be" in exhausted.hear()
+        holder.receive()
+        assert "cannot be" in exhausted.receive()
 
 
 @pytest.fixture

@@ -102,11 +102,11 @@ def prepare_as_another(connection: Connection, folder: Path) -> None:
 def test_a_directory_without_write_permission_is_reported(tmp_path: Path) -> None:
     # pytest's own folder is closed to other users and would give another error.
     with child(prepare_as_another, Path("/var")) as other:
-        message, hint = other.hear()
+        message, hint = other.receive()
     assert message == "you cannot write to the lease directory /var"
     assert "GPUYARD_LOCK_DIR" in hint
     with child(prepare_as_another, Path("/var/gpuyard-of-another")) as other:
-        assert other.hear()[0] == "the lease directory /var/gpuyard-of-another cannot be created: Permission denied"
+        assert other.receive()[0] == "the lease directory /var/gpuyard-of-another cannot be created: Permission denied"
 
 
 def test_a_directory_for_all_users_is_open_and_sticky(tmp_path: Path) -> None:

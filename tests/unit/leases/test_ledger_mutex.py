@@ -9,19 +9,19 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.ledger_mutex import hold_mutex
-from tests.unit.leases import DEADLINE_S, as_root, child, wait_for_word
+from tests.unit.leases import DEADLINE_S, as_root, child, wait_for_message
 
 
 def hold(connection: Connection, folder: Path) -> None:
     with hold_mutex(folder, DEADLINE_S):
         connection.send("held")
-        wait_for_word(connection)
+        wait_for_message(connection)
     connection.send("free")
 
 
 def test_a_mutex_held_by_a_stopped_process_is_reported_after_the_timeout(tmp_path: Path) -> None:
     with child(hold, tmp_path) as stopped:
-        stopped.hear()
+        stopped.receive()
         os.kill(stopped.pid, signal.SIGSTOP)
         with (
             pytest.raises(EnvironmentFault, match=f"the ledger in {tmp_path} was busy for 0.2 s") as caught,
@@ -30,15 +30,15 @@ def test_a_mutex_held_by_a_stopped_process_is_reported_after_the_timeout(tmp_pat
             pytest.fail("two hold it")
         assert "lsof" in (caught.value.hint or "")
         os.kill(stopped.pid, signal.SIGCONT)
-        stopped.tell("go on")
-        stopped.hear()
+        stopped.send("go on")
+        stopped.receive()
         with hold_mutex(tmp_path, DEADLINE_S):
             pass
 
 
 def test_a_killed_process_releases_the_mutex(tmp_path: Path) -> None:
     with child(hold, tmp_path) as killed:
-        killed.hear()
+        killed.receive()
         killed.kill()
     with hold_mutex(tmp_path, 0.0):
         pass
@@ -50,12 +50,12 @@ def fork_while_holding(connection: Connection, folder: Path) -> None:
         if pid == 0:
             signal.pause()
     connection.send(pid)
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 def test_a_process_forked_while_the_mutex_is_held_does_not_keep_it(tmp_path: Path) -> None:
     with child(fork_while_holding, tmp_path) as parent:
-        forked = parent.hear()
+        forked = parent.receive()
         try:
             with hold_mutex(tmp_path, 0.0):
                 pass
@@ -77,12 +77,12 @@ def fork_beside_a_holding_thread(connection: Connection, folder: Path) -> None:
     if pid == 0:
         connection.send(os.getpid())
         signal.pause()
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 def test_a_fork_does_not_keep_a_mutex_that_a_thread_of_its_killed_parent_held(tmp_path: Path) -> None:
     with child(fork_beside_a_holding_thread, tmp_path) as parent:
-        forked = parent.hear()
+        forked = parent.receive()
         try:
             parent.kill()
             with hold_mutex(tmp_path, DEADLINE_S):
@@ -147,7 +147,7 @@ def test_every_user_can_lock_the_mutex_of_any_user(tmp_path: Path) -> None:
     try:
         folder.chmod(0o1777)
         with child(make_as_another, folder) as maker:
-            maker.hear()
+            maker.receive()
         assert (folder / "mutex").stat().st_mode & 0o777 == 0o644
         with hold_mutex(folder, DEADLINE_S):
             pass

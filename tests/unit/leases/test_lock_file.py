@@ -14,7 +14,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, take_over
 from tests.in_time import wait_until_gone
-from tests.unit.leases import DEADLINE_S, child, wait_for_word
+from tests.unit.leases import DEADLINE_S, child, wait_for_message
 
 
 def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
@@ -28,10 +28,10 @@ def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
 def hold(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"mine")
     connection.send("held")
-    if wait_for_word(connection) == "share":
+    if wait_for_message(connection) == "share":
         file.share()
         connection.send("shared")
-        wait_for_word(connection)
+        wait_for_message(connection)
 
 
 def test_a_held_file_is_found_with_its_content_and_its_owner(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_releasing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
 def test_the_file_of_a_killed_holder_is_not_held_and_is_removed_by_cleaning(tmp_path: Path) -> None:
     path = tmp_path / "a.lease"
     with child(hold, path) as holder:
-        holder.hear()
+        holder.receive()
         assert [found.name for found in held(tmp_path, may_clean=True)] == [path.name]
         holder.kill()
     assert held(tmp_path) == []
@@ -83,12 +83,12 @@ def release_in_a_fork(connection: Connection, path: Path) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     connection.send("done")
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 def test_a_release_in_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> None:
     with child(release_in_a_fork, tmp_path / "a.lease") as parent:
-        parent.hear()
+        parent.receive()
         assert len(held(tmp_path, may_clean=True)) == 1
 
 
@@ -97,12 +97,12 @@ def leave_it_to_a_fork(connection: Connection, path: Path) -> None:
     pid = os.fork()
     if pid:
         connection.send(pid)
-    wait_for_word(connection)
+    wait_for_message(connection)
 
 
 def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> None:
     with child(leave_it_to_a_fork, tmp_path / "a.lease") as parent:
-        heir = parent.hear()
+        heir = parent.receive()
         parent.kill()
         assert len(held(tmp_path, may_clean=True)) == 1
         os.kill(heir, signal.SIGKILL)
@@ -114,14 +114,14 @@ def keep_it_from_a_fork(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"", is_inherited=False)
     if not os.fork():
         connection.send(os.getpid())  # sent by the fork itself: by now it has closed its parent's files
-    wait_for_word(connection)
+    wait_for_message(connection)
     file.release()
 
 
 def test_a_fork_does_not_keep_a_file_that_is_not_inheritable(tmp_path: Path) -> None:
     """Such as a ticket: a fork that kept it would block all requests behind it."""
     with child(keep_it_from_a_fork, tmp_path / "a.lease") as parent:
-        fork = parent.hear()
+        fork = parent.receive()
         assert len(held(tmp_path)) == 1
         parent.kill()
         assert held(tmp_path) == []
@@ -149,9 +149,9 @@ def test_a_file_left_by_its_only_process_is_not_held(tmp_path: Path) -> None:
 def test_a_shared_file_that_was_taken_over_survives_its_first_holder(tmp_path: Path) -> None:
     path = tmp_path / "a.lease"
     with child(hold, path) as first:
-        first.hear()
-        first.tell("share")
-        first.hear()
+        first.receive()
+        first.send("share")
+        first.receive()
         assert len(held(tmp_path, may_clean=True)) == 1, "a shared lock counts as held"
         descriptor = take_over(path)
         first.kill()
@@ -205,15 +205,15 @@ def test_a_file_stays_locked_while_it_becomes_shared(tmp_path: Path) -> None:
     with child(try_every_lock, tmp_path) as contender:
         rounds_beside_it = 0
         while rounds_beside_it < 10:
-            rounds_beside_it += contender.has_spoken()
+            rounds_beside_it += contender.has_message()
             files = [LockFile(tmp_path / f"{place}.lease", b"") for place in range(100)]
             for file in files:
                 file.share()
             for file in files:
                 file.release()
-        contender.tell("stop")
-        assert contender.hear() == "begun"
-        assert contender.hear() == 0
+        contender.send("stop")
+        assert contender.receive() == "begun"
+        assert contender.receive() == 0
 
 
 def test_other_files_are_ignored_and_not_removed(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def refusal(output: Path, pruned: Path | None) -> str:
 
 def test_an_unwritable_root_is_reported_before_the_first_run(tmp_path: Path) -> None:
     with child(make_on_a_full_disk, tmp_path / "out", tmp_path / "pruned") as maker:
-        assert maker.hear() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
+        assert maker.receive() == f"cannot write to the output root {tmp_path / 'out'}: File too large"
     assert os.listdir(tmp_path / "out") == []
 
 
@@ -117,9 +117,9 @@ def test_a_full_and_a_read_only_disk_are_reported_before_the_first_run(tmp_path:
 @as_root
 def test_a_root_of_another_user_is_reported_before_the_first_run() -> None:
     with child(make_as_another_user, Path("/var")) as maker:
-        assert maker.hear() == "cannot write to the output root /var: Permission denied"
+        assert maker.receive() == "cannot write to the output root /var: Permission denied"
     with child(make_as_another_user, Path("/var/out")) as maker:
-        assert maker.hear() == "cannot create the output root /var/out: Permission denied"
+        assert maker.receive() == "cannot create the output root /var/out: Permission denied"
 
 
 # Frames
@@ -212,7 +212,7 @@ def test_an_unreadable_folder_is_not_taken_for_empty() -> None:
         os.chmod(folder, 0o755)
         Path(folder, "shut").mkdir(mode=0o700)
         with child(look_as_another_user, Path(folder)) as looking:
-            assert looking.hear() == f"cannot look for frames in {folder}: Permission denied ({folder}/shut)"
+            assert looking.receive() == f"cannot look for frames in {folder}: Permission denied ({folder}/shut)"
 
 
 def test_a_missing_run_is_not_taken_for_empty(tmp_path: Path) -> None:

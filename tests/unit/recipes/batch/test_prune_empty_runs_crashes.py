@@ -50,8 +50,8 @@ def die_while_copying(pruning: Child, method: MoveMethod, roots: Roots) -> str:
     """Kill the process while it copies. Return the name of the partial copy."""
     before = set(os.listdir(roots.pruned))
     for point in itertools.count(1):
-        pruning.tell((method, point, roots))
-        assert pruning.hear() == -signal.SIGKILL
+        pruning.send((method, point, roots))
+        assert pruning.receive() == -signal.SIGKILL
         partial = {name for name in set(os.listdir(roots.pruned)) - before if ".partial-" in name}
         if partial:
             return partial.pop()
@@ -114,8 +114,8 @@ def test_after_a_kill_at_any_point_the_next_call_leaves_the_run_complete_at_one_
     with child(prune_and_die) as pruning:
         for point in itertools.count(1):
             before, others = set_up(roots)
-            pruning.tell((method, point, roots))
-            status = pruning.hear()
+            pruning.send((method, point, roots))
+            status = pruning.receive()
             check_nothing_is_lost(roots, before)
             check_finished(roots, before, others)
             if status == 0:
@@ -130,7 +130,7 @@ def test_after_repeated_kills_the_run_is_complete_at_one_place(roots: Roots, met
         for _ in range(15):
             before, others = set_up(roots)
             for _ in range(dice.randint(2, 5)):
-                pruning.tell((method, dice.randint(1, 10 if method == "renamed" else 70), roots))
-                assert pruning.hear() in (0, -signal.SIGKILL)
+                pruning.send((method, dice.randint(1, 10 if method == "renamed" else 70), roots))
+                assert pruning.receive() in (0, -signal.SIGKILL)
                 check_nothing_is_lost(roots, before)
             check_finished(roots, before, others)

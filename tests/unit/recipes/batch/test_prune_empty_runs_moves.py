@@ -298,13 +298,13 @@ def test_files_that_cannot_be_removed_after_the_copy_are_reported_and_removed_la
     with roots_of_another_user() as roots:
         before = tree_of(roots.run)
         with child(prune_as_another_user, roots) as pruning:
-            pruned_run = pruning.hear()
+            pruned_run = pruning.receive()
         assert "cannot be removed here: Permission denied" in pruned_run.left
         assert (pruned_run.to, tree_of(Path(pruned_run.to))) == (str(roots.pruned / RUN), before)
         for folder in (roots.run, roots.run / "deep" / "er"):
             os.chmod(folder, 0o755)
         with child(prune_as_another_user, roots) as pruning:
-            assert (pruning.hear().left, read_record(roots.record)[RUN].left) == (None, None)
+            assert (pruning.receive().left, read_record(roots.record)[RUN].left) == (None, None)
         assert not roots.run.exists()
         assert sorted(os.listdir(roots.pruned)) == ["run-000016", RUN]
 
@@ -313,7 +313,7 @@ def test_files_that_cannot_be_removed_after_the_copy_are_reported_and_removed_la
 def test_a_failed_copy_is_removed_with_its_read_only_folders() -> None:
     with roots_of_another_user() as roots:
         with child(fail_to_copy_as_another_user, roots) as pruning:
-            assert pruning.hear().left.startswith("no (")
+            assert pruning.receive().left.startswith("no (")
         assert os.listdir(roots.pruned) == ["run-000016"]
 
 
