@@ -40,7 +40,7 @@ def held() -> list[str]:
     return sorted(share.device_id for lease in leases for share in lease.shares)
 
 
-def said(process: "subprocess.Popen[str]") -> str:
+def printed(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -61,7 +61,7 @@ def test_several_gpus_are_leased_all_or_none(script: Script) -> None:
     with GPUScheduler(num_gpus=2) as gpu_ids:
         assert gpu_ids == [0, 1]
     other = script()
-    assert said(other) == "[0]"
+    assert printed(other) == "[0]"
     with pytest.raises(TimeoutError):
         GPUScheduler(num_gpus=2, max_wait_time=0.1).acquire()
     assert held() == ["SIM-0"]
@@ -69,15 +69,15 @@ def test_several_gpus_are_leased_all_or_none(script: Script) -> None:
 
 def test_two_scripts_never_get_the_same_gpu(script: Script) -> None:
     first, second = script(), script()
-    assert sorted([said(first), said(second)]) == ["[0]", "[1]"]
+    assert sorted([printed(first), printed(second)]) == ["[0]", "[1]"]
     third = script(label="third")
     finish(first)
-    assert said(third) in ("[0]", "[1]")
+    assert printed(third) in ("[0]", "[1]")
 
 
 def test_a_script_that_is_killed_holds_nothing(script: Script) -> None:
     victim = script(num_gpus=2)
-    assert said(victim) == "[0, 1]"
+    assert printed(victim) == "[0, 1]"
     victim.send_signal(signal.SIGKILL)
     victim.wait(90)
     with GPUScheduler(num_gpus=2, max_wait_time=90) as gpu_ids:
@@ -86,7 +86,7 @@ def test_a_script_that_is_killed_holds_nothing(script: Script) -> None:
 
 def test_a_timeout_reports_what_was_free_and_what_was_missing(script: Script) -> None:
     other = script(label="nightly", specific_gpus=[0])
-    said(other)
+    printed(other)
     with SimulatedUse() as usage:
         usage.allocate("SIM-1", 10240)
         with pytest.raises(WaitedTooLong) as complaint:
@@ -198,16 +198,16 @@ def test_a_child_forked_in_the_block_does_not_end_its_parent_s_lease() -> None:
 
 def test_the_request_with_the_higher_priority_goes_first(script: Script) -> None:
     holder = script(num_gpus=2)
-    said(holder)
+    printed(holder)
     low = script(num_gpus=2, priority=0, label="low")
     _wait_for_tickets(1)
     high = script(num_gpus=2, priority=5, label="high")
     _wait_for_tickets(2)
     finish(holder)
-    assert said(high) == "[0, 1]"
+    assert printed(high) == "[0, 1]"
     assert [lease.holder.label for lease in Ledger(lease_dir()).leases()] == ["high"]
     finish(high)
-    assert said(low) == "[0, 1]"
+    assert printed(low) == "[0, 1]"
 
 
 def _wait_for_tickets(count: int) -> None:
@@ -216,7 +216,7 @@ def _wait_for_tickets(count: int) -> None:
         if len(Ledger(lease_dir()).tickets()) == count:
             return
         deadline.wait(0.01)
-    pytest.fail("nobody came to wait")
+    pytest.fail("no ticket appeared")
 
 
 def test_banned_gpus_are_never_taken(own_home: Path) -> None:
@@ -280,15 +280,15 @@ def test_existing_scripts_can_import_the_names_they_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"specific_gpus": [7]}, "there is no GPU '7'"),
         ({"num_gpus": 0}, "num_gpus is 0"),
         ({"vram": "lots"}, "not a size"),
     ],
 )
-def test_a_wrong_argument_is_refused_at_once(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_wrong_argument_is_refused_at_once(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
@@ -307,7 +307,7 @@ def test_a_wrong_configuration_is_refused_with_a_suggestion(own_home: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"vram": "30G"}, r"no GPU has 30 GB"),
         ({"memory_free_threshold_gb": 30}, "no GPU has 30 GB"),
@@ -316,8 +316,8 @@ def test_a_wrong_configuration_is_refused_with_a_suggestion(own_home: Path) -> N
         ({"vram": 0}, "vram is 0"),
     ],
 )
-def test_an_impossible_request_is_refused_instead_of_waiting(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_impossible_request_is_refused_instead_of_waiting(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
@@ -379,33 +379,33 @@ def test_a_request_beyond_the_enclosing_lease_is_refused_instead_of_waiting() ->
     assert result.returncode == 1
 
 
-def _halt_outside_the_ledger(process: "subprocess.Popen[str]") -> None:
-    """One that is halted while it reads or writes the ledger holds up everybody until it goes on."""
+def _stop_outside_the_ledger(process: "subprocess.Popen[str]") -> None:
+    """Stop a process while it does not have the ledger locked, which would block every other process."""
     for _ in range(100):
         process.send_signal(signal.SIGSTOP)
         with contextlib.suppress(EnvironmentFault), hold_mutex(Path(lease_dir()), 1.0):
             return
         process.send_signal(signal.SIGCONT)
-    pytest.fail("it is in the ledger whenever it is looked at")
+    pytest.fail("it always has the ledger locked")
 
 
 def test_a_stopped_waiting_process_does_not_block_the_requests_behind_it(script: Script) -> None:
     holder = script(num_gpus=2)
-    said(holder)
+    printed(holder)
     halted = script(num_gpus=2, label="halted")
     _wait_for_tickets(1)
-    _halt_outside_the_ledger(halted)
+    _stop_outside_the_ledger(halted)
     finish(holder)
     behind = script(label="behind")
-    assert said(behind) in ("[0]", "[1]")
+    assert printed(behind) in ("[0]", "[1]")
     finish(behind)
     halted.send_signal(signal.SIGCONT)
-    assert said(halted) == "[0, 1]"
+    assert printed(halted) == "[0, 1]"
 
 
 def test_a_child_forked_while_waiting_does_not_keep_a_dead_parent_s_ticket(script: Script) -> None:
     holder = script(num_gpus=2)
-    said(holder)
+    printed(holder)
     program = (
         "import os, signal, sys, threading\n"
         "from gpuyard import GPUScheduler\n"
@@ -417,12 +417,12 @@ def test_a_child_forked_while_waiting_does_not_keep_a_dead_parent_s_ticket(scrip
         "signal.pause()\n"
     )
     ghost = script(sys.executable, "-c", program)
-    assert said(ghost) == "waiting"
+    assert printed(ghost) == "waiting"
     children = psutil.Process(ghost.pid).children()
     ghost.kill()
     ghost.wait(90)
     try:
-        _wait_for_tickets(0)  # the child lets go as soon as it comes to itself
+        _wait_for_tickets(0)  # the child releases the ticket as soon as it runs
         assert all(child.is_running() for child in children)
     finally:
         for child in children:

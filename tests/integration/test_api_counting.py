@@ -1,4 +1,4 @@
-"""Every GPU number that a script gives or gets is that of its own process, whatever CUDA_VISIBLE_DEVICES says."""
+"""Every GPU number in a script counts the GPUs visible to its process, under any CUDA_VISIBLE_DEVICES."""
 
 from pathlib import Path
 

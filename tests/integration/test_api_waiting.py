@@ -1,4 +1,4 @@
-"""What a script hears while `GPUScheduler` waits, how often it looks, and how the waiting ends."""
+"""Messages while `GPUScheduler` waits, how often it samples the GPUs, and how the wait ends."""
 
 import subprocess
 import sys
@@ -22,13 +22,13 @@ from tests.integration.conftest import HOLD, Script
 pytestmark = pytest.mark.usefixtures("two_gpus")
 
 DEADLINE_S = 90.0
-# How long the first looks after something ended are apart: the driver takes a while to give memory back.
+# The interval of the first samples after a process ended: the driver takes some time to free memory.
 QUICK_LOOKS = 6
 
 
 @pytest.fixture
 def holder(script: Script) -> "subprocess.Popen[str]":
-    """A script that holds both GPUs until it is told to go on."""
+    """A script that holds both GPUs until it reads a line."""
     process = script(num_gpus=2, label="nightly")
     assert process.stdout is not None
     assert process.stdout.readline() == "[0, 1]\n"
@@ -58,7 +58,7 @@ def until_waiting() -> None:
     pause = threading.Event()
     deadline = time.monotonic() + DEADLINE_S
     while not Ledger(lease_dir()).tickets():
-        assert time.monotonic() < deadline, "nobody came to wait"
+        assert time.monotonic() < deadline, "no ticket appeared"
         pause.wait(0.01)
 
 
@@ -137,7 +137,7 @@ def test_a_progress_callback_that_raises_after_the_grant_releases_the_gpu(script
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Queue[float]:
-    """When `GPUScheduler` looked at the GPUs."""
+    """The times at which `GPUScheduler` sampled the GPUs."""
     times: Queue[float] = Queue()
 
     def look() -> Snapshot:
@@ -150,7 +150,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Queue[float]:
 
 @pytest.mark.parametrize("poll_interval", [0.1, 0.7])
 def test_the_gpus_are_sampled_once_per_poll_interval(looks: Queue[float], poll_interval: float) -> None:
-    """Memory that a process outside gpuyard gives back is no news: only a look at the GPU tells of it."""
+    """No event reports memory that a foreign process frees: only a sample of the GPU shows it."""
     taken: list[list[int]] = []
     scheduler = GPUScheduler(specific_gpus=[0], poll_interval=poll_interval, quiet=True)
     waiting = threading.Thread(target=lambda: taken.append(scheduler.acquire()), daemon=True)
@@ -173,6 +173,6 @@ def test_an_invalid_poll_interval_is_refused(poll_interval: float) -> None:
 
 def test_a_ledger_that_stays_locked_raises_a_timeout() -> None:
     with GPUScheduler():
-        pass  # the ledger is there
+        pass  # creates the ledger
     with hold_mutex(Path(lease_dir()), 1.0), pytest.raises(TimeoutError, match=r"was busy for 0\.1 s"):
         GPUScheduler(timeout=0.1).acquire()

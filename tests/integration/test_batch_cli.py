@@ -1,4 +1,4 @@
-"""`gpuyard batch` and `gpuyard datagen` with the daemon they start by themselves, and runs that really run."""
+"""`gpuyard batch` and `gpuyard datagen` with the daemon that they start, and real runs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.integration.batch_fixture import GATED, OPEN, batch, let_go, queue, s
 pytestmark = pytest.mark.usefixtures("queue")
 
 
-# What would be run
+# Dry runs
 
 
 def test_a_dry_run_prints_the_commands_and_creates_and_starts_nothing(own_home: Path) -> None:
@@ -53,7 +53,7 @@ def test_datagen_passes_the_simulator_its_own_options(own_home: Path) -> None:
     assert f"--prune-empty --prune-output-root {folder}/empty --output-root" in own_root
 
 
-# A whole batch
+# Whole batches
 
 
 def test_a_batch_runs_each_command_once_and_prints_a_summary(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_batch_runs_each_command_once_and_prints_a_summary(tmp_path: Path) -> 
     assert (frames.split(), files.split()) == (["frames", "20"], ["files", str(out)])
     written = [(out / f"run-{index:06d}" / "data").read_text() for index in range(5)]
     assert written == [f"{index} {40 + index}\n" for index in range(5)]
-    told = summary_in(out)
-    assert (told["runs"], told["succeeded"], told["attempts"], told["frames"]) == (5, 5, 5, 20)
+    summary = summary_in(out)
+    assert (summary["runs"], summary["succeeded"], summary["attempts"], summary["frames"]) == (5, 5, 5, 20)
 
 
 def test_a_failed_run_is_retried_with_its_seed_then_reported_in_the_exit_status(tmp_path: Path) -> None:
@@ -85,9 +85,13 @@ def test_a_failed_run_is_retried_with_its_seed_then_reported_in_the_exit_status(
 def test_json_is_the_summary_and_nothing_else(tmp_path: Path) -> None:
     result = batch(2, "--json", "--output-root", "out", "--name", "night", program="[ {index} = 0 ]")
     assert result.returncode == 1
-    told = json.loads(result.stdout)
-    assert told == summary_in(tmp_path / "out")
-    assert (told["name"], told["failures"][0]["index"], told["failures"][0]["reason"]) == ("night", 1, "exit status 1")
+    summary = json.loads(result.stdout)
+    assert summary == summary_in(tmp_path / "out")
+    assert (summary["name"], summary["failures"][0]["index"], summary["failures"][0]["reason"]) == (
+        "night",
+        1,
+        "exit status 1",
+    )
 
 
 def test_without_an_output_root_a_run_gets_a_folder_of_gpuyard(own_home: Path) -> None:
@@ -117,14 +121,14 @@ def test_empty_runs_are_pruned_by_gpuyard(tmp_path: Path) -> None:
 
 SIMULATOR = """
 import os, sys
-told = dict(zip(sys.argv, sys.argv[1:]))
-root, seed = told['--output-root'], int(told['--seed'])
+options = dict(zip(sys.argv, sys.argv[1:]))
+root, seed = options['--output-root'], int(options['--seed'])
 if seed % 2:
-    os.makedirs(told['--prune-output-root'], exist_ok=True)
-    os.rename(root, os.path.join(told['--prune-output-root'], f'seed-{seed}'))
+    os.makedirs(options['--prune-output-root'], exist_ok=True)
+    os.rename(root, os.path.join(options['--prune-output-root'], f'seed-{seed}'))
 else:
-    open(os.path.join(root, 'frame'), 'w').write('x' * int(told['--max-frames']))
-    print(told['--max-frames'], 'frames')
+    open(os.path.join(root, 'frame'), 'w').write('x' * int(options['--max-frames']))
+    print(options['--max-frames'], 'frames')
 """
 
 
@@ -137,11 +141,11 @@ def test_datagen_makes_a_data_set_with_a_simulator_that_prunes_by_itself(
     assert result.stdout.startswith("datagen: all 4 runs succeeded, in ")
     assert sorted(path.parent.name for path in tmp_path.glob("out/*/frame")) == ["run-000000", "run-000002"]
     assert sorted(path.name for path in (tmp_path / "out-pruned").iterdir()) == ["seed-1", "seed-3"]
-    told = summary_in(tmp_path / "out")
-    assert (told["pruned"], told["frames"]) == (2, 6)
+    summary = summary_in(tmp_path / "out")
+    assert (summary["pruned"], summary["frames"]) == (2, 6)
 
 
-# Gone on with
+# Continuing a batch
 
 
 def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
@@ -171,8 +175,8 @@ def test_the_same_command_continues_an_unfinished_batch_and_begins_another_after
     (tmp_path / "mended").touch()
     again = batch(3, *typed, program=program)
     assert again.returncode == 0, again.stderr
-    told = f"gpuyard: the batch in {tmp_path}/out is unfinished: continuing with 1 of 3 runs\n"
-    assert again.stderr.startswith(told)
+    notice = f"gpuyard: the batch in {tmp_path}/out is unfinished: continuing with 1 of 3 runs\n"
+    assert again.stderr.startswith(notice)
     other = batch(3, *typed, program=program)
     beside = f"gpuyard: the batch in {tmp_path}/out is finished (--append adds runs to it); starting a new one in "
     assert other.stderr.startswith(f"{beside}{tmp_path}/out-2\n")
@@ -200,8 +204,8 @@ def test_append_adds_runs_with_the_next_seeds_once_the_batch_is_finished(tmp_pat
     assert batch(2, *typed, program=program).returncode == 0
     added = batch(2, *typed, program=program)
     assert added.returncode == 1
-    told = f"gpuyard: adds seeds 7 to 8 to the batch in {tmp_path}/out: continuing with 2 of 4 runs\n"
-    assert added.stderr.startswith(told)
+    notice = f"gpuyard: adds seeds 7 to 8 to the batch in {tmp_path}/out: continuing with 2 of 4 runs\n"
+    assert added.stderr.startswith(notice)
     assert "--append" not in added.stderr.splitlines()[-1]
     (tmp_path / "mended").touch()
     again = batch(2, *typed, program=program)
@@ -217,25 +221,25 @@ def test_the_resume_hint_of_a_batch_beside_another_names_its_root(tmp_path: Path
     assert batch(1, "--output-root", "out", program="true").returncode == 0
     os.mkfifo(tmp_path / "gate")
     begun = batch(1, "--detach", "--output-root=out", program="read word < gate")
-    way_back = begun.stderr.splitlines()[-1].strip()
-    assert way_back.startswith(f"gpuyard batch --resume --output-root {tmp_path}/out-2 --count 1 ")
-    assert "--output-root=out" not in way_back
+    resume_hint = begun.stderr.splitlines()[-1].strip()
+    assert resume_hint.startswith(f"gpuyard batch --resume --output-root {tmp_path}/out-2 --count 1 ")
+    assert "--output-root=out" not in resume_hint
     (tmp_path / "gate").write_text("go\n")
-    followed = run(*shlex.split(way_back)[1:])
+    followed = run(*shlex.split(resume_hint)[1:])
     assert (followed.returncode, followed.stdout.startswith("sh: the run succeeded")) == (0, True)
 
 
 def test_a_detached_batch_runs_in_the_queue_and_can_be_followed_later(tmp_path: Path) -> None:
     begun = batch(2, "--detach", "--output-root", "out", program=GATED)
     assert (begun.returncode, begun.stdout) == (0, "1-2\n")
-    way_back = begun.stderr.splitlines()[-1]
-    assert way_back.startswith("  gpuyard batch --resume --count 2 ")
-    assert "--detach" not in way_back
-    told = batch(2, "--detach", "--resume", "--json", "--output-root", "out", "--concurrency", "2", program=GATED)
-    assert json.loads(told.stdout) == {
+    resume_hint = begun.stderr.splitlines()[-1]
+    assert resume_hint.startswith("  gpuyard batch --resume --count 2 ")
+    assert "--detach" not in resume_hint
+    followed = batch(2, "--detach", "--resume", "--json", "--output-root", "out", "--concurrency", "2", program=GATED)
+    assert json.loads(followed.stdout) == {
         "name": "sh", "ids": "1-2", "first": 1, "last": 2, "finish": 3, "root": str(tmp_path / "out"),
     }  # fmt: skip
-    assert "keep the limits they were submitted with" in told.stderr
+    assert "keep the limits they were submitted with" in followed.stderr
     let_go(tmp_path, 0, 1)
     assert batch(2, "--resume", "--output-root", "out", program=GATED).returncode == 0
 
@@ -249,11 +253,11 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
-# What cannot be done
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["batch", "--", "true"], "how many runs?"),
         (["batch", "--count", "3"], "no program given"),
@@ -293,10 +297,12 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
         (["datagen", "--count", "1", "--program", "true", "--prune-output-root", "out/x"], "inside the output root"),
     ],
 )
-def test_a_usage_error_names_the_remedy_before_anything_starts(own_home: Path, arguments: list[str], told: str) -> None:
+def test_a_usage_error_names_the_remedy_before_anything_starts(
+    own_home: Path, arguments: list[str], message: str
+) -> None:
     result = run(*arguments)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
-    assert told in result.stderr
+    assert message in result.stderr
     assert result.stderr.startswith("gpuyard: ")
     assert "\n  " in result.stderr, "it has a hint"
     assert running_pid(own_home / "daemon.lock") is None

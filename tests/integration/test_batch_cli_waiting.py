@@ -1,4 +1,4 @@
-"""A batch that is followed in the foreground: what is seen of it, and what ends the looking and not the batch."""
+"""A batch that is followed in the foreground: its progress, and what ends the command but not the batch."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from tests.scale import some
 
 pytestmark = pytest.mark.usefixtures("queue")
 TELLS_EVERY_S = 5.0
-# A program that is interrupted while coverage's tracer has its lock waits for it for ever, so these are not measured.
+# Interrupting a program while coverage's tracer holds its lock can deadlock, so these are not measured.
 interrupted = pytest.mark.usefixtures("unmeasured")
 
 
@@ -58,8 +58,8 @@ def test_a_daemon_killed_midway_does_not_end_the_command_and_no_seed_runs_twice(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         let_go(tmp_path, 0, 1, 2)
-        said, errors = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, said.startswith("sh: all 3 runs succeeded")) == (0, True), errors
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, output.startswith("sh: all 3 runs succeeded")) == (0, True), errors
     assert (tmp_path / "seeds").read_text().split() == ["0", "1", "2"]
 
 
@@ -82,7 +82,7 @@ def on_terminal(request: pytest.FixtureRequest) -> Callable[..., Terminal]:
     return begin
 
 
-# Interrupted
+# Interrupts
 
 ASKED = "Leave it running, or stop it? [L/s] "
 
@@ -99,9 +99,9 @@ def test_ctrl_c_asks_and_can_leave_the_batch_running(
     terminal.type("\x03")
     terminal.read_until(ASKED)
     terminal.type(answer)
-    status, said = terminal.end()
+    status, output = terminal.end()
     assert status == 130
-    assert "the batch continues in the queue as jobs 1-2; `gpuyard queue` shows them" in said
+    assert "the batch continues in the queue as jobs 1-2; `gpuyard queue` shows them" in output
     let_go(tmp_path, 0, 1)
     assert run("wait", "1-3").returncode == 0
 
@@ -118,8 +118,8 @@ def test_ctrl_c_asks_and_can_cancel_the_batch_with_a_summary(
     terminal.type("\x03")
     terminal.read_until(ASKED)
     terminal.type("s\n")
-    status, said = terminal.end()
-    assert (status, "sh: 1 of 3 runs succeeded, 2 cancelled" in said) == (1, True), said
+    status, output = terminal.end()
+    assert (status, "sh: 1 of 3 runs succeeded, 2 cancelled" in output) == (1, True), output
     assert summary_in(tmp_path / "out")["cancelled"] == 2
 
 
@@ -140,12 +140,12 @@ def test_without_a_terminal_ctrl_c_leaves_the_batch_running_without_asking(
     assert run("wait", "1-2").returncode == 0
 
 
-# What only a daemon that is told what to say can show
+# Against a stand-in for the daemon
 
 
 @pytest.fixture
 def paced(own_home: Path) -> Iterator[StandIn]:
-    """A batch of three that is over after two looks at it; the job after it is job 4."""
+    """A batch of three that is done after two requests; the job that writes its summary is job 4."""
     with StandIn(own_home) as stand_in:
         tokens = list[str]()
 
@@ -184,11 +184,11 @@ def test_the_gate_that_blocks_the_next_run_is_named_with_its_figure_and_gpu(
     paced: StandIn, on_terminal: Callable[..., Terminal]
 ) -> None:
     paced.answers["GET /jobs/4"] = job(4, "failed")
-    _, said = on_terminal("batch", "--count", "3", *OPEN, "--", "true").end()
-    assert "limited by GPU 91% > 80% on GPU 1" in said
-    assert "0 of 3 done" in said
-    assert "10s" in said
-    assert said.count("gpuyard: --max-cpu is not enforced: no probe measures it") == 1
+    _, output = on_terminal("batch", "--count", "3", *OPEN, "--", "true").end()
+    assert "limited by GPU 91% > 80% on GPU 1" in output
+    assert "0 of 3 done" in output
+    assert "10s" in output
+    assert output.count("gpuyard: --max-cpu is not enforced: no probe measures it") == 1
 
 
 def test_a_threshold_that_cannot_be_measured_is_reported_once_in_a_pipe(paced: StandIn) -> None:

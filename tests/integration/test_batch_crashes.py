@@ -1,4 +1,4 @@
-"""A batch comes to its end, and each seed is run once, whoever of those that see to it is killed in the middle."""
+"""A batch completes and runs each seed once, even when its daemon or its command is killed midway."""
 
 import contextlib
 import os
@@ -24,8 +24,8 @@ from tests.scale import some
 RUNS, AT_ONCE, KILLS, SEED = 8, 2, 3, 6
 TAKES = ("--seconds", "0.3")
 OPTIONS = {"concurrency": AT_ONCE, "run_vram": "100M"}
-ROUNDED_S = 0.002  # times are told to the millisecond
-# The command with its words, killed as soon as it has done one step for the first time.
+ROUNDED_S = 0.002  # times are rounded to the millisecond
+# Runs the command and kills it right after its first call of one step.
 CRASHING = """
 import os, signal, sys
 from gpuyard.recipes.batch import plan as batch
@@ -43,15 +43,15 @@ main()
 
 @pytest.fixture
 def left_alone(batch: Batch) -> Iterator[Batch]:
-    """A batch whose daemon is started by the command itself, as a user's is."""
+    """A batch whose daemon is started by the command."""
     yield batch
     if running_pid(batch.queue.home / "daemon.lock") is not None:
         assert run("daemon", "stop").returncode == 0
 
 
 @contextlib.contextmanager
-def in_foreground(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen([*GPUYARD, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def in_foreground(*command_line: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen([*GPUYARD, *command_line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -60,7 +60,7 @@ def in_foreground(*words: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def kill_daemon(home: Path) -> None:
-    """As soon as there is one that has said who it is."""
+    """Kill the daemon as soon as its pid is known."""
     lock = home / "daemon.lock"
     until(lambda: running_pid(lock) is not None, "a daemon")
     pid = running_pid(lock)
@@ -82,13 +82,13 @@ def check_each_once(batch: Batch, summary: Summary | None) -> None:
 
 @pytest.mark.parametrize("victims", ["daemon and command", *some(["daemon", "command"])])
 def test_each_seed_runs_once_however_often_the_daemon_or_the_command_is_killed(left_alone: Batch, victims: str) -> None:
-    """Before the first run begins, and then after so many have begun: the moments are a seed's."""
+    """Kill before the first run begins, and then after random numbers of runs have begun."""
     it, dice = left_alone, random.Random(f"{SEED} {victims}")
     moments = [0, *sorted(dice.sample(range(1, RUNS), KILLS - 1))]
-    # The last one stays, so that there is somebody to kill at each of the moments.
-    words = it.command(RUNS, [*TAKES, *it.gated(RUNS - 1)], **OPTIONS)
+    # The last run waits, so that the victims are alive at each moment.
+    command_line = it.command(RUNS, [*TAKES, *it.gated(RUNS - 1)], **OPTIONS)
     with contextlib.ExitStack() as processes:
-        process = processes.enter_context(in_foreground(*words))
+        process = processes.enter_context(in_foreground(*command_line))
         for moment in moments:
             it.until_begun(moment)
             threading.Event().wait(dice.uniform(0, 0.3))
@@ -97,11 +97,11 @@ def test_each_seed_runs_once_however_often_the_daemon_or_the_command_is_killed(l
             if "command" in victims:
                 process.kill()
                 process.communicate()
-                process = processes.enter_context(in_foreground("datagen", "--resume", *words[1:]))
+                process = processes.enter_context(in_foreground("datagen", "--resume", *command_line[1:]))
         it.let_go()
-        told, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
-    assert f"all {RUNS} runs succeeded" in told
+    assert f"all {RUNS} runs succeeded" in output
     check_each_once(it, read_summary(it.root))
 
 
@@ -116,17 +116,17 @@ def test_any_other_command_starts_the_daemon_that_finishes_a_batch(left_alone: B
     check_each_once(it, read_summary(it.root))
 
 
-def crash_after(step: str, words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", CRASHING, step, *words], timeout=90, check=False)
+def crash_after(step: str, command_line: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", CRASHING, step, *command_line], timeout=90, check=False)
     assert done.returncode == -signal.SIGKILL
 
 
 def test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued(left_alone: Batch) -> None:
     it = left_alone
-    words = it.command(RUNS, TAKES, **OPTIONS, resume=True)
+    command_line = it.command(RUNS, TAKES, **OPTIONS, resume=True)
     for step in ("_write_record", "_post", "_write_record", "_post", "_write_record"):
-        crash_after(step, words)
-    done = run(*words)
+        crash_after(step, command_line)
+    done = run(*command_line)
     assert done.returncode == 0, done.stderr
     check_each_once(it, read_summary(it.root))
 
@@ -135,12 +135,12 @@ def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_reques
     left_alone: Batch,
 ) -> None:
     it = left_alone
-    words = it.command(RUNS, ("--seconds", "0"), **OPTIONS, resume=True)
+    command_line = it.command(RUNS, ("--seconds", "0"), **OPTIONS, resume=True)
     for _ in ("the batch is written down", "its runs are submitted, and that is written down"):
-        crash_after("_write_record", words)
+        crash_after("_write_record", command_line)
     until(lambda: len(it.entries("ends")) == RUNS, "the end of all runs")
     assert run("wait").returncode == 0
-    done = run(*words)
+    done = run(*command_line)
     assert done.returncode == 0, done.stderr
     check_each_once(it, read_summary(it.root))
 
@@ -149,13 +149,13 @@ def test_the_same_command_retries_failed_runs_with_their_seeds_but_not_succeeded
     left_alone: Batch,
 ) -> None:
     it = left_alone
-    words = it.command(4, ("--seconds", "0", "--fail-every", "2"), **OPTIONS)
-    assert run(*words).returncode == 1
+    command_line = it.command(4, ("--seconds", "0", "--fail-every", "2"), **OPTIONS)
+    assert run(*command_line).returncode == 1
     first = read_summary(it.root)
     assert first is not None
     assert (first.succeeded, first.failed, first.pruned) == (2, 2, 0)
     assert [failure.seed for failure in first.failures] == [0, 2]
-    again = run("datagen", "--resume", *words[1:])
+    again = run("datagen", "--resume", *command_line[1:])
     assert again.returncode == 0, again.stderr
     second = read_summary(it.root)
     assert second is not None

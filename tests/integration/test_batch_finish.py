@@ -1,4 +1,4 @@
-"""What comes after the last run: what is told of it is so, also where a batch was gone on with."""
+"""The end of a batch: its summary is correct, also when a batch was continued."""
 
 import json
 import os
@@ -22,14 +22,14 @@ import os, sys, time
 open(os.path.join(sys.argv[sys.argv.index('--output-root') + 1], 'begun'), 'w')
 time.sleep(3600)
 """
-# It moves what it keeps, and leaves the rest.
+# A simulator that moves the runs it keeps, and leaves the empty ones.
 KEEPS_THERE = """
 import os, sys
-told = dict(zip(sys.argv, sys.argv[1:]))
-if told['--seed'] != '1':
-    open(os.path.join(told['--output-root'], 'frame'), 'w').write('data')
-    os.rename(told['--output-root'], os.path.join(told['--prune-output-root'], f"seed-{told['--seed']}"))
-print('frames:', int(told['--seed'] != '1'))
+options = dict(zip(sys.argv, sys.argv[1:]))
+if options['--seed'] != '1':
+    open(os.path.join(options['--output-root'], 'frame'), 'w').write('data')
+    os.rename(options['--output-root'], os.path.join(options['--prune-output-root'], f"seed-{options['--seed']}"))
+print('frames:', int(options['--seed'] != '1'))
 """
 
 
@@ -144,7 +144,7 @@ def test_braces_in_a_root_are_a_part_of_its_name(tmp_path: Path) -> None:
 def test_the_duration_of_a_run_includes_all_attempts(tmp_path: Path) -> None:
     program = 'test "$GPUYARD_ATTEMPT" = 2 && exit; sleep 0.5; false'
     assert batch(1, "--output-root", "out", "--retries", "1", program=program).returncode == 0
-    assert summary_in(tmp_path / "out")["seconds"] > 1.0  # half a second, and a pause of one before it is tried again
+    assert summary_in(tmp_path / "out")["seconds"] > 1.0  # half a second, and a delay of one second before the retry
 
 
 @unmeasured
@@ -175,14 +175,14 @@ def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
 
 def test_a_program_that_uses_no_gpu_is_learned_to_need_none(tmp_path: Path) -> None:
     gates = ("--max-cpu", "100", "--min-free-mem-mb", "0", "--steady", "0")
-    # Each stays until it is in company or has been looked at often enough to teach.
-    company = "$(($(grep -c begins told) - $(grep -c ends told)))"
+    # Each run stays until another runs beside it, or until it was sampled often enough for an estimate.
+    company = "$(($(grep -c begins journal) - $(grep -c ends journal)))"
     stay = f"for tick in $(seq 60); do [ {company} -le 2 ] || break; sleep 0.05; done"
-    program = f"echo begins >> told; {stay}; echo ends >> told"
+    program = f"echo begins >> journal; {stay}; echo ends >> journal"
     command = ("--count", "8", "--concurrency", "8", *gates, "--output-root", "out", "--", "sh", "-c", program)
     assert run("batch", *command).returncode == 0
     at_once = most = 0
-    for word in (tmp_path / "told").read_text().split():
+    for word in (tmp_path / "journal").read_text().split():
         at_once += 1 if word == "begins" else -1
         most = max(most, at_once)
     assert most > 2, "no more at once than there are GPUs"

@@ -1,6 +1,6 @@
-"""Runs of a batch start when the machine has room for them, and its sample log proves it.
+"""Runs of a batch start when the machine has headroom, and the sample log proves it.
 
-Each test has something to hold launches back, and sees that it did: a gate that never closes proves nothing.
+Each test closes a gate and checks that it held launches back: a gate that never closes proves nothing.
 """
 
 import time
@@ -27,7 +27,7 @@ from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are fo
 from tests.scale import some
 
 Hogs = Callable[..., Hog]
-# What a row of the sample log says, and the bound it has to keep.
+# The column of the sample log, and the threshold that it has to keep.
 AT_MOST = {
     "max_cpu": ("cpu_smoothed_percent",),
     "max_gpu": ("gpu_smoothed_percent",),
@@ -37,7 +37,7 @@ AT_LEAST = {"min_free_mem_mb": ("memory_available_mb", "memory_judged_mb")}
 
 
 def check_launches(batch: Batch, attempts: int, bounds: Mapping[str, Any]) -> None:
-    """No launch went beyond a bound, and there is a row for each."""
+    """Check that each launch has a row, and that none crossed a threshold."""
     launches = batch.rows("launch")
     assert len(launches) == len(batch.entries("begins")) == attempts
     for row in launches:
@@ -47,8 +47,8 @@ def check_launches(batch: Batch, attempts: int, bounds: Mapping[str, Any]) -> No
             assert all(row[column] >= bounds[bound] for column in columns if bound in bounds), (bound, row)
 
 
-def held_rows(batch: Batch, words: str) -> list[dict[str, Any]]:
-    return [row for row in batch.rows("sample") if words in (row["held_by"] or "")]
+def held_rows(batch: Batch, text: str) -> list[dict[str, Any]]:
+    return [row for row in batch.rows("sample") if text in (row["held_by"] or "")]
 
 
 @pytest.mark.full
@@ -89,16 +89,16 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("gate", some(GATES, 0))
 def test_a_gate_blocks_launches_while_the_batch_s_own_runs_use_the_resource(batch: Batch, gate: str) -> None:
-    takes, bounds, words = GATES[gate]
+    takes, bounds, text = GATES[gate]
     batch.queue.home.mkdir(mode=0o700)
     config = batch.queue.home / "config.toml"
-    config.write_text("[queue.tags]\ndatagen = 1\n")  # until the first one has taken what it takes
+    config.write_text("[queue.tags]\ndatagen = 1\n")  # until the first run has allocated its memory
     batch.queue.start(QUIET_DAEMON)
     batch.begin(4, [*takes, "--seconds", "0", *batch.gated()], concurrency=4, **bounds)
     until(lambda: batch.entries("takes"), "what the first run takes")
     config.write_text("")
     batch.until_held_by(gate)
-    until(lambda: held_rows(batch, words), "a look that is told with its figure")
+    until(lambda: held_rows(batch, text), "a sample with the figure of the gate")
     batch.let_go()
     summary = batch.finished()
     assert summary.succeeded == 4
@@ -117,14 +117,14 @@ def test_memory_expected_of_running_runs_counts_before_they_use_it(batch: Batch)
 
 
 def test_memory_expected_of_a_run_counts_beside_that_of_a_foreign_process(batch: Batch, hog: Hogs) -> None:
-    stranger = hog(GPU_HOG, "SIM-0", 0, 6000)
-    stranger.take()
+    foreign = hog(GPU_HOG, "SIM-0", 0, 6000)
+    foreign.take()
     batch.queue.start(QUIET_DAEMON)
     bounds = {"run_vram": "3000M", "max_gpu_mem_mb": 8000, "device": "0"}
     batch.begin(2, ["--vram", "3000"], concurrency=2, **bounds)
     until(batch.sample_count, "a sample that led to no launch")
     assert (batch.standing()["gate"], batch.rows("launch")) == ("gpu-memory", [])
-    stranger.end()
+    foreign.end()
     assert batch.finished().succeeded == 2
     check_launches(batch, 2, bounds)
 
@@ -172,11 +172,11 @@ def test_runs_without_gpus_still_wait_for_the_gpu_thresholds(batch: Batch, hog: 
     assert batch.finished().succeeded == 1
 
 
-# A load that comes from outside
+# Load from outside
 
 
-def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) -> None:
-    """Loads the machine once the batch is under way: launches wait as long as that lasts, and not after."""
+def check_held_back(batch: Batch, gate: str, text: str, hogs: Sequence[Hog]) -> None:
+    """Load the machine once the batch is running: check that launches wait only while the load lasts."""
     until(lambda: batch.entries("ends"), "the end of the first run")
     for each in hogs:
         each.take()
@@ -185,7 +185,7 @@ def check_held_back(batch: Batch, gate: str, words: str, hogs: Sequence[Hog]) ->
     closed_at, launched, samples = time.time(), len(batch.rows("launch")), batch.sample_count()
     until(lambda: batch.sample_count() >= samples + 2, "two more samples")
     assert batch.standing()["gate"] == gate
-    assert words in batch.standing()["held_by"]
+    assert text in batch.standing()["held_by"]
     assert len(batch.rows("launch")) == launched
     ended_at = time.time()
     for each in hogs:
@@ -218,7 +218,7 @@ def test_cpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch,
 
 
 def test_ram_used_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
-    """It takes twice as much as it would need to, as the batch's own processes come and go."""
+    """Take twice as much as necessary, because the batch's own processes come and go."""
     takes_mb = 1000
     hogs = [hog(RAM_HOG, takes_mb)]
     batch.queue.start(QUIET_DAEMON)

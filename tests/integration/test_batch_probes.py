@@ -1,4 +1,4 @@
-"""What no probe can read is no reason to wait: a batch goes by the figures there are, and says which it did without."""
+"""A figure that no probe can read does not block a batch: it uses the other figures, and reports the missing ones."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ CARD = """<nvidia_smi_log><gpu id="00000000:01:00.0"><product_name>NVIDIA Yard O
 <utilization><gpu_util>{load}</gpu_util></utilization><processes></processes></gpu></nvidia_smi_log>
 """
 WHOLE = {"id": CARD_ID, "memory": "24576 MiB", "used": "0 MiB", "load": "7 %"}
-# The card as its tool tells of it, the host's figures that cannot be read, and the bounds that cannot be kept.
+# The output of the tool, the host's figures that cannot be read, and the thresholds that are not enforced.
 MISSING: dict[str, tuple[dict[str, str] | None, tuple[str, ...], tuple[str, ...]]] = {
     "any GPU": (None, (), ("--max-gpu", "--max-gpu-mem-mb")),
     "the GPU's load": ({**WHOLE, "load": "N/A"}, (), ("--max-gpu",)),
@@ -40,7 +40,7 @@ MISSING: dict[str, tuple[dict[str, str] | None, tuple[str, ...], tuple[str, ...]
 
 @pytest.fixture(autouse=True)
 def only_stand_ins(batch: Batch, tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No card of this machine is seen, only what a test puts there."""
+    """Hide the GPUs of this machine: only the tools of the test are on PATH."""
     monkeypatch.delenv("GPUYARD_SIMULATE")
     monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / name) for name in ("tools", "bin")))
 
@@ -49,7 +49,7 @@ def only_stand_ins(batch: Batch, tools: Tools, tmp_path: Path, monkeypatch: pyte
 def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> None:
     card, hidden, unknown = MISSING[missing]
     if card is not None:
-        # A shell's, because it answers well within the daemon's time for a look, also on a slow machine.
+        # A shell script, which answers within the daemon's deadline for a sample even on a slow machine.
         tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{CARD.format(**card)}END\n")
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.3 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the daemon tells about batches: how far they are, which gate holds them up, and what became of each run."""
+"""The routes of batches: their progress, the gate that they wait for, and the outcome of each run."""
 
 import csv
 import time
@@ -14,19 +14,19 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 def start(queue: QueueUnderTest, script: str, count: int, **options: Any) -> int:
-    """The number of a batch of `count` runs."""
+    """Submit a batch of `count` runs, and return its number."""
     return queue.shell(script, **{"sweep": [f"index=0-{count - 1}"], "concurrency": 2, "gpus": 0, **options})
 
 
 def at_gate(queue: QueueUnderTest, count: int, **options: Any) -> int:
-    """One whose runs wait for the test, as many as may be."""
+    """Start a batch whose runs wait for the test, and wait until as many run as are allowed."""
     gate = queue.gate()
     first = start(queue, f"read word < {gate}", count, **options)
-    until(lambda: told(queue, first)["gate"] == "concurrency", "as many runs as may be")
+    until(lambda: status_of(queue, first)["gate"] == "concurrency", "as many runs as may be")
     return first
 
 
-def told(queue: QueueUnderTest, first: int) -> Any:
+def status_of(queue: QueueUnderTest, first: int) -> Any:
     return queue.get(f"/batches/{first}")
 
 
@@ -34,24 +34,24 @@ def runs_of(queue: QueueUnderTest, first: int, **query: str) -> Any:
     return queue.get(f"/batches/{first}/runs", **query)
 
 
-# How far it is
+# Progress
 
 
 def test_the_status_of_a_batch_counts_runs_and_names_the_gate_they_wait_for(queue: QueueUnderTest) -> None:
     first = at_gate(queue, 5)
-    standing = told(queue, first)
+    standing = status_of(queue, first)
     assert (standing["id"], standing["first"], standing["last"], standing["count"]) == (first, first, first + 4, 5)
     assert standing["counts"] == {"queued": 3, "running": 2}
     assert [run["index"] for run in standing["running"]] == ["0", "1"]
     assert not standing["done"]
     assert standing["held_by"] == "limit reached: at most 2 runs of its batch at a time"
-    until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    until(lambda: status_of(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 
 def test_a_finished_batch_is_reported_as_done(queue: QueueUnderTest) -> None:
     first = start(queue, "exit {index}", 3)
     queue.wait()
-    standing = told(queue, first)
+    standing = status_of(queue, first)
     assert standing["done"]
     assert standing["counts"] == {"succeeded": 1, "failed": 2}
     assert (standing["running"], standing["gate"], standing["held_by"]) == ([], None, None)
@@ -59,8 +59,8 @@ def test_a_finished_batch_is_reported_as_done(queue: QueueUnderTest) -> None:
 
 def test_a_closed_gate_is_reported_with_its_figure_and_other_jobs_continue(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 3, min_free_mem_mb=10**9)
-    until(lambda: told(queue, first)["gate"] is not None, "a gate")
-    standing = told(queue, first)
+    until(lambda: status_of(queue, first)["gate"] is not None, "a gate")
+    standing = status_of(queue, first)
     assert standing["gate"] == "memory"
     assert standing["held_by"].endswith("< 1000000000 MB")
     assert standing["counts"] == {"queued": 3}
@@ -71,23 +71,23 @@ def test_a_closed_gate_is_reported_with_its_figure_and_other_jobs_continue(queue
 
 def test_a_batch_that_was_cancelled_waits_for_no_gate(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 3, min_free_mem_mb=10**9)
-    until(lambda: told(queue, first)["gate"] is not None, "a gate")
-    queue.post("/pause")  # nobody looks any more
+    until(lambda: status_of(queue, first)["gate"] is not None, "a gate")
+    queue.post("/pause")  # no more samples
     waited_s = queue.get("/status")["uptime_s"] + 1.0
     until(lambda: queue.get("/status")["uptime_s"] > waited_s, "the last look to be old")
     queue.post("/jobs/cancel", ids=f"{first}-{first + 2}")
     queue.post("/unpause")
-    until(lambda: told(queue, first)["done"], "the end of all")
-    until(lambda: told(queue, first)["gate"] is None, "the gate to be forgotten")
+    until(lambda: status_of(queue, first)["done"], "the end of all")
+    until(lambda: status_of(queue, first)["gate"] is None, "the gate to be forgotten")
 
 
 def test_the_progress_of_a_batch_survives_a_daemon_restart(queue: QueueUnderTest) -> None:
     first = at_gate(queue, 4)
-    until(lambda: told(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
-    before = told(queue, first)
+    until(lambda: status_of(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
+    before = status_of(queue, first)
     queue.restart()
-    until(lambda: told(queue, first)["gate"] == "concurrency", "the next daemon to take it up")
-    after = told(queue, first)
+    until(lambda: status_of(queue, first)["gate"] == "concurrency", "the next daemon to take it up")
+    after = status_of(queue, first)
     assert (after["counts"], after["token"]) == (before["counts"], before["token"])
     assert [run["id"] for run in after["running"]] == [run["id"] for run in before["running"]]
 
@@ -96,14 +96,14 @@ def test_a_batch_is_known_though_its_first_run_was_forgotten(queue: QueueUnderTe
     gate = queue.gate()
     first = start(queue, f"test {{index}} = 0 || read word < {gate}", 3)
     queue.until_state(first, "succeeded")
-    until(lambda: told(queue, first)["counts"].get("running") == 2, "the others to run")
+    until(lambda: status_of(queue, first)["counts"].get("running") == 2, "the others to run")
     queue.post("/clean", older_than_s=0)
-    standing = told(queue, first)
+    standing = status_of(queue, first)
     assert (standing["count"], standing["counts"], standing["done"]) == (2, {"running": 2}, False)
     assert [run["index"] for run in runs_of(queue, first)["runs"]] == ["1", "2"]
 
 
-# What became of each run
+# Runs
 
 
 def test_each_run_is_listed_with_its_seed_outcome_and_log(queue: QueueUnderTest) -> None:
@@ -151,7 +151,7 @@ def test_runs_are_listed_page_by_page(queue: QueueUnderTest) -> None:
     assert all(other not in page for page in pages)
 
 
-# What is no batch
+# Errors
 
 
 def test_a_job_that_is_not_a_batch_is_rejected(queue: QueueUnderTest) -> None:
@@ -159,14 +159,14 @@ def test_a_job_that_is_not_a_batch_is_rejected(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 2, hold=True)
     for number in (plain, first + 1, 4711):
         with pytest.raises(UserError, match=f"there is no batch {number}"):
-            told(queue, number)
+            status_of(queue, number)
         with pytest.raises(UserError, match=f"there is no batch {number}"):
             runs_of(queue, number)
     with pytest.raises(UserError, match=f"there is no GET /v1/batches/{first}/pictures"):
         queue.get(f"/batches/{first}/pictures")
 
 
-# Its sample log
+# The sample log
 
 
 def test_the_sample_log_shows_each_launch_with_the_figures_it_went_by(queue: QueueUnderTest, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
 
 
 def put_shell(tools: Tools, name: str, script: str) -> None:
-    """One that answers well within the time for a look, also on a slow machine."""
+    """Put a shell script on PATH: it answers within the deadline for a sample even on a slow machine."""
     tools(name, "").write_text(f"#!/bin/sh\n{script}\n")
 
 
@@ -111,7 +111,7 @@ def test_watch_reports_a_problem_once(tools: Tools) -> None:
     assert len(result.stdout.splitlines()) == 4
 
 
-@pytest.mark.usefixtures("unmeasured")  # one that is interrupted while it is measured can stand still for ever
+@pytest.mark.usefixtures("unmeasured")  # an interrupt while coverage measures can deadlock
 def test_ctrl_c_ends_watch(simulated: None) -> None:
     process = subprocess.Popen([*GPUYARD, "watch"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -229,7 +229,7 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["devcies"], "did you mean `gpuyard devices`?"),
         (["frobnicate"], "gpuyard --help"),
@@ -243,10 +243,10 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
         (["doctor", "replay", "gpu-z", "x"], "nvidia-smi-xml"),
     ],
 )
-def test_a_usage_error_says_what_to_type_instead(arguments: list[str], said: str) -> None:
+def test_a_usage_error_says_what_to_type_instead(arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -1,4 +1,4 @@
-"""`gpuyard.Client`: a script does with the queue what a person does on the command line, over either way to it."""
+"""`gpuyard.Client`: a script does what a person does on the command line, over the socket or over HTTP."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 
 SCRIPT = """\
 from gpuyard import Client
-with Client() as yard:
-    job = yard.submit("echo", "trained", gpus=0).first
-    assert yard.wait(job).succeeded == 1
-    print(yard.logs(job), end="")
+with Client() as queue:
+    job = queue.submit("echo", "trained", gpus=0).first
+    assert queue.wait(job).succeeded == 1
+    print(queue.logs(job), end="")
 """
-# What is no question to the queue: a script has other means for it.
+# Commands that are not about the queue: a script has other means for them.
 NOT_FOR_SCRIPTS = {"daemon", "export", "notify", "web"}
 
 
@@ -58,9 +58,9 @@ def test_a_client_has_every_verb_of_the_queue() -> None:
 
 
 def test_a_job_is_submitted_shown_and_waited_for(either: Client) -> None:
-    told = either.submit("sh", "-c", "echo out; echo err >&2; exit 3", gpus=0, name="broken", time_limit="1h")
-    job = told.first
-    assert (told.ids, told.count) == (str(job), 1)
+    submitted = either.submit("sh", "-c", "echo out; echo err >&2; exit 3", gpus=0, name="broken", time_limit="1h")
+    job = submitted.first
+    assert (submitted.ids, submitted.count) == (str(job), 1)
     waited = either.wait(job)
     assert (waited.done, waited.failed_count, waited.failed[0].outcome) == (True, 1, "failed")
     shown = either.show("name=broken")
@@ -90,7 +90,7 @@ def test_many_jobs_are_submitted_and_changed_at_once(either: Client) -> None:
     assert either.release(swept.first, swept.last).count == 2
     assert either.wait(swept.ids, timeout="1m").succeeded == 2
     assert not either.wait(timeout=0.01).done
-    assert either.hold(listed.ids).unchanged_count == 2  # they are held already
+    assert either.hold(listed.ids).unchanged_count == 2  # already held
     assert either.cancel("all").count == 2
     assert either.retry(swept.first).count == 1
     with pytest.raises(UserError, match="which jobs"):
@@ -105,9 +105,9 @@ def test_a_log_is_followed_through_all_attempts(either: Client, queue: QueueUnde
     gate.write_text("first\n")
     assert next(pieces) == "first\n"
     queue.client.request("POST", "/jobs/retry", body={"ids": str(job)})
-    heard = next(pieces)
+    first_part = next(pieces)
     gate.write_text("second\n")
-    assert heard + "".join(pieces) == "begins\nsecond\n"
+    assert first_part + "".join(pieces) == "begins\nsecond\n"
     assert either.logs(job, attempt=1) == "begins\nfirst\n"
 
 
@@ -170,7 +170,7 @@ def test_an_id_that_matches_no_job_or_several_is_refused(client: Client) -> None
     with pytest.raises(UserError, match="several jobs"):
         client.show("name=twin")
     with pytest.raises(UserError):
-        client.show("name=nobody")
+        client.show("name=missing")
     for verb in (client.wait, client.queue):
         with pytest.raises(UserError, match="no job is given"):
             verb([])
@@ -207,7 +207,7 @@ def test_threads_and_forked_processes_can_share_a_client(either: Client) -> None
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(are_own, jobs[:2], timeout=60))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads in whoever forks
+        warnings.simplefilter("ignore")  # forking with threads
         child = os.fork()
     if child == 0:
         os._exit(0 if are_own(jobs[0]) else 1)

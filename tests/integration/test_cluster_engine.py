@@ -1,4 +1,4 @@
-"""The outpost at a site of real processes: whatever fails, and whoever dies, each job runs once or never began."""
+"""The cluster engine with a site of real processes: after any failure or kill, each job runs once or never started."""
 
 import signal
 import subprocess
@@ -44,7 +44,7 @@ def _quick() -> Iterator[None]:
 
 @pytest.fixture
 def sites() -> Iterator[Callable[..., GatedSite]]:
-    """Makes them; whatever runs there in the end is ended."""
+    """Make engines; end at last what still runs at the site."""
     made: list[GatedSite] = []
 
     def make(most: int = 8, free: Amount | None = None) -> GatedSite:
@@ -84,7 +84,7 @@ def submissions(site: ProcessSite) -> list[str]:
     return [call for call in site.calls if call.startswith("submit")]
 
 
-# Parcels
+# Submissions
 
 
 def test_jobs_of_one_step_on_equal_terms_are_one_submission_and_each_runs_once(
@@ -117,7 +117,7 @@ def test_a_submission_directory_stays_until_the_ends_of_all_its_jobs_are_recorde
     assert len(harness.submissions()) == 1
     harness.let_go(2)
     harness.until_ended(2)
-    assert len(harness.submissions()) == 1, "it is told, and not recorded"
+    assert len(harness.submissions()) == 1, "the end is reported, but not recorded"
     harness.until(lambda: not harness.submissions(), "the end of the submission")
 
 
@@ -130,7 +130,7 @@ def test_only_the_owner_can_read_a_submission(harness: EngineHarness) -> None:
     harness.until_ended(1)
 
 
-# What is offered
+# Offers
 
 
 def test_capacity_handed_over_is_not_offered_again_before_the_next_report(
@@ -145,10 +145,10 @@ def test_capacity_handed_over_is_not_offered_again_before_the_next_report(
         harness.hand_over(harness.launch(2, terms=replace(TERMS, need=Need(devices=1))))
         assert harness.engine.offer().free == Amount(gpus=0.0, cpus=4.0)
     harness.until_ended(1, 2)
-    harness.until(lambda: harness.engine.offer().free == site.free, "what the site says now")
+    harness.until(lambda: harness.engine.offer().free == site.free, "the new offer of the site")
 
 
-# A site that is down, or says no
+# A site that is down, or refuses
 
 
 def test_a_job_that_the_site_did_not_accept_never_started_and_may_be_submitted_again(
@@ -223,7 +223,7 @@ def test_a_refusal_is_quoted_from_the_site_and_other_jobs_continue(harness: Engi
 def test_a_refused_job_that_is_submitted_again_is_not_treated_as_recorded(
     harness: EngineHarness, site: GatedSite
 ) -> None:
-    """What is recorded is forgotten by its name, and the name is the same."""
+    """Recorded attempts are forgotten by name, and the new attempt has the same name."""
     site.refuses = "not now"
     harness.hand_over(harness.launch(1))
     harness.until_ended(1)
@@ -294,7 +294,7 @@ def test_a_job_cancelled_while_the_site_is_down_ends_once_it_is_back(harness: En
     site.down = True
     harness.engine.signal(attempt, signal.SIGTERM)
     harness.let_go(2)
-    assert harness.until_ended(2) == [SUCCEEDED], "ends are heard of meanwhile"
+    assert harness.until_ended(2) == [SUCCEEDED], "ends are reported meanwhile"
     harness.until(harness.trouble, "that the site is missed")
     site.down = False
     assert harness.until_ended(1) == [(OutcomeKind.FAILED, 128 + signal.SIGTERM)]
@@ -313,7 +313,7 @@ def test_a_site_that_is_down_is_asked_less_and_less_often(harness: EngineHarness
     harness.until_ended(1)
 
 
-# Daemons that die
+# Daemons that are killed
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_whenever_a_daemon_is_killed_the_next_one_adopts_all_it_submitted(
 
 
 def test_adopting_waits_for_a_missing_shared_folder(harness: EngineHarness, site: ProcessSite) -> None:
-    """Without it nobody knows what was handed over: it may run."""
+    """Without the folder the engine cannot know what was submitted: it may run."""
     attempts = harness.hand_over(harness.waiting(1), harness.waiting(2))
     harness.until_runs(1, 2)
     shared, away = harness.folder / "shared", harness.folder / "away"
@@ -363,13 +363,13 @@ def test_adopting_waits_for_a_missing_shared_folder(harness: EngineHarness, site
 
 def test_adopting_reports_a_job_that_failed_meanwhile(harness: EngineHarness) -> None:
     attempts = harness.hand_over(harness.launch(1, "exit 3"))
-    until(lambda: [*harness.folder.glob("shared/yonder/parcels/*/0.ended")], "its word")
+    until(lambda: [*harness.folder.glob("shared/yonder/parcels/*/0.ended")], "the record of its end")
     harness.take_over(*attempts)
     assert harness.until_ended(1) == [(OutcomeKind.FAILED, 3)]
     assert any(each.place for each in harness.statuses)
 
 
-# What is lost
+# Lost jobs
 
 
 def test_after_a_cluster_restart_running_jobs_are_lost_and_waiting_jobs_never_started(
@@ -389,7 +389,7 @@ def test_after_a_cluster_restart_running_jobs_are_lost_and_waiting_jobs_never_st
 def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_at_once(
     harness: EngineHarness, site: ProcessSite
 ) -> None:
-    """Nothing of it may go on beside its next attempt."""
+    """No process of it may run beside its next attempt."""
     harness.hand_over(harness.waiting(1))
     harness.until_runs(1)
     mine = [process for process in psutil.process_iter(["cmdline"]) if f"{harness.folder}/pipe1" in _line(process)]
@@ -410,7 +410,7 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-# A folder that comes and goes, or takes nothing
+# A shared folder that is missing for a while, or not writable
 
 
 def test_a_shared_folder_missing_for_a_while_loses_nothing(harness: EngineHarness) -> None:
@@ -437,7 +437,7 @@ def test_an_observed_end_is_reported_even_when_the_next_submission_is_broken(
     [second] = [submission for submission in harness.submissions() if submission != first]
     with site.shut():
         harness.let_go(1)
-        until((first / "0.ended").exists, "the word of the first")
+        until((first / "0.ended").exists, "the record of the first")
         second.rename(harness.folder / "away")
     assert harness.until_ended(1) == [SUCCEEDED]
     (harness.folder / "away").rename(second)

@@ -73,9 +73,9 @@ def test_a_folder_that_is_not_a_submission_is_ignored(harness: EngineHarness) ->
 
 
 def test_a_job_running_under_the_old_folder_is_never_reported_as_not_started(harness: EngineHarness) -> None:
-    """The folder was changed while it was out there: that is told, and all waits until it is set back."""
+    """The shared folder was changed while the job ran: the engine reports it, and waits until it is set back."""
     [attempt] = harness.hand_over(harness.waiting(1))
-    harness.until_runs(1)  # its supervisor has found the folder where it was
+    harness.until_runs(1)  # its supervisor has found the old folder
     harness.until(lambda: harness.statuses, "where it is")
     known = replace(
         attempt, site_id=harness.statuses[-1].site_id, log=str(harness.folder / "shared" / "logs" / "1.1.log")
@@ -150,12 +150,14 @@ def test_a_job_handed_over_while_the_site_goes_down_is_given_the_reason(
 def test_a_site_that_no_job_waits_for_is_not_polled_again(harness: EngineHarness, site: ProcessSite) -> None:
     site.down = True
     harness.until(lambda: "connection refused" in (harness.engine.offer().trouble or ""), "the trouble")
-    looks = len(site.calls)
-    harness.until(lambda: len(site.calls) > looks or harness.engine.offer(), "one more look, as it was asked for")
+    reports = len(site.calls)
+    harness.until(
+        lambda: len(site.calls) > reports or harness.engine.offer(), "one more report, because the offer was requested"
+    )
 
     def rests() -> bool:
         before = len(site.calls)
-        select.select([], [], [], 0.5)  # longer than it ever waits between two looks
+        select.select([], [], [], 0.5)  # longer than the interval between two reports
         return len(site.calls) == before
 
     harness.until(rests, "rest")

@@ -1,4 +1,4 @@
-"""The client finds the daemon, starts it where there is none, and says what became of a request."""
+"""The client finds the daemon, starts it if none runs, and reports the result of a request."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ JSON = st.recursive(
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What `start_daemon` starts; it is gone when the test is."""
+    """The daemon that `start_daemon` starts; it is ended after the test."""
     monkeypatch.setattr(autostart, "DAEMON", COMMAND)
     yield
     pid = running_pid(paths.lock_path())
@@ -54,8 +54,8 @@ def die(pid: int) -> None:
     wait_until(lambda: running_pid(paths.lock_path()) is None)
 
 
-def python(script: str, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
+def python(script: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
 
 
 # Requests
@@ -151,7 +151,7 @@ def test_a_socket_path_longer_than_an_address_works(own_home: Path, monkeypatch:
         assert client.request("GET", "/there")["path"] == "/there"
 
 
-# A daemon that is not there, or not for long
+# A daemon that is missing, or ends
 
 
 def test_without_a_daemon_an_error_is_raised(own_home: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_daemon_inherits_no_descriptors_and_no_signal_handling(own_home: Path,
     assert starter.wait(DEADLINE_S) == 0
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        assert pipe.read() == b""  # at its end at once: nobody has the other end any more
+        assert pipe.read() == b""  # at end of file: no process holds the other end
     pid = running_pid(paths.lock_path())
     assert pid is not None
     os.kill(pid, signal.SIGHUP)
@@ -199,17 +199,17 @@ def test_processes_that_start_a_daemon_at_once_all_reach_the_same_one(own_home: 
         "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     starters = [python(script, *COMMAND) for _ in range(6)]
-    told = {starter.communicate(timeout=90)[0] for starter in starters}
+    outputs = {starter.communicate(timeout=90)[0] for starter in starters}
     assert [starter.returncode for starter in starters] == [0] * 6
-    assert told == {f"{running_pid(paths.lock_path())}\n"}
+    assert outputs == {f"{running_pid(paths.lock_path())}\n"}
 
 
 def test_a_daemon_that_cannot_start_is_reported_with_its_last_log_lines(own_home: Path) -> None:
     own_home.mkdir()
-    (own_home / "daemon.log").write_text("an old story\n")
+    (own_home / "daemon.log").write_text("an old line\n")
     with pytest.raises(EnvironmentFault, match="no space for a queue") as raised:
         autostart.start_daemon([sys.executable, "-c", "raise SystemExit('no space for a queue')"])
-    assert "an old story" not in raised.value.message
+    assert "an old line" not in raised.value.message
     assert str(own_home / "daemon.log") in str(raised.value.hint)
 
 
@@ -261,7 +261,7 @@ def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: 
             client.request("GET", "/")
 
 
-# What keeps it fast
+# Speed
 
 
 def test_reaching_the_daemon_imports_nothing_heavy(own_home: Path) -> None:

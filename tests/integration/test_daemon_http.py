@@ -1,4 +1,4 @@
-"""The daemon's socket serves its owner, whatever others send it, leave unsaid or do not read."""
+"""The daemon's socket serves its owner, even beside clients that send garbage, stay silent or do not read."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
-NOBODY = 65534
+OTHER_UID = 65534
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def daemon(path: Path) -> Iterator[Served]:
         yield running
 
 
-def curl(path: Path, *words: str, user: int | None = None) -> "subprocess.CompletedProcess[str]":
-    command = ["curl", "--silent", "--show-error", "--unix-socket", str(path), *words]
+def curl(path: Path, *arguments: str, user: int | None = None) -> "subprocess.CompletedProcess[str]":
+    command = ["curl", "--silent", "--show-error", "--unix-socket", str(path), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, user=user)
 
 
@@ -220,13 +220,13 @@ def test_a_bug_in_a_handler_is_answered_and_logged_and_the_daemon_continues(
 
 @pytest.mark.parametrize("leaves_unread", [False, True], ids=["closes", "resets"])
 def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path, leaves_unread: bool) -> None:
-    """The connection of one that goes with an answer unread is reset, which is told in another way than its end."""
-    begun, cancelled = threading.Event(), threading.Event()
+    """The connection of a client that leaves a response unread is reset, which differs from an end of file."""
+    started, cancelled = threading.Event(), threading.Event()
 
     async def wait_for_ever(request: Request) -> Response:
         if request.path == "/unread":
             return Response()
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -237,7 +237,7 @@ def test_the_handler_of_a_client_that_goes_away_is_cancelled(path: Path, leaves_
     with served(path, wait_for_ever) as daemon:
         with daemon.dial() as connection:
             connection.sendall(GET.replace(b"/a", b"/unread") * leaves_unread + GET)
-            assert begun.wait(DEADLINE_S)
+            assert started.wait(DEADLINE_S)
             assert not cancelled.is_set()
         assert cancelled.wait(DEADLINE_S)
         wait_until(lambda: daemon.server.connections == 0)
@@ -261,16 +261,16 @@ def test_a_client_that_reads_late_gets_the_whole_response(path: Path) -> None:
 
 
 def test_closing_cancels_pending_handlers_and_removes_the_socket(path: Path) -> None:
-    begun = threading.Event()
+    started = threading.Event()
 
     async def wait_for_ever(request: Request) -> Response:
-        begun.set()
+        started.set()
         return await asyncio.Future()
 
     with served(path, wait_for_ever) as daemon:
         with daemon.dial() as busy, daemon.dial() as idle:
             busy.sendall(GET)
-            assert begun.wait(DEADLINE_S)
+            assert started.wait(DEADLINE_S)
             daemon.call(daemon.server.close)
             assert receive_all(busy) + receive_all(idle) == b""
         assert not path.exists()
@@ -317,8 +317,8 @@ def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=DEADLINE_S)[0].strip() for process in processes]
-    assert said == [" ".join(f'["{n}",{m}]' for m in range(20)) for n in range(50)]
+    outputs = [process.communicate(timeout=DEADLINE_S)[0].strip() for process in processes]
+    assert outputs == [" ".join(f'["{n}",{m}]' for m in range(20)) for n in range(50)]
 
 
 def test_only_the_owner_can_use_the_socket_under_any_umask(path: Path) -> None:
@@ -334,16 +334,16 @@ def test_only_the_owner_can_use_the_socket_under_any_umask(path: Path) -> None:
 
 @pytest.mark.needs("curl")
 def test_another_user_is_not_served() -> None:
-    """As root we can be that user; elsewhere the file's mode, which the test above holds, has to do."""
+    """As root we can become another user; otherwise the test of the file mode above has to do."""
     if os.getuid() != 0:
         return
     folder = Path(tempfile.mkdtemp(prefix="gpuyard-http-"))
     try:
         folder.chmod(0o755)
         with served(folder / "daemon.sock") as daemon:
-            assert curl(daemon.path, "http://x/", user=NOBODY).returncode != 0
+            assert curl(daemon.path, "http://x/", user=OTHER_UID).returncode != 0
             daemon.path.chmod(0o666)
-            assert "another user" in curl(daemon.path, "http://x/", user=NOBODY).stdout
+            assert "another user" in curl(daemon.path, "http://x/", user=OTHER_UID).stdout
             assert '"path":"/"' in curl(daemon.path, "http://x/").stdout
     finally:
         shutil.rmtree(folder)
@@ -376,19 +376,21 @@ def _let_others_in(path: Path) -> None:
     path.parent.chmod(0o777)
 
 
-@pytest.mark.parametrize(("spoil", "said"), [(_put_file, "is not a socket"), (_let_others_in, "other users can write")])
-def test_a_path_occupied_by_another_file_is_refused(path: Path, spoil: Callable[[Path], None], said: str) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "message"), [(_put_file, "is not a socket"), (_let_others_in, "other users can write")]
+)
+def test_a_path_occupied_by_another_file_is_refused(path: Path, spoil: Callable[[Path], None], message: str) -> None:
     path.parent.mkdir()
     spoil(path)
-    with pytest.raises(EnvironmentFault, match=said), served(path):
+    with pytest.raises(EnvironmentFault, match=message), served(path):
         pass
 
 
 @given(st.lists(st.integers(1, 60)))
 def test_requests_are_parsed_the_same_however_their_bytes_are_split(sizes: list[int]) -> None:
-    told = GET + b"POST /b?x=1 HTTP/1.1\r\nContent-Length: 7\r\n\r\nGET / x" + b"\r\n" + LAST
-    parser, taken, rest = Parser(), [], told
-    for size in [*sizes, len(told)]:
+    requests = GET + b"POST /b?x=1 HTTP/1.1\r\nContent-Length: 7\r\n\r\nGET / x" + b"\r\n" + LAST
+    parser, taken, rest = Parser(), [], requests
+    for size in [*sizes, len(requests)]:
         parser.feed(rest[:size])
         rest = rest[size:]
         while (request := parser.take()) is not None:

@@ -1,4 +1,4 @@
-"""Streams and crowds at the daemon's socket: nobody is dropped without need, and nobody is the only one served."""
+"""Streams and many clients at the daemon's socket: none is dropped without need, and none starves the others."""
 
 import asyncio
 import contextlib
@@ -27,17 +27,17 @@ def path(own_home: Path) -> Path:
 
 
 def streaming(begin: Callable[[StreamClient], None]) -> ResponseStream:
-    def begun(viewer: StreamClient) -> Callable[[], None]:
+    def response(viewer: StreamClient) -> Callable[[], None]:
         begin(viewer)
         return lambda: None
 
-    return ResponseStream(start=begun)
+    return ResponseStream(start=response)
 
 
 def test_a_response_longer_than_the_unread_limit_reaches_a_viewer_that_reads(path: Path) -> None:
     long = b"x" * 3_000_000 + b"its end"
-    begun, limits = streaming(lambda viewer: viewer.send(long)), ConnectionLimits(unread_bytes=1000)
-    with served(path, lambda _: begun, limits) as daemon, daemon.dial() as viewer:
+    response, limits = streaming(lambda viewer: viewer.send(long)), ConnectionLimits(unread_bytes=1000)
+    with served(path, lambda _: response, limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
         assert receive_until(viewer, b"its end").endswith(b"its end")
 
@@ -55,7 +55,7 @@ def test_a_viewer_that_was_behind_and_has_caught_up_stays(path: Path) -> None:
 
 
 def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> None:
-    """And not only when it has had its time to read."""
+    """Not only after the timeout for reading."""
 
     def begin(viewer: StreamClient) -> None:
         viewer.send(b"x" * 3_000_000)

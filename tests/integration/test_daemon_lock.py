@@ -1,4 +1,4 @@
-"""One daemon per user, however the last one ended and whoever looks."""
+"""One daemon per user, however the last one ended, and while other processes check the lock."""
 
 import os
 import signal
@@ -89,24 +89,24 @@ def test_the_lock_file_is_private_to_this_user(path: Path) -> None:
 def test_checking_for_a_daemon_does_not_prevent_one_from_starting(path: Path) -> None:
     with hold_daemon_lock(path):
         pass
-    stop, looks = threading.Event(), [0, 0, 0]
+    stop, checks = threading.Event(), [0, 0, 0]
 
-    def look(which: int) -> None:
+    def check(which: int) -> None:
         while not stop.is_set():
             running_pid(path)
-            looks[which] += 1
+            checks[which] += 1
 
-    lookers = [threading.Thread(target=look, args=(which,)) for which in range(3)]
-    for looker in lookers:
+    checkers = [threading.Thread(target=check, args=(which,)) for which in range(3)]
+    for looker in checkers:
         looker.start()
     try:
-        wait_until(lambda: all(looks))
+        wait_until(lambda: all(checks))
         for _ in range(50):
             with hold_daemon_lock(path):
                 pass
     finally:
         stop.set()
-        for looker in lookers:
+        for looker in checkers:
             looker.join(DEADLINE_S)
 
 

@@ -1,4 +1,4 @@
-"""`gpuyard daemon restart`: another daemon takes the place of the one that runs, and jobs go on meanwhile."""
+"""`gpuyard daemon restart`: a new daemon replaces the running one, and jobs continue meanwhile."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.integration.queue_fixture import DEADLINE_S, Daemon, QueueUnderTest, 
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
-# A service manager as far as it matters here: a unit with `Restart=on-failure`.
+# A minimal service manager: a unit with `Restart=on-failure`.
 MANAGER = """
 import subprocess, sys
 while subprocess.call([sys.executable, "-m", "gpuyard", "daemon", "run"]) != 0:
@@ -42,11 +42,11 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
     job, gate = queue.start_gated(gpus=0)
     before = queue.job(job)["attempts"]
 
-    told = run("daemon", "restart")
+    result = run("daemon", "restart")
 
     pid = pid_in(home)
-    assert told.stdout == f"daemon restarted (pid {pid}, version {__version__}); 1 job still running\n"
-    assert (told.returncode, told.stderr) == (0, "")
+    assert result.stdout == f"daemon restarted (pid {pid}, version {__version__}); 1 job still running\n"
+    assert (result.returncode, result.stderr) == (0, "")
     assert pid != daemon.pid
     assert daemon.wait() == 0
     assert f"the daemon stops for a restart: `gpuyard daemon restart`, version {__version__}" in daemon.log
@@ -58,9 +58,9 @@ def test_a_running_job_outlives_the_restart_and_ends_in_the_next_daemon(home: Pa
 
 
 def test_restart_starts_a_daemon_if_none_runs_and_its_json_names_the_replaced_one(home: Path) -> None:
-    told = run("daemon", "restart")
+    result = run("daemon", "restart")
     first = pid_in(home)
-    assert (told.returncode, told.stdout) == (0, f"daemon started (pid {first}); none was running\n")
+    assert (result.returncode, result.stdout) == (0, f"daemon started (pid {first}); none was running\n")
     second = json.loads(run("daemon", "restart", "--json").stdout)
     assert second["replaced"] == {"pid": first, "version": __version__}
     assert (second["pid"], second["version"], second["managed"]) == (pid_in(home), __version__, False)
@@ -76,8 +76,8 @@ def test_the_web_page_is_available_again_at_the_same_address(home: Path, queue_a
 def test_many_restarts_at_once_leave_one_daemon(home: Path) -> None:
     assert run("daemon", "start").returncode == 0
     commands = [subprocess.Popen([*GPUYARD, "daemon", "restart"], stderr=subprocess.PIPE, text=True) for _ in range(5)]
-    told = [(command.communicate(timeout=DEADLINE_S)[1], command.returncode) for command in commands]
-    assert told == [("", 0)] * 5
+    results = [(command.communicate(timeout=DEADLINE_S)[1], command.returncode) for command in commands]
+    assert results == [("", 0)] * 5
     assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == pid_in(home)
 
 
@@ -95,12 +95,12 @@ def test_a_service_manager_starts_the_next_one_itself(home: Path) -> None:
     try:
         until(lambda: pid_in(home) is not None and (home / "daemon.sock").exists(), "the manager's daemon")
         first = json.loads(run("daemon", "status", "--json").stdout)
-        told = run("daemon", "restart", "--json")
-        second = json.loads(told.stdout)
-        assert (told.returncode, told.stderr) == (0, "")
+        result = run("daemon", "restart", "--json")
+        second = json.loads(result.stdout)
+        assert (result.returncode, result.stderr) == (0, "")
         assert (first["managed"], second["managed"]) == (True, True)
         assert second["replaced"]["pid"] == first["pid"] != second["pid"]
-        # One that is stopped stays so: the manager is told that all is well.
+        # A stopped daemon is not restarted: it exits with status 0.
         assert run("daemon", "stop").returncode == 0
         assert manager.wait(DEADLINE_S) == 0
     finally:

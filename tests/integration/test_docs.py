@@ -41,7 +41,7 @@ def test_an_example_works_as_it_is_written(
     language: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if "scheduler.sh" in code:
-        request.getfixturevalue("tmux")  # not the user's own
+        request.getfixturevalue("tmux")  # not the user's home
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "usage.csv").write_text("kind,utilization_percent\ndevice,50\n")
@@ -61,8 +61,8 @@ def test_an_example_works_as_it_is_written(
 
 @contextlib.contextmanager
 def quiet_queue(code: str) -> Iterator[None]:
-    """Ends the queue that an example begins. Where it runs a batch, which waits while the CPU is busy, the daemon is
-    there already and does not see how busy it is: other tests keep it so."""
+    """End the queue that an example starts. A batch waits while the CPU is busy with other tests: for such an example,
+    start a daemon beforehand that does not see the load."""
     daemon = Daemon(quiet_daemon("cpu_percent")) if re.search("gpuyard (batch|datagen)", code) else None
     try:
         assert daemon is None or daemon.serves(), daemon.log
@@ -74,7 +74,7 @@ def quiet_queue(code: str) -> Iterator[None]:
 
 
 def end_queue() -> None:
-    """Where the example began one."""
+    """End the daemon if the example started one."""
     pid = running_pid(lock_path())
     if pid is not None:
         with contextlib.closing(connect(start=False)) as client:

@@ -1,4 +1,4 @@
-"""Real programs under a real keeper: what runs, and what it finds."""
+"""Real programs under a real keeper: what runs, and in which environment."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import DEADLINE_S, launch_of, log_of, outcome_of, outcomes, wait_for
 
-# What runs
+# Programs
 
 
 def test_a_program_runs_and_its_output_is_in_its_log(engine: LocalEngine, folder: Path, tmp_path: Path) -> None:
@@ -26,10 +26,10 @@ def test_a_program_runs_and_its_output_is_in_its_log(engine: LocalEngine, folder
 
 
 def test_arguments_arrive_as_they_are(engine: LocalEngine, folder: Path) -> None:
-    words = ["", " ", "a b", "$HOME", "`id`", "*", "\n", "'", '"', "\\", "-n", "ünï", "{}"]
+    arguments = ["", " ", "a b", "$HOME", "`id`", "*", "\n", "'", '"', "\\", "-n", "ünï", "{}"]
     script = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    outcome_of(engine, launch_of(1, sys.executable, "-c", script, *words))
-    assert json.loads(log_of(folder, 1)) == words
+    outcome_of(engine, launch_of(1, sys.executable, "-c", script, *arguments))
+    assert json.loads(log_of(folder, 1)) == arguments
 
 
 def test_nothing_runs_before_it_is_started_and_discarded_attempts_never_run(
@@ -58,23 +58,23 @@ def test_many_attempts_at_once_all_start_and_their_ends_are_all_reported(engine:
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "sh", "-c", f"echo {job_id}; exit {job_id % 100}"), None)
     engine.start_prepared()
-    told = outcomes(engine, count)
-    assert {job_id: outcome.status for job_id, outcome in told.items()} == {n: n % 100 for n in range(1, count + 1)}
+    ended = outcomes(engine, count)
+    assert {job_id: outcome.status for job_id, outcome in ended.items()} == {n: n % 100 for n in range(1, count + 1)}
     assert [log_of(folder, n) for n in range(1, count + 1)] == [f"{n}\n" for n in range(1, count + 1)]
 
 
 def test_the_descriptor_is_readable_while_ends_are_left_to_report(engine: LocalEngine, folder: Path) -> None:
-    """Of many that end together only some are told at once."""
+    """When many attempts end together, only some are reported at once."""
     count = 8
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "true"), None)
     engine.start_prepared()
     wait_for(lambda: (folder / "journal").read_bytes().count(b" 0 ") == count, "the ends of all")
-    told: list[int] = []
-    while len(told) < count:
-        assert select.select([engine.fileno()], [], [], DEADLINE_S)[0], f"{len(told)} of {count} were told"
-        told += [one.job_id for one in engine.ended()]
-    assert sorted(told) == list(range(1, count + 1))
+    ended: list[int] = []
+    while len(ended) < count:
+        assert select.select([engine.fileno()], [], [], DEADLINE_S)[0], f"{len(ended)} of {count} were reported"
+        ended += [one.job_id for one in engine.ended()]
+    assert sorted(ended) == list(range(1, count + 1))
 
 
 def test_a_program_named_like_a_shell_builtin_is_run(engine: LocalEngine, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_program_gets_the_name_it_was_called_by(engine: LocalEngine, folder:
     assert log_of(folder, 1) == "sh\n"
 
 
-# What it finds
+# Environment
 
 
 ODD_VALUES = {
@@ -230,7 +230,7 @@ def test_a_job_has_no_signal_ignored_or_blocked(engine: LocalEngine, folder: Pat
         signal.signal(signal.SIGHUP, ignored)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     masks = [int(line.split()[1], 16) for line in log_of(folder, 1).splitlines()]
-    of_the_c_library = 1 << 31 | 1 << 32  # which nobody else can use
+    of_the_c_library = 1 << 31 | 1 << 32  # reserved by the C library
     assert [mask & ~of_the_c_library for mask in masks] == [0, 0]
 
 

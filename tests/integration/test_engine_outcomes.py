@@ -1,4 +1,4 @@
-"""What is told of a program: how it ended, why it did not start, and what the machine did not allow."""
+"""Reported outcomes: how a program ended, why it did not start, and which limit of the machine it hit."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outc
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "expected"),
     [
         ("exit 3", (3, "exit status 3")),
         ("exit 255", (255, "exit status 255")),
@@ -26,10 +26,10 @@ from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outc
         ("kill -TERM 0", (143, "signal 15 (SIGTERM)")),
     ],
 )
-def test_a_failure_is_reported_with_its_cause(engine: LocalEngine, script: str, told: tuple[int, str]) -> None:
+def test_a_failure_is_reported_with_its_cause(engine: LocalEngine, script: str, expected: tuple[int, str]) -> None:
     outcome = outcome_of(engine, launch_of(1, "sh", "-c", f"ulimit -c 0; {script}"))
     assert outcome.kind is OutcomeKind.FAILED
-    assert (outcome.status, outcome.reason) == told
+    assert (outcome.status, outcome.reason) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,18 +83,20 @@ def test_without_epoll_the_ends_of_programs_are_found_by_polling(folder: Path, m
     engine.prepare(launch_of(1, "sh", "-c", "exit 3"), None)
     engine.prepare(launch_of(2, "true"), None)
     engine.start_prepared()
-    told: dict[int, int | None] = {}
-    wait_for(lambda: told.update((one.job_id, one.outcome.status) for one in engine.ended()) or len(told) == 2, "both")
-    assert told == {1: 3, 2: 0}
+    ended: dict[int, int | None] = {}
+    wait_for(
+        lambda: ended.update((one.job_id, one.outcome.status) for one in engine.ended()) or len(ended) == 2, "both"
+    )
+    assert ended == {1: 3, 2: 0}
     engine.close()
 
 
 def test_the_end_names_the_process_that_ended(engine: LocalEngine, folder: Path) -> None:
     started(engine, 1, "sh", "-c", "echo $$")
     started(engine, 2, "no-such-thing")
-    told: dict[int, int | None] = {}
-    wait_for(lambda: told.update((one.job_id, one.pid) for one in engine.ended()) or len(told) == 2, "both")
-    assert told == {1: int(log_of(folder, 1)), 2: None}
+    ended: dict[int, int | None] = {}
+    wait_for(lambda: ended.update((one.job_id, one.pid) for one in engine.ended()) or len(ended) == 2, "both")
+    assert ended == {1: int(log_of(folder, 1)), 2: None}
 
 
 @pytest.mark.parametrize("change", [{"command": ("true", "a\0b")}, {"cwd": "/a\0b"}, {"stdin": "a\0b"}])
@@ -116,34 +118,34 @@ def test_an_invalid_environment_is_a_user_error(engine: LocalEngine, name: str) 
 def test_a_command_longer_than_the_system_allows_fails_without_affecting_others(
     engine: LocalEngine, folder: Path, tmp_path: Path, program: str
 ) -> None:
-    """A script without an interpreter's name is tried twice."""
+    """A script without an interpreter line is executed twice: directly, and by `/bin/sh`."""
     (tmp_path / "script").write_text("exit 0\n")
     (tmp_path / "script").chmod(0o755)
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     engine.prepare(launch_of(1, program, "x" * 200_000, environment=path), None)
     engine.prepare(launch_of(2, program, environment=path), None)
     engine.start_prepared()
-    told = outcomes(engine, 2)
-    assert (told[1].kind, told[1].status) == (OutcomeKind.CANNOT_START, 126)
-    assert "longer than the system allows" in str(told[1].reason)
+    ended = outcomes(engine, 2)
+    assert (ended[1].kind, ended[1].status) == (OutcomeKind.CANNOT_START, 126)
+    assert "longer than the system allows" in str(ended[1].reason)
     assert "longer than the system allows" in log_of(folder, 1)
-    assert told[2].kind is OutcomeKind.SUCCEEDED
+    assert ended[2].kind is OutcomeKind.SUCCEEDED
 
 
 def test_a_command_that_is_too_long_only_with_its_interpreter_does_not_affect_others(
     engine: LocalEngine, tmp_path: Path
 ) -> None:
-    """The longest that runs is looked for: one byte more, and the system takes it alone, but not with `/bin/sh`."""
+    """Find the longest command that runs. With one byte more the system accepts it alone, but not with `/bin/sh`."""
     (tmp_path / "s").write_text("exit 0\n")
     (tmp_path / "s").chmod(0o755)
     stack, most = resource.getrlimit(resource.RLIMIT_STACK)[0], 6 << 20
     room = most if stack == resource.RLIM_INFINITY else min(stack // 4, most)
-    words = ["x" * 100_000] * (room // 100_009 - 1)
+    arguments = ["x" * 100_000] * (room // 100_009 - 1)
     fits, too_long = 0, 240_000
     while too_long - fits > 1:
         length = (fits + too_long) // 2
         rest = ["y" * (length // 2), "z" * (length - length // 2)]
-        outcome = outcome_of(engine, launch_of(1, "./s", *words, *rest, cwd=str(tmp_path)))
+        outcome = outcome_of(engine, launch_of(1, "./s", *arguments, *rest, cwd=str(tmp_path)))
         assert outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.CANNOT_START)
         fits, too_long = (length, too_long) if outcome.kind is OutcomeKind.SUCCEEDED else (fits, length)
     assert 0 < fits < 239_999
@@ -155,11 +157,11 @@ def test_a_named_pipe_as_input_is_refused_and_does_not_block_others(
     engine.prepare(launch_of(1, "cat", stdin=str(pipe)), None)
     engine.prepare(launch_of(2, "true"), None)
     engine.start_prepared()
-    told = outcomes(engine, 2)
-    assert told[1].kind is OutcomeKind.CANNOT_START
-    assert "is a named pipe" in str(told[1].reason)
+    ended = outcomes(engine, 2)
+    assert ended[1].kind is OutcomeKind.CANNOT_START
+    assert "is a named pipe" in str(ended[1].reason)
     assert "is a named pipe" in log_of(folder, 1)
-    assert told[2].kind is OutcomeKind.SUCCEEDED
+    assert ended[2].kind is OutcomeKind.SUCCEEDED
 
 
 def test_running_out_of_descriptors_is_a_fault_and_leaks_none(engine: LocalEngine, tmp_path: Path) -> None:

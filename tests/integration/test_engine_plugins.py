@@ -1,4 +1,4 @@
-"""Engines that somebody else brings: an entry point of the group `gpuyard.engines`, found by the real daemon."""
+"""Engine plugins: an entry point of the group `gpuyard.engines`, loaded by the real daemon."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import end_leftovers
 
 ROOT = Path(__file__).parents[2]
-# It hands over to processes on this machine, and need not be slow about it.
+# An engine that runs processes on this machine, with short waits.
 MINE = """
-from gpuyard.engines.cluster import engine as outpost
+from gpuyard.engines.cluster import engine as cluster_engine
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.registry import Context
 from gpuyard.ports import Engine
 from tests.fakes.site import ProcessSite
 
 def open_mine(context: Context) -> Engine:
-    outpost._FIRST_PAUSE_S = outpost._SOON_S = outpost._TICK_S = 0.05
+    cluster_engine._FIRST_PAUSE_S = cluster_engine._SOON_S = cluster_engine._TICK_S = 0.05
     return ClusterEngine(ProcessSite(), context.folder, context.on_news, poll_s=0.2)
 """
 BROKEN = "import a_package_that_is_not_there"
@@ -33,7 +33,7 @@ Install = Callable[[str, str, str], None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a package on the path that brings an engine of that name."""
+    """Install a package with an engine of that name."""
     folder = tmp_path / "packages"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
@@ -66,9 +66,9 @@ def test_an_installed_engine_plugin_runs_jobs(install: Install) -> None:
     job_id = submit("--engine", "mine", "--", "sh", "-c", "echo hello from $GPUYARD_JOB_ID")
     assert run("wait", job_id).returncode == 0
     assert run("logs", job_id).stdout == f"hello from {job_id}\n"
-    told = json.loads(run("show", job_id, "--json").stdout)
-    assert (told["state"], told["engine"]) == ("succeeded", "mine")
-    assert told["place"] in ("here", os.uname().nodename), "as the site says, or as the node does"
+    job = json.loads(run("show", job_id, "--json").stdout)
+    assert (job["state"], job["engine"]) == ("succeeded", "mine")
+    assert job["place"] in ("here", os.uname().nodename), "as the site says, or as the node does"
 
 
 def test_a_broken_engine_plugin_is_listed_and_affects_nothing_else(install: Install) -> None:
@@ -85,7 +85,7 @@ def test_a_broken_engine_plugin_is_listed_and_affects_nothing_else(install: Inst
     report = json.loads(doctor.stdout)
     problems = {each["name"]: each["problem"] for each in report["engines"]}
     assert "a_package_that_is_not_there" in problems["broken"]
-    assert problems["crooked"] is None, "it loads; that it does not open is told where it is used"
+    assert problems["crooked"] is None, "it loads; that it cannot be opened is reported when it is used"
     assert [each for each in report["advice"] if "broken" in each]
 
 

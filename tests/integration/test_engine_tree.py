@@ -1,4 +1,4 @@
-"""The processes of an attempt are found by a signal wherever they went, and nobody else is."""
+"""A signal reaches all processes of an attempt, even in other sessions, and no other process."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
 
-# Tells its pid once it is what the test needs, then waits for the signal.
+# Prints its pid once it is in the state that the test needs, then waits for the signal.
 WAIT = "open(sys.argv[1], 'w').write(str(os.getpid())); os.rename(sys.argv[1], sys.argv[1] + '.pid'); signal.pause()"
 HIDE = {
     "stays": "",
@@ -78,8 +78,8 @@ def test_a_signal_reaches_a_whole_tree_and_the_keeper_reports_its_end(engine: Lo
     assert outcomes(engine)[1].status == 137
 
 
-def _quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+def _quoted(argument: str) -> str:
+    return "'" + argument.replace("'", "'\\''") + "'"
 
 
 @pytest.mark.parametrize("how", HIDE)
@@ -120,9 +120,9 @@ def test_a_signal_spares_another_attempt_of_the_same_keeper(
 ) -> None:
     attempt = started(engine, 1, *hiding(tmp_path, "one", "stays"))
     pid = pid_in(tmp_path, "one")
-    stranger = msgspec.structs.replace(attempt, log=None, **change)
-    assert engine.signal(stranger, signal.SIGKILL) == 0
-    assert engine.pid_of(stranger) is None
+    other = msgspec.structs.replace(attempt, log=None, **change)
+    assert engine.signal(other, signal.SIGKILL) == 0
+    assert engine.pid_of(other) is None
     assert not is_gone(pid)
     assert engine.signal(attempt, signal.SIGKILL) == 1
 
@@ -150,7 +150,7 @@ def test_the_programs_own_process_is_known_while_it_runs(engine: LocalEngine, tm
 
 
 def test_a_daemon_that_a_job_started_does_not_kill_itself_with_the_job(tmp_path: Path) -> None:
-    """It carries the job's environment; its keeper and the keeper's other jobs go on too."""
+    """It has the job's environment; its keeper and the keeper's other jobs continue too."""
     script = f"""
 import select, signal
 from pathlib import Path
@@ -185,7 +185,7 @@ def test_a_signal_spares_another_user_s_process(engine: LocalEngine, tmp_path: P
 
 
 def test_a_chain_of_forks_does_not_outrun_the_kill(engine: LocalEngine, tmp_path: Path) -> None:
-    """Each process leaves the session, forks the next and ends; some thousands of them, in case it is not caught."""
+    """Each process leaves the session, forks the next and ends; some thousands, in case the kill misses them."""
     chain = """
 import os, sys
 nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Whoever watches the queue is told of changes as they happen, and holds nobody up."""
+"""Clients that watch the queue get changes as they happen, and delay no other client."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 class Watcher:
-    """Reads a stream of the daemon's; `answers` are by what was watched."""
+    """A reader of the daemon's event stream."""
 
     def __init__(self, queue: QueueUnderTest, *watched: str) -> None:
         self._link = socket.socket(socket.AF_UNIX)
@@ -40,12 +40,12 @@ class Watcher:
     def events(self) -> Iterator[tuple[str, Any]]:
         for line in self._lines:
             if line.startswith(b"data: "):
-                told = json.loads(line.removeprefix(b"data: "))
-                yield told["watch"], told["answer"]
+                event = json.loads(line.removeprefix(b"data: "))
+                yield event["watch"], event["answer"]
 
-    def until(self, watched: str, is_so: Any) -> Any:
-        """The first answer that is so."""
-        return next(answer for what, answer in self.events() if what == watched and is_so(answer))
+    def until(self, watched: str, condition: Any) -> Any:
+        """Return the first answer that meets the condition."""
+        return next(answer for what, answer in self.events() if what == watched and condition(answer))
 
     def close(self) -> None:
         self._link.close()
@@ -94,12 +94,12 @@ def test_a_path_that_cannot_be_watched_is_refused(queue: QueueUnderTest, watched
 
 
 def test_a_viewer_that_stops_reading_is_dropped_and_the_others_continue(queue: QueueUnderTest) -> None:
-    """What it has left unread is bounded, so it goes as soon as that is passed."""
+    """Unread data is bounded: the viewer is dropped as soon as it exceeds the limit."""
     queue.submit("true", array="1-400", hold=True)
     priorities = itertools.count(1)
 
     def is_alone() -> bool:
-        """Each change is another page that nobody takes."""
+        """Each change is another page that the viewer does not read."""
         queue.post("/jobs/priority", ids="1", priority=next(priorities))
         return bool(queue.get("/status")["viewers"] == 1)
 

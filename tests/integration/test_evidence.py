@@ -1,4 +1,4 @@
-"""What is left to see of a failed attempt is read as the kernel and the log keep it; what is missing is no error."""
+"""Evidence of a failed attempt is read from the kernel and the log; missing evidence is not an error."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_a_missing_log_has_an_empty_tail(log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "where", "asked_mb"),
+    ("arguments", "where", "asked_mb"),
     [
         (("-m", "gpuyard", "sim-job", "--vram", "30G"), ShortageKind.DEVICE, 30720.0),
         (("-c", "bytearray(1 << 62)"), ShortageKind.HOST, None),
@@ -68,15 +68,15 @@ def test_a_missing_log_has_an_empty_tail(log: Path) -> None:
     ],
 )
 def test_a_real_out_of_memory_failure_is_recognised_from_its_log(
-    log: Path, words: tuple[str, ...], where: ShortageKind | None, asked_mb: float | None
+    log: Path, arguments: tuple[str, ...], where: ShortageKind | None, asked_mb: float | None
 ) -> None:
     environment = {**os.environ, "GPUYARD_SIMULATE": "1x24GB"}
     with log.open("wb") as output:
-        done = subprocess.run([sys.executable, *words], stdout=output, stderr=output, env=environment, check=False)
-    told = recognise(oom_evidence.read_tail(log))
+        done = subprocess.run([sys.executable, *arguments], stdout=output, stderr=output, env=environment, check=False)
+    shortage = recognise(oom_evidence.read_tail(log))
     assert done.returncode != 0
-    assert (told.where if told else None) is where
-    assert (told.asked_mb if told else None) == asked_mb
+    assert (shortage.where if shortage else None) is where
+    assert (shortage.asked_mb if shortage else None) == asked_mb
 
 
 def test_kills_are_counted_in_our_own_group(tmp_path: Path) -> None:

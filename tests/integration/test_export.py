@@ -1,4 +1,4 @@
-"""`gpuyard export` with a real queue: the script is one, it says what was submitted, and no more than may be known."""
+"""`gpuyard export` with a real queue: the script works, matches the submission, and reveals no secrets."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest
 
-# What shells, heredocs and Python make something else of, where they can.
+# Arguments that shells, heredocs or Python could misinterpret.
 STRANGE = [
     "a  b",
     "$HOME",
@@ -30,14 +30,14 @@ STRANGE = [
     "!!",
 ]
 SECRET = "hunter2"
-# It notes what it was told and what it was given, and gives out a number as Slurm does.
+# A stand-in for sbatch: records its arguments and input, and prints a job id as Slurm does.
 SBATCH = """
 import json, os, sys
 folder = os.environ["SUBMITTED"]
 number = len(os.listdir(folder)) + 1
-told = {"words": sys.argv[1:], "script": sys.stdin.buffer.read().decode("utf-8", "surrogateescape")}
+call = {"arguments": sys.argv[1:], "script": sys.stdin.buffer.read().decode("utf-8", "surrogateescape")}
 with open(f"{folder}/{number}", "w") as file:
-    json.dump(told, file)
+    json.dump(call, file)
 print(f"{number};cluster")
 """
 Submitted = Callable[[Path], list[dict[str, Any]]]
@@ -45,13 +45,13 @@ Submitted = Callable[[Path], list[dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def paused(queue: QueueUnderTest) -> None:
-    """Nothing starts, so all that is submitted waits."""
+    """A paused queue: all submitted jobs wait."""
     queue.post("/pause")
 
 
 @pytest.fixture
 def submitted(tools: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
-    """Runs a script where a stand-in takes what it submits."""
+    """Run a script with the stand-in on PATH, and return the calls."""
     tools("sbatch", SBATCH)
     folder = tmp_path / "submitted"
     folder.mkdir()
@@ -64,9 +64,9 @@ def submitted(tools: Callable[[str, str], Path], tmp_path: Path, monkeypatch: py
     return run_it
 
 
-def export(site: str, path: Path, *words: str) -> str:
-    """What it says beside the script."""
-    result = run("export", site, str(path), *words)
+def export(site: str, path: Path, *options: str) -> str:
+    """Export, and return the messages."""
+    result = run("export", site, str(path), *options)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     for shell in ("sh", "bash"):
         subprocess.run([shell, "-n", str(path)], check=True)
@@ -74,10 +74,10 @@ def export(site: str, path: Path, *words: str) -> str:
 
 
 def words_given(script: str, folder: Path, environment: dict[str, str] | None = None) -> list[str]:
-    """What a program gets that such a script starts; it is called `say` there."""
-    says = folder / "say"
-    says.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
-    says.chmod(0o755)
+    """Return the arguments that the program `say` gets when the script starts it."""
+    program = folder / "say"
+    program.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
+    program.chmod(0o755)
     path = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **(environment or {})}
     content = script.encode("utf-8", "surrogateescape")
     done = subprocess.run(["sh"], input=content, env=path, capture_output=True, check=True, timeout=60)
@@ -114,17 +114,19 @@ def test_dependencies_refer_to_the_job_ids_of_slurm(
     queue.submit("true", after="2,3", after_failed="1")
     queue.submit("true", after_any="3")
     export("slurm", tmp_path / "script")
-    told = [dict(word.partition("=")[::2] for word in each["words"]) for each in submitted(tmp_path / "script")]
+    calls = [
+        dict(argument.partition("=")[::2] for argument in each["arguments"]) for each in submitted(tmp_path / "script")
+    ]
     wanted = [None, "afterok:1", "afternotok:1,afterok:2", "afterany:2_6"]
-    assert [each.get("--dependency") for each in told] == wanted
+    assert [each.get("--dependency") for each in calls] == wanted
 
 
 def test_no_value_of_an_environment_variable_is_written(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
     for site in ("slurm", "ray"):
-        said = export(site, tmp_path / site)
-        assert SECRET not in (tmp_path / site).read_text() + said
-        assert "not in the script: all jobs: the environment" in said
+        output = export(site, tmp_path / site)
+        assert SECRET not in (tmp_path / site).read_text() + output
+        assert "not in the script: all jobs: the environment" in output
 
 
 def test_a_script_is_executable_and_overwritten_only_with_force(queue: QueueUnderTest, tmp_path: Path) -> None:
@@ -152,9 +154,9 @@ def test_all_waiting_jobs_are_exported_or_those_that_are_named(queue: QueueUnder
     queue.submit("true", hold=True, name="later")
     queue.submit("true")
     queue.post("/jobs/cancel", ids="602")
-    said = export("slurm", tmp_path / "all")
-    assert "601 jobs in" in said
-    assert "`gpuyard cancel 1-601`" in said
+    output = export("slurm", tmp_path / "all")
+    assert "601 jobs in" in output
+    assert "`gpuyard cancel 1-601`" in output
     assert "--array=0-599" in (tmp_path / "all").read_text()
     assert "1 job in" in export("slurm", tmp_path / "one", "name=later")
     ended = export("slurm", tmp_path / "ended", "602")
@@ -190,8 +192,8 @@ def test_the_configuration_sets_the_size_of_a_share(queue: QueueUnderTest, tmp_p
     queue.submit("true", vram="6G", tag="night")
     both = '[queue.tags]\nnight = 1\n[slurm]\npartition = "gpu"\nshard_mb = 1024\n[ray]\ngpu_memory = "24G"\n'
     (queue.home / "config.toml").write_text(both)
-    for site, words in (("slurm", "--gres=shard:6 --partition=gpu"), ("ray", "--entrypoint-num-gpus=0.25")):
-        said = export(site, tmp_path / site)
-        assert words in (tmp_path / site).read_text()
-        assert "limits on jobs of a tag" in said
-        assert "shares of a GPU" not in said
+    for site, options in (("slurm", "--gres=shard:6 --partition=gpu"), ("ray", "--entrypoint-num-gpus=0.25")):
+        output = export(site, tmp_path / site)
+        assert options in (tmp_path / site).read_text()
+        assert "limits on jobs of a tag" in output
+        assert "shares of a GPU" not in output

@@ -1,5 +1,5 @@
-"""The figures behind the faces: devices and who has them, what was used of late, what ran where, pages of the queue,
-logs as they are written, and jobs that are submitted once more."""
+"""The data behind the web page and `gpuyard top`: devices and their holders, recent use, the timeline, pages of the
+queue, live logs, and resubmitted jobs."""
 
 import contextlib
 import json
@@ -34,22 +34,22 @@ def lease_of_a_script(device_id: str, memory_mb: float) -> Iterator[HeldLease]:
         held.release()
 
 
-def until_devices(queue: QueueUnderTest, is_so: Callable[[list[Any]], object]) -> list[Any]:
+def until_devices(queue: QueueUnderTest, condition: Callable[[list[Any]], object]) -> list[Any]:
     found: list[Any] = []
 
-    def look() -> object:
+    def is_met() -> object:
         found[:] = queue.get("/devices")["devices"]
-        return is_so(found)
+        return condition(found)
 
-    until(look, f"devices that are so; they are {found}")
+    until(is_met, f"devices that are so; they are {found}")
     return found
 
 
 def test_devices_distinguish_own_leases_other_leases_and_foreign_processes(queue: QueueUnderTest) -> None:
     job_id, _ = queue.start_gated(vram="4G", device="0")
     with lease_of_a_script("SIM-1", 6144.0), SimulatedUse(SimulatedDevices()) as usage:
-        usage.allocate("SIM-1", 2048.0)  # of the script, whose process this is
-        usage.allocate("SIM-0", 1024.0)  # where nobody has given it a lease
+        usage.allocate("SIM-1", 2048.0)  # used by the script with the lease, which is this process
+        usage.allocate("SIM-0", 1024.0)  # used without a lease
         first, second = until_devices(queue, lambda found: found[1]["leases"] and found[0]["memory"]["foreign_mb"])
         until(lambda: any(queue.get("/devices/history")["devices"]["SIM-1"]["used_mb"]), "its history")
         history = queue.get("/devices/history", span="10m")
@@ -82,10 +82,10 @@ def test_the_timeline_has_past_and_current_attempts_of_each_device(queue: QueueU
     plain = queue.submit("sh", "-c", "exit 3", gpus=0)
     queue.wait(f"{both} {plain}")
     running, _ = queue.start_gated(vram="4G", device="1")
-    told = queue.get("/timeline", span="10m", until=str(time.time() + 1))
-    lanes = [(lane["device"], lane["label"]) for lane in told["lanes"]]
+    timeline = queue.get("/timeline", span="10m", until=str(time.time() + 1))
+    lanes = [(lane["device"], lane["label"]) for lane in timeline["lanes"]]
     assert lanes == [("SIM-0", "GPU 0"), ("SIM-1", "GPU 1"), (None, "CPU")]
-    by_job = {job: [each for each in told["stretches"] if each["job"] == job] for job in (both, plain, running)}
+    by_job = {job: [each for each in timeline["stretches"] if each["job"] == job] for job in (both, plain, running)}
     assert sorted(each["lane"] for each in by_job[both]) == [0, 1]
     assert {(each["name"], each["outcome"], each["command"]) for each in by_job[both]} == {
         ("both", "succeeded", "true")
@@ -94,7 +94,7 @@ def test_the_timeline_has_past_and_current_attempts_of_each_device(queue: QueueU
     assert (failed["lane"], failed["outcome"], failed["state"]) == (2, "failed", "ended")
     assert began < failed["from"] <= failed["until"] < time.time()
     assert (runs["lane"], runs["state"], runs["until"], runs["reserved_mb"]) == (1, "running", None, 4096.0)
-    assert told["left_out"] == 0
+    assert timeline["left_out"] == 0
     before = queue.get("/timeline", span="10m", until=str(began - 1))
     assert (before["stretches"], len(before["lanes"])) == ([], 2)
 
@@ -156,18 +156,18 @@ def test_a_log_is_read_from_its_end_and_followed_from_one_attempt_to_the_next(
     assert queue.get(f"/jobs/{job_id}/log", tail="2") == {
         "id": job_id, "attempt": 1, "text": "\n", "is_cut": True, "is_over": False,
     }  # fmt: skip
-    with follow(queue, f"/jobs/{job_id}/log/live") as told:
-        assert next(told) == {"text": "café\n"}
+    with follow(queue, f"/jobs/{job_id}/log/live") as events:
+        assert next(events) == {"text": "café\n"}
         gate.write_text("once\n", encoding="utf-8")
-        assert next(told) == {"text": "once\n"}
-        assert next(told) == {"attempt": 2}
-        text = next(told)["text"]
+        assert next(events) == {"text": "once\n"}
+        assert next(events) == {"attempt": 2}
+        text = next(events)["text"]
         gate.write_text("again\n", encoding="utf-8")
-        while (following := next(told)) != {"over": True}:
+        while (following := next(events)) != {"over": True}:
             text += following["text"]
         assert text == "café\nagain\n"
-    with follow(queue, f"/jobs/{job_id}/log/live?attempt=1&tail=5") as told:
-        assert list(told) == [{"text": "once\n"}, {"over": True}]
+    with follow(queue, f"/jobs/{job_id}/log/live?attempt=1&tail=5") as events:
+        assert list(events) == [{"text": "once\n"}, {"over": True}]
     whole = queue.get(f"/jobs/{job_id}/log", attempt="1")
     assert (whole["text"], whole["is_cut"], whole["is_over"]) == ("café\nonce\n", False, True)
     waiting = queue.submit("true", gpus=0, hold=True)

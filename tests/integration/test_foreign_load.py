@@ -59,7 +59,7 @@ def test_all_work_goes_to_the_idle_gpu(own_queue: QueueUnderTest, keep_busy: Cal
 def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
     own_queue: QueueUnderTest, keep_busy: Callable[..., SimulatedUse]
 ) -> None:
-    stranger = keep_busy("1x24GB", 98.0)
+    foreign = keep_busy("1x24GB", 98.0)
     own_queue.start()
     job_id = own_queue.submit("echo", "started")
     why = own_queue.why(job_id)
@@ -68,19 +68,19 @@ def test_a_job_waits_for_the_only_gpu_and_why_names_the_process(
     beside = own_queue.submit("true", max_gpu=100)
     own_queue.wait(beside)
     assert (own_queue.state(beside), own_queue.state(job_id)) == ("succeeded", "queued")
-    stranger.set_load("SIM-0", 0.0)
+    foreign.set_load("SIM-0", 0.0)
     own_queue.wait()
     assert own_queue.state(job_id) == "succeeded"
 
 
 def test_a_foreground_command_starts_when_the_process_ends(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
-    stranger = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
-    assert stranger.stdout is not None
-    assert "holding" in stranger.stdout.readline()
+    foreign = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
+    assert foreign.stdout is not None
+    assert "holding" in foreign.stdout.readline()
     waiting = script(*GPUYARD, "run", "--vram", "2G", "--", "echo", "started")
     assert run("run", "--vram", "2G", "--wait", "0", "--", "true").returncode != 0
-    stranger.kill()
+    foreign.kill()
     assert waiting.communicate(timeout=DEADLINE_S)[0] == "started\n"
 
 
@@ -89,18 +89,18 @@ def test_a_task_of_a_workspace_starts_when_the_process_ends(
     workspaces: Workspaces, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
-    stranger = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
-    assert stranger.stdout is not None
-    assert "holding" in stranger.stdout.readline()
+    foreign = script(*GPUYARD, "sim-job", "--vram", "2G", "--load", "100", "--seconds", "600")
+    assert foreign.stdout is not None
+    assert "holding" in foreign.stdout.readline()
     workspace = workspaces.make(sessions="none")
     workspace.add("exp")
     workspace.add("without-a-gpu", scheduler={"gpus": 0})
     workspace.do("start")
-    why = f"(pid {stranger.pid}, user {getpass.getuser()}) keeps it 100% busy without a lease; the limit is 50%"
+    why = f"(pid {foreign.pid}, user {getpass.getuser()}) keeps it 100% busy without a lease; the limit is 50%"
     until(lambda: why in (workspace.tasks()["exp"]["reason"] or ""), "what it waits for")
     workspace.until_state("without-a-gpu", "succeeded")
     assert (workspace.tasks()["exp"]["state"], workspace.starts("exp")) == ("queued", [])
-    stranger.kill()
+    foreign.kill()
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
 
 

@@ -1,4 +1,4 @@
-"""Requests that nobody sends by mistake: each is refused or answered, and none is a fault of the daemon's own."""
+"""Hostile requests: each is refused or answered, and none causes an internal error of the daemon."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
 LONG, DEEP = "9" * 5000, "[" * 100_000
-NUL, LONE = "\0", "\ud800"  # half of a letter that takes two: JSON can say it, UTF-8 cannot
+NUL, LONE = "\0", "\ud800"  # a lone surrogate: JSON can express it, UTF-8 cannot
 VALUES: list[Any] = [
     None, True, -1, 10**30, 1e308, float("nan"), float("inf"), "", NUL, LONE, LONG, "٣", "1e400", "all",
     "1-999999999999999999", f"name={NUL}", f"tag={LONE}", "999999999999d", [None], [LONE], {"a": 1},
@@ -29,7 +29,7 @@ COMMANDS: list[Any] = [[""], [NUL], [LONE], ["true", LONE + NUL], ["x" * 200_000
 IN_QUERY = [value for value in VALUES if isinstance(value, str)] + ["%", "a b", "'", "../../etc/passwd", "x" * 3000]
 POSTS = [each for each in OPERATIONS.values() if each.method == "POST" and each.name not in ("stop", "submit")]
 GETS = [each for each in OPERATIONS.values() if each.method == "GET" and not (each.is_stream or each.is_of_page)]
-# Nobody has so much memory: nothing that is taken in ever starts.
+# No GPU has this much memory, so no accepted job ever starts.
 NEVER = {"min-free-mem-mb": "1e12", "hold": True}
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -71,7 +71,7 @@ def test_no_query_causes_an_internal_error(queue: QueueUnderTest, session: reque
     for each in GETS:
         for name in each.query.__struct_fields__ if each.query else ():
             wait = "&timeout=0" if each.name == "wait" and name != "timeout" else ""
-            # To wait for as long as one may takes half a minute.
+            # The longest wait takes half a minute.
             for value in ["0.01", "nan", "x"] if name == "timeout" else IN_QUERY:
                 query = f"?{name}={quote(value, errors='surrogatepass')}{wait}"
                 answer = session.get(DAEMON + each.path.replace("{id}", "1") + query, timeout=60)

@@ -1,4 +1,4 @@
-"""Logs are cut while programs write to them, and readers neither miss nor repeat a line."""
+"""Logs are truncated while programs write to them, and readers neither miss nor repeat a line."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from gpuyard.engines.common import job_logs
 from tests.integration.engine_fixture import wait_for
 
 BLOCK = 4096
-# It writes so many lines, and then on until its input is at its end; it says how many it wrote.
+# Writes N lines, continues until its input ends, and prints how many lines it wrote.
 WRITER = """
 import os, select, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -61,7 +61,7 @@ def tell_to_end(writer: "subprocess.Popen[bytes]") -> None:
 
 
 def following(path: Path) -> tuple[bytearray, threading.Event, threading.Thread]:
-    """What a follower has seen so far, and how to tell it that there will be no more."""
+    """The lines that a follower has read so far, and the flag that ends it."""
     got, is_over = bytearray(), threading.Event()
 
     def read() -> None:
@@ -78,7 +78,7 @@ def numbers(content: bytes) -> list[int]:
 
 
 def whole(content: bytes) -> list[int]:
-    """The numbers of those lines that are as the writer wrote them."""
+    """Return the numbers of all complete lines."""
     lines = [line for line in content.split(b"\n") if line[:8].isdigit() and len(line) >= 9]
     return [int(line[:8]) for line in lines if len(line) == 9 + int(line[:8]) % 150]
 
@@ -122,7 +122,7 @@ def test_truncation_keeps_the_newest_lines_and_writers_continue(
 
 
 def cut_under_a_writer(path: Path) -> tuple[bytes, int]:
-    """All that was ever cut off, and what is left, from a writer that never pauses; and how many lines it wrote."""
+    """Truncate under a writer that never pauses. Return everything cut off and left, and how many lines it wrote."""
     parts: list[bytes] = []
     with writing(path, 60_000) as writer:
         while writer.poll() is None:
@@ -153,7 +153,7 @@ def test_truncation_by_copying_repeats_nothing_and_keeps_the_order(path: Path, m
 def test_a_follower_sees_every_line_once_across_truncations(
     path: Path, monkeypatch: pytest.MonkeyPatch, can_collapse: bool
 ) -> None:
-    """Where cuts copy, lines are written only between them, as the moment in which they lose some is no news."""
+    """If truncation copies, write lines only between truncations: copying is known to lose lines written meanwhile."""
     use(monkeypatch, path, can_collapse=can_collapse)
     got, is_over, follower = following(path)
     cuts, total = 0, 0
@@ -172,7 +172,7 @@ def test_a_follower_sees_every_line_once_across_truncations(
 def test_a_follower_of_a_fast_writer_sees_lines_in_order_across_truncations(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may fall behind by more than is kept; then what it sees is in order, and complete up to its end."""
+    """The follower may fall behind by more than is kept; its lines are still in order, and complete at the end."""
     use(monkeypatch, path, can_collapse=True)
     got, is_over, follower = following(path)
     with writing(path, 60_000) as writer:

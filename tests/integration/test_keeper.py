@@ -1,4 +1,4 @@
-"""The keeper outlives the daemon: what one began the next ones tell of, once, and nothing runs that was not begun."""
+"""The keeper outlives the daemon: later daemons report each attempt once, and only started attempts run."""
 
 import os
 import signal
@@ -31,16 +31,16 @@ def waiting(tmp_path: Path, name: str, pipe: Path, status: int) -> tuple[str, ..
     return "sh", "-c", f"echo ran; touch {tmp_path}/{name}; read x < {pipe}; exit {status}"
 
 
-def told_of(engine: LocalEngine, count: int) -> list[Ended]:
-    """In the order in which they are told, those told twice twice."""
-    told: list[Ended] = []
+def ended_in_order(engine: LocalEngine, count: int) -> list[Ended]:
+    """Wait for `count` ends and return them in order of arrival, with duplicates."""
+    ended: list[Ended] = []
 
-    def are_told() -> bool:
-        told.extend(engine.ended())
-        return len(told) >= count
+    def have_ended() -> bool:
+        ended.extend(engine.ended())
+        return len(ended) >= count
 
-    wait_for(are_told, f"{count} ends")
-    return told
+    wait_for(have_ended, f"{count} ends")
+    return ended
 
 
 # The daemon is killed
@@ -68,15 +68,15 @@ def test_a_daemon_killed_before_it_starts_attempts_leaves_no_program_and_no_keep
 def test_a_daemon_killed_right_after_starting_has_started_each_attempt_once(
     folder: Path, tmp_path: Path, repetition: int
 ) -> None:
-    """The next daemon may be there before the keeper has done what it was told."""
+    """The next daemon may start before the keeper has carried out its orders."""
     count = 50 * repetition + 1
     launches = [launch_of(n, "sh", "-c", f"echo ran >> {tmp_path}/ran{n}; exit {n % 100}") for n in range(count)]
     with daemon(folder, "begin", *launches) as first:
         first.kill()
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
-    told = outcomes(engine, count)
-    assert {job_id: outcome.status for job_id, outcome in told.items()} == {n: n % 100 for n in range(count)}
+    ended = outcomes(engine, count)
+    assert {job_id: outcome.status for job_id, outcome in ended.items()} == {n: n % 100 for n in range(count)}
     assert [(tmp_path / f"ran{n}").read_text() for n in range(count)] == ["ran\n"] * count
     engine.close()
 
@@ -93,11 +93,11 @@ def test_the_next_daemon_reports_the_attempts_of_a_killed_one(folder: Path, tmp_
     engine = LocalEngine(folder)
     engine.adopt(first.attempts)
     engine.adopt(first.attempts)
-    assert [(one.job_id, one.outcome.status) for one in told_of(engine, 1)] == [(1, 7)]
+    assert [(one.job_id, one.outcome.status) for one in ended_in_order(engine, 1)] == [(1, 7)]
     engine.signal(first.attempts[2], signal.SIGKILL)
     let_go(pipe)
-    told = told_of(engine, 2)
-    assert sorted((one.job_id, one.outcome.status) for one in told) == [(2, 8), (3, 137)]
+    ended = ended_in_order(engine, 2)
+    assert sorted((one.job_id, one.outcome.status) for one in ended) == [(2, 8), (3, 137)]
     wait_until_gone(first.attempts[0].keeper_pid, "the keeper")
     assert engine.ended() == []
     engine.close()
@@ -127,7 +127,7 @@ def test_three_generations_of_daemons_each_report_earlier_attempts(folder: Path,
     assert not any(map(is_gone, keepers))
     engine = LocalEngine(folder)
     engine.adopt(attempts)
-    over = {one.job_id: one.outcome.status for one in told_of(engine, 3)}
+    over = {one.job_id: one.outcome.status for one in ended_in_order(engine, 3)}
     assert over == {11: 1, 12: 2, 13: 3}
     own = started(engine, 4, *waiting(tmp_path, "up4", pipe, 24))
     wait_for((tmp_path / "up4").exists, "the fourth")
@@ -184,8 +184,8 @@ def test_after_a_keeper_is_killed_unsent_attempts_never_started_and_running_ones
     os.kill(first.keeper_pid, signal.SIGKILL)
     wait_until_gone(first.keeper_pid, "the keeper")
     engine.start_prepared()
-    told = outcomes(engine, 2)
-    assert {job_id: one.kind for job_id, one in told.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.NEVER_STARTED}
+    ended = outcomes(engine, 2)
+    assert {job_id: one.kind for job_id, one in ended.items()} == {1: OutcomeKind.LOST, 2: OutcomeKind.NEVER_STARTED}
     let_go(pipe)
     assert not (tmp_path / "ran").exists()
 
@@ -216,7 +216,7 @@ def test_an_adopting_daemon_notices_a_killed_keeper(folder: Path, tmp_path: Path
     let_go(pipe)
 
 
-# The keeper's own end
+# The end of the keeper
 
 
 def test_a_keeper_stays_while_a_job_runs_and_leaves_no_socket_behind(folder: Path, tmp_path: Path, pipe: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a keeper does where it lacks something, or has much: disk, files, a daemon that listens, leases, many jobs."""
+"""The keeper at its limits: full disk, no descriptors, a daemon that does not read, leases, many jobs."""
 
 import contextlib
 import fcntl
@@ -41,7 +41,7 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_disk(pid: int, size: int = 0) -> Iterator[None]:
-    """No file of this process can grow past `size` bytes: what a full disk does, but for the name of the error."""
+    """Limit the files of this process to `size` bytes: like a full disk, with another errno."""
     with limited(pid, resource.RLIMIT_FSIZE, size):
         yield
 
@@ -56,15 +56,15 @@ def children_of(pid: int) -> list[int]:
 def test_no_attempt_starts_while_the_journal_cannot_be_written(
     engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # so that we ask once more while it is cautious
+    monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # to ask once more while the keeper refuses
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     with full_disk(keeper):
         for number in (2, 3):
             engine.prepare(launch_of(number, "touch", str(tmp_path / "ran")), None)
         engine.start_prepared()
-        told = outcomes(engine, 2)
-        assert {one.kind for one in told.values()} == {OutcomeKind.NEVER_STARTED}
+        ended = outcomes(engine, 2)
+        assert {one.kind for one in ended.values()} == {OutcomeKind.NEVER_STARTED}
         with pytest.raises(EnvironmentFault, match="cannot be written"):
             engine.prepare(launch_of(2, "true"), None)
     assert not (tmp_path / "ran").exists()
@@ -86,7 +86,7 @@ def _can_prepare(engine: LocalEngine, job_id: int, *command: str) -> bool:
 def test_an_attempt_that_runs_after_all_is_not_reported_as_never_started_later(
     engine: LocalEngine, folder: Path, tmp_path: Path, pipe: Path
 ) -> None:
-    """The keeper could not write that it was unbegun; by the time it can, the same attempt has come again."""
+    """The keeper could not record that the attempt never started; when it can, the same attempt has been sent again."""
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     with full_disk(keeper):
@@ -125,7 +125,7 @@ def test_an_exit_status_that_cannot_be_written_is_reported_and_written_later(
     after.close()
 
 
-# A daemon that does not listen, and a keeper that does not
+# A daemon that does not read, and a keeper that does not
 
 
 def test_many_ends_while_the_daemon_is_busy_are_all_reported(engine: LocalEngine, folder: Path) -> None:
@@ -166,16 +166,16 @@ def test_a_stopped_keeper_is_sent_nothing_more_and_starts_what_it_received_when_
     for number in range(count):
         engine.prepare(launch_of(number, "true", environment={"LONG": "x" * 10_000}), None)
     engine.start_prepared()
-    unbegun = [one.job_id for one in engine.ended()]
-    assert 0 < len(unbegun) < count
+    never_started = [one.job_id for one in engine.ended()]
+    assert 0 < len(never_started) < count
     with pytest.raises(EnvironmentFault, match="does not answer"):
         engine.prepare(launch_of(count, "true"), None)
     os.kill(keeper, signal.SIGCONT)
-    told = outcomes(engine, count - len(unbegun))
-    assert {one.status for one in told.values()} == {0}
-    assert sorted([*told, *unbegun]) == list(range(count))
+    ended = outcomes(engine, count - len(never_started))
+    assert {one.status for one in ended.values()} == {0}
+    assert sorted([*ended, *never_started]) == list(range(count))
     assert outcome_of(engine, launch_of(count, "true")).status == 0
-    assert not any((folder / f"logs/{number}.1.log").exists() for number in unbegun)
+    assert not any((folder / f"logs/{number}.1.log").exists() for number in never_started)
 
 
 # Leases
@@ -237,7 +237,7 @@ def test_the_lease_of_an_attempt_that_does_not_start_is_released_at_once(engine:
 def test_many_attempts_start_at_once_each_with_its_lease_and_a_long_environment(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
-    """Every third has none, so that what belongs to whom is not just a matter of order."""
+    """Every third attempt has no lease, so that order alone cannot match leases to attempts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4 * MANY), hard), hard))
     script = "readlink /proc/self/fd/8; echo ${#LONG}"
@@ -268,10 +268,10 @@ def test_a_keeper_out_of_descriptors_runs_no_job_without_its_lease(
         for number, descriptor in descriptors.items():
             engine.prepare(launch_of(number, "readlink", "/proc/self/fd/8"), descriptor)
         engine.start_prepared()
-        told = outcomes(engine, count)
-    ran = [number for number, one in told.items() if one.kind is OutcomeKind.SUCCEEDED]
+        ended = outcomes(engine, count)
+    ran = [number for number, one in ended.items() if one.kind is OutcomeKind.SUCCEEDED]
     assert 0 < len(ran) < count
-    assert {one.kind for number, one in told.items() if number not in ran} == {OutcomeKind.NEVER_STARTED}
+    assert {one.kind for number, one in ended.items() if number not in ran} == {OutcomeKind.NEVER_STARTED}
     assert [log_of(folder, number) for number in ran] == [f"{tmp_path}/lease{number}\n" for number in ran]
     for descriptor in descriptors.values():
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""PyTorch's current device in a `GPUScheduler` block, wherever the script imports it.
+"""PyTorch's current device in a `GPUScheduler` block, before or after the script imports PyTorch.
 
 PyTorch is a stand-in with two cards; `tests/hardware/test_late_torch.py` does the same with PyTorch itself.
 """
@@ -77,15 +77,15 @@ def test_each_thread_uses_its_own_gpu() -> None:
     script = (
         "import threading, torch\n"
         "both = threading.Barrier(2, timeout=60)\n"
-        "told = []\n"
+        "results = []\n"
         "def work():\n"
         "    with GPUScheduler() as gpu_ids:\n"
         "        both.wait()\n"
-        "        told.append((gpu_ids, torch.cuda.current_device()))\n"
+        "        results.append((gpu_ids, torch.cuda.current_device()))\n"
         "threads = [threading.Thread(target=work) for _ in range(2)]\n"
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"
-        "print(sorted(told), torch.cuda.current_device())\n"
+        "print(sorted(results), torch.cuda.current_device())\n"
     )
     assert printed(script) == ["[([0], 0), ([1], 1)] 0"]
 

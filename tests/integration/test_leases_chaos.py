@@ -1,8 +1,8 @@
-"""Many processes, few devices, and a test that kills them: nobody ever meets on a device, and everybody is served.
+"""Many processes, few devices, random kills: leases never conflict, and every request is granted.
 
-Each worker writes what happens to it into a file of its own, with times that are the same for all processes. What it
-writes lies within what it holds: a grant is written after it was had, a release before it is given, and the test notes
-the time of a kill before it kills.
+Each worker writes its events into its own file, with times of a clock that all processes share. The recorded span of a
+lease lies within the real one: a worker records a grant after it, a release before it, and the test records the time of
+a kill before it kills.
 
 GPUYARD_CHAOS=processes,acquisitions sets the size.
 """
@@ -33,7 +33,7 @@ from tests.unit.leases import DEADLINE_S, ME, context, nothing
 
 PROCESSES, ACQUISITIONS = map(int, os.environ.get("GPUYARD_CHAOS", "8,200").split(","))
 KILLS = ACQUISITIONS // 10
-# A later ticket may be served before an earlier one that is served in the same moment, on another device.
+# A later ticket may be granted before an earlier one that is granted at the same moment on another device.
 MOST_OVERTAKES = 2 * PROCESSES
 DEVICES, CARD_MB = 4, 24 * 1024.0
 LONGEST_HOLD_S, LONGEST_WAIT_S = 0.02, 120.0
@@ -55,7 +55,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """From one acquisition's first question to its end; it was `had` from the ledger before it was written down."""
+    """One acquisition from request to end. `had`: when the ledger granted it; `granted`: when that was recorded."""
 
     need: int
     asked: float
@@ -67,7 +67,7 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class Diary:
-    """What a worker writes down; that it still waits is no news."""
+    """The events of a worker; waiting is not recorded."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -81,7 +81,7 @@ class Diary:
 
 
 def work(folder: Path, log: Path, quota: int, seed: int) -> None:
-    """Takes and gives back `quota` times."""
+    """Acquire and release `quota` times."""
     dice, diary = random.Random(seed), Diary(log)
     devices = SimulatedDevices(f"{DEVICES}x24GB", folder / "simulated")
     for _ in range(quota):
@@ -119,12 +119,12 @@ class Worker:
     def events(self) -> list[Event]:
         with contextlib.suppress(FileNotFoundError):
             written = self.log.read_bytes()
-            whole = written[: written.rfind(b"\n") + 1]  # the last line may be half there
+            whole = written[: written.rfind(b"\n") + 1]  # the last line may be incomplete
             return [msgspec.json.decode(line, type=Event) for line in whole.splitlines()]
         return []
 
     def is_at(self, what: str) -> bool:
-        """By the end of the file: it is asked often."""
+        """Read only the end of the file, because this is called often."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 100))
             return f'"what":"{what}"'.encode() in file.read().rstrip(b"\n").rpartition(b"\n")[2]
@@ -163,7 +163,7 @@ def held(asked: float, in_queue_order: float, grant: Event, ended: float) -> Hel
 
 
 def run_and_kill(folder: Path, dice: random.Random) -> list[Worker]:
-    """All workers there ever were; for each that is killed another one does the rest of its work."""
+    """All workers so far. For each killed worker another one does the rest of its work."""
     alive = [Worker(folder, f"worker-{place}", math.ceil(ACQUISITIONS / PROCESSES)) for place in range(PROCESSES)]
     everybody = list(alive)
     kills = 0
@@ -183,8 +183,8 @@ def run_and_kill(folder: Path, dice: random.Random) -> list[Worker]:
 
 
 def assert_nobody_meets(histories: Sequence[Held]) -> None:
-    """Never two where one is exclusive, never more memory than a card has."""
-    # At the same instant one ends before the other begins.
+    """Check that an exclusive lease is alone, and that shared leases never exceed the memory of the device."""
+    # At the same instant, an end sorts before a beginning.
     changes = sorted((at, begins, place) for place, one in enumerate(histories) for at, begins in times(one))
     on_device: dict[str, set[int]] = defaultdict(set)
     for _, begins, place in changes:
@@ -201,7 +201,7 @@ def times(one: Held) -> tuple[tuple[float, bool], tuple[float, bool]]:
 
 
 def most_overtakes(histories: Sequence[Held]) -> int:
-    """The most that came surely later, with an equal need, and were served while one still waited."""
+    """Return the largest number of later requests with an equal need that overtook one request."""
     return max(
         sum(other.need == one.need and other.asked > one.in_queue_order and other.had < one.had for other in histories)
         for one in histories

@@ -48,9 +48,9 @@ def test_holders_waiting_requests_and_foreign_processes_are_listed(script: Scrip
     holder = script(label="nightly", vram="6G", specific_gpus=[0])
     assert holder.stdout is not None
     assert holder.stdout.readline() == "[0]\n"
-    stranger = script(*GPUYARD, "sim-job", "--device", "1", "--vram", "8G", "--seconds", "600")
-    assert stranger.stdout is not None
-    assert "holding" in stranger.stdout.readline()
+    foreign_process = script(*GPUYARD, "sim-job", "--device", "1", "--vram", "8G", "--seconds", "600")
+    assert foreign_process.stdout is not None
+    assert "holding" in foreign_process.stdout.readline()
     waiter = script(label="big", num_gpus=2)
     shape = wait_for(lambda shape: bool(shape["waiting"]))
     (lease,) = shape["leases"]
@@ -64,7 +64,7 @@ def test_holders_waiting_requests_and_foreign_processes_are_listed(script: Scrip
         None: "too-few",
     }
     (foreign,) = shape["foreign"]
-    assert (foreign["device_id"], foreign["pid"], foreign["memory_mb"]) == ("SIM-1", stranger.pid, 8192.0)
+    assert (foreign["device_id"], foreign["pid"], foreign["memory_mb"]) == ("SIM-1", foreign_process.pid, 8192.0)
     assert "sim-job" in foreign["command"]
     assert foreign["idle_s"] >= 0
     text = run(COLUMNS="200").stdout

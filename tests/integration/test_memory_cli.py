@@ -1,4 +1,4 @@
-"""Memory as people see it: learned from the first run, shared by the next, healed where it ran out, and forgotten."""
+"""Memory on the command line: learned from the first run, packed for the next, retried after OOM, and forgotten."""
 
 import json
 import os
@@ -23,7 +23,7 @@ GATED_JOB = shlex.join(gated_job.COMMAND)
 
 @pytest.fixture
 def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
-    """A queue with a single card, on which a first run keeps all it was given however long it takes."""
+    """A queue with a single GPU, on which a first run keeps its whole-device lease: no settling."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     own_queue.home.mkdir(mode=0o700)
     (own_queue.home / "config.toml").write_text("[packing]\nsettle_s = 0\n")
@@ -33,7 +33,7 @@ def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnd
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a gated job waits for, in the directory that jobs are submitted from."""
+    """The gate of a gated job, in the directory that jobs are submitted from."""
     monkeypatch.chdir(tmp_path)
     return tmp_path / "gate"
 
@@ -58,7 +58,7 @@ def has_been_seen_with(queue: QueueUnderTest, job_id: int, megabytes: float) -> 
 
 
 def finish_when_seen(queue: QueueUnderTest, job_id: int, megabytes: float, gate: Path) -> None:
-    """One that ends before anybody has looked at it teaches nothing."""
+    """Let the job end after a sample has seen its memory: an unsampled job yields no estimate."""
     until(lambda: has_been_seen_with(queue, job_id, megabytes), f"what job {job_id} holds")
     gate.touch()
     queue.wait(job_id)
@@ -133,18 +133,18 @@ def test_a_cpu_job_that_mentions_gpu_memory_fails_like_any_other(card: QueueUnde
 
 
 def test_a_job_too_large_for_every_gpu_fails_with_the_figure(card: QueueUnderTest) -> None:
-    way = card.gate("way")
-    job_id = submit_shell(f"read word < {way}; exec {SIM_JOB} --vram 30G")
+    gate = card.gate("gate")
+    job_id = submit_shell(f"read word < {gate}; exec {SIM_JOB} --vram 30G")
     for again in range(1, 4):
         until(lambda: card.job(job_id)["attempt"] == again, f"attempt {again}")  # noqa: B023 - it is over by then
-        card.post("/pause")  # or it may be run again before we have looked
-        way.write_text("go\n")
+        card.post("/pause")  # or it may be retried before this test has read it
+        gate.write_text("go\n")
         card.until_state(job_id, "delayed", "queued")
         assert "memory: alone (it ran out of memory" in show(job_id)
         assert "next: retry alone on the largest GPU\n" in show(job_id)
         run("retry", str(job_id))
         card.post("/unpause")
-    way.write_text("go\n")
+    gate.write_text("go\n")
     waited = run("wait", str(job_id))
     assert waited.returncode == 5
     assert "out of memory even alone on the largest GPU (24 GB)" in waited.stderr
@@ -154,16 +154,16 @@ def test_a_job_too_large_for_every_gpu_fails_with_the_figure(card: QueueUnderTes
 def test_a_wrong_declaration_and_a_program_that_takes_the_whole_gpu_are_noted(card: QueueUnderTest, gate: Path) -> None:
     declared = submit("--vram", "20G", "--", *gated_job.COMMAND, "--vram", "1024", gate.name)
     finish_when_seen(card, declared, 1024, gate)
-    said = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
-    assert f"\nnote: {said}\n" in show(declared)
-    assert said in run("history", str(declared)).stdout
+    note = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
+    assert f"\nnote: {note}\n" in show(declared)
+    assert note in run("history", str(declared)).stdout
     script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"
     greedy = submit_shell(script)
     finish_when_seen(card, greedy, 20480, gate)
     assert "note: JAX takes 75% of a device" in show(greedy)
-    told = submit_shell(script, "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8")
-    finish_when_seen(card, told, 20480, gate)
-    assert "note:" not in show(told)
+    configured = submit_shell(script, "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8")
+    finish_when_seen(card, configured, 20480, gate)
+    assert "note:" not in show(configured)
 
 
 def test_estimates_are_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:
@@ -268,11 +268,11 @@ def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
     ran = attempt(1, tmp_path, reserved_mb=4096.0, peaks_mb={"SIM-0": 3072.0, "SIM-1": 0.0}, curve=CURVE)
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[ran])
     for columns in (40, 80, 140):
-        told = run_on_terminal("show", "17", columns=columns).replace("\r", "").split("\n")
-        top = next(line for line in told if line.startswith("  3 GB │"))
+        lines = run_on_terminal("show", "17", columns=columns).replace("\r", "").split("\n")
+        top = next(line for line in lines if line.startswith("  3 GB │"))
         assert len(top) <= columns
         assert top.endswith("███")
-        assert told[told.index(top) + 4].split() == ["0s", "1m"]
+        assert lines[lines.index(top) + 4].split() == ["0s", "1m"]
     assert "reserved 4 GB, peak 3 GB on SIM-0, peak 0 MB on SIM-1" in show(17)
     plain = run("show", "17", env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
     assert "  3 GB |" in plain
@@ -281,9 +281,9 @@ def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
 
 def test_a_narrow_terminal_gets_the_figures_without_the_curve(daemon: StandIn, tmp_path: Path) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "running", attempts=[attempt(1, tmp_path, curve=CURVE, load_percent=7.0)])
-    told = run_on_terminal("show", "17", columns=15)
-    assert "load 7%" in told
-    assert "█" not in told
+    output = run_on_terminal("show", "17", columns=15)
+    assert "load 7%" in output
+    assert "█" not in output
 
 
 LACK = {

@@ -1,4 +1,4 @@
-"""The meter: what a program's processes hold, on simulated devices and of RAM, until it is gone."""
+"""The usage meter: what a program's processes hold on simulated devices and of RAM, until it ends."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from gpuyard.probes.local_machine import local_machine
 from tests.integration.engine_fixture import is_gone, wait_for
 
 Child = subprocess.Popen[str]
-# It takes so much of each simulated device, then waits; whatever comes by its input is taken as well.
+# Allocates the given amounts on simulated devices, then further amounts that it reads from its input.
 TAKE = (
     "import itertools, sys\n"
     "from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse\n"
@@ -31,12 +31,12 @@ TAKE = (
     "        usage.allocate(device, float(megabytes))\n"
     "        print('taken', flush=True)\n"
 )
-# It has another program run in a session of its own, and takes something too.
+# Starts another program in its own session, and allocates memory too.
 LEAD = (
     "import subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-c', *eval(sys.argv.pop(1))], start_new_session=True)\n"
 )
-# It has another program run whose parent is gone.
+# Starts another program whose parent has ended.
 ORPHAN = (
     "import subprocess, sys\n"
     "START = 'import subprocess, sys; subprocess.Popen([sys.executable, \\'-c\\', *sys.argv[1:]])'\n"
@@ -50,9 +50,9 @@ class World:
         self.file = folder / "0.usage"
         self._started: list[Child] = []
 
-    def program(self, *words: str, answers: int = 1) -> Child:
-        """It leads a session of its own, and has said so many times that it took something."""
-        process = self._start(words, start_new_session=True)
+    def program(self, *arguments: str, answers: int = 1) -> Child:
+        """Start a program in its own session, and wait until it has reported `answers` allocations."""
+        process = self._start(arguments, start_new_session=True)
         assert process.stdout is not None
         for _ in range(answers):
             assert process.stdout.readline() == "taken\n"
@@ -63,23 +63,23 @@ class World:
             ("-m", "gpuyard.cluster_node.usage_meter", str(pid), str(self.file)), start_new_session=False
         )
 
-    def _start(self, words: tuple[str, ...], *, start_new_session: bool) -> Child:
+    def _start(self, arguments: tuple[str, ...], *, start_new_session: bool) -> Child:
         process = subprocess.Popen(
-            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=start_new_session,
         )  # fmt: skip
         self._started.append(process)
         return process
 
     def usage(self) -> Usage:
-        """What is in the file: always whole."""
+        """Return the content of the file, which is never partial."""
         return msgspec.json.decode(self.file.read_bytes(), type=Usage) if self.file.exists() else Usage()
 
     def wait_for_peaks(self, expected: dict[str, float]) -> None:
         wait_for(lambda: self.usage().peaks_mb == expected, f"{expected}")
 
     def close(self) -> None:
-        """Those that programs started have the same input, and end with it."""
+        """End all programs. Their children have the same input, and end with it."""
         for process in self._started:
             process.kill()
             process.communicate()
@@ -101,7 +101,7 @@ def say(process: Child, line: str) -> None:
 
 def test_the_peak_on_each_device_is_reported_as_it_grows(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=1000", "SIM-1=300", answers=2)
-    world.program("-c", TAKE, "SIM-0=5000")  # a stranger
+    world.program("-c", TAKE, "SIM-0=5000")  # a foreign process
     meter = world.meter(program.pid)
     world.wait_for_peaks({"SIM-0": 1000.0, "SIM-1": 300.0})
     say(program, "SIM-1=500")
@@ -171,7 +171,7 @@ def test_figures_that_cannot_be_written_are_written_later(world: World) -> None:
     program = world.program("-c", TAKE, "SIM-0=100")
     world.file.mkdir()
     world.meter(program.pid)
-    wait_for(world.file.with_name("0.usage.draft").exists, "the first look")
+    wait_for(world.file.with_name("0.usage.draft").exists, "the first sample")
     world.file.rmdir()
     world.wait_for_peaks({"SIM-0": 100.0})
 
@@ -188,7 +188,7 @@ def test_the_end_is_noticed_even_without_pidfd(world: World, monkeypatch: pytest
     assert world.file.exists()
 
 
-# Whose memory it is
+# Attribution of memory
 
 
 def device(name: str, *processes: Process, parent: str | None = None) -> Device:

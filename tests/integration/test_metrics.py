@@ -1,4 +1,4 @@
-"""`/metrics` of a real queue says what `gpuyard queue` says, and what has happened."""
+"""`/metrics` of a real queue agrees with `gpuyard queue`, and counts past events."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,7 @@ def dialled(queue: QueueUnderTest) -> Iterator[http.client.HTTPConnection]:
 
 
 def scrape(queue: QueueUnderTest) -> dict[tuple[str, str], float]:
-    """By name and by the first label's value, where it has one."""
+    """Return the values by name and first label."""
     with dialled(queue) as connection:
         connection.request("GET", "/metrics")
         response = connection.getresponse()
@@ -49,8 +49,8 @@ def scrape(queue: QueueUnderTest) -> dict[tuple[str, str], float]:
     return {(one.name, next(iter(one.labels.values()), "")): one.value for each in families for one in each.samples}
 
 
-def told(series: dict[tuple[str, str], float], name: str) -> dict[str, float]:
-    """By label, those that are not zero."""
+def nonzero_by_label(series: dict[tuple[str, str], float], name: str) -> dict[str, float]:
+    """Return the nonzero values of a metric by label."""
     return {label: value for (known, label), value in series.items() if known == f"gpuyard_{name}" and value}
 
 
@@ -65,27 +65,29 @@ def test_a_scrape_agrees_with_the_queue_and_with_what_ran(card: QueueUnderTest) 
     card.wait(f"{short} {failing}")
     holder, gate = card.start_gated(vram="16G")
     waiting = card.submit("true", vram="12G")
-    until(lambda: told(scrape(card), "out_of_memory_avoided_total"), "the one that is kept from running out")
+    until(lambda: nonzero_by_label(scrape(card), "out_of_memory_avoided_total"), "the avoided out-of-memory failure")
 
     series = scrape(card)
-    assert told(series, "jobs") == queue_counts() == {"succeeded": 1, "failed": 1, "running": 1, "queued": 1}
-    assert told(series, "starts_total") == {"": 4}
-    assert told(series, "attempts_ended_total") == {"out-of-memory": 1, "failed": 1, "succeeded": 1}
-    assert told(series, "out_of_memory_total") == {"device": 1}
-    assert told(series, "leases") == {"own": 1}
+    assert (
+        nonzero_by_label(series, "jobs") == queue_counts() == {"succeeded": 1, "failed": 1, "running": 1, "queued": 1}
+    )
+    assert nonzero_by_label(series, "starts_total") == {"": 4}
+    assert nonzero_by_label(series, "attempts_ended_total") == {"out-of-memory": 1, "failed": 1, "succeeded": 1}
+    assert nonzero_by_label(series, "out_of_memory_total") == {"device": 1}
+    assert nonzero_by_label(series, "leases") == {"own": 1}
     memory = {name: series[f"gpuyard_device_memory_{name}_bytes", "SIM-0"] / GIB for name in ("own", "free", "used")}
     assert memory == {"own": 16, "free": 8, "used": 0}
 
     gate.write_text("go\n")
     card.wait(f"{holder} {waiting}")
     series = scrape(card)
-    assert told(series, "jobs") == told(series, "jobs_finished_total") == queue_counts()
-    assert told(series, "out_of_memory_avoided_total") == {"": 1}
+    assert nonzero_by_label(series, "jobs") == nonzero_by_label(series, "jobs_finished_total") == queue_counts()
+    assert nonzero_by_label(series, "out_of_memory_avoided_total") == {"": 1}
     for name in ("wait_seconds_count", "run_seconds_count"):
-        assert told(series, name) == told(series, "starts_total") == {"": 5}
+        assert nonzero_by_label(series, name) == nonzero_by_label(series, "starts_total") == {"": 5}
     assert series["gpuyard_wait_seconds_sum", ""] > 0
     assert series["gpuyard_step_seconds_count", ""] >= 5
-    until(lambda: not told(scrape(card), "leases"), "the end of the leases")
+    until(lambda: not nonzero_by_label(scrape(card), "leases"), "the end of the leases")
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -104,7 +106,7 @@ def test_prometheus_reads_it_from_the_page_with_its_token(card: QueueUnderTest) 
 def test_an_unreadable_ledger_omits_only_the_metrics_of_leases(card: QueueUnderTest) -> None:
     mutex = card.home / "locks" / MUTEX
     mutex.unlink(missing_ok=True)
-    mutex.symlink_to(card.home / "queue.db")  # which nobody follows
+    mutex.symlink_to(card.home / "queue.db")  # the ledger follows no links
     until(lambda: not has_leases(scrape(card)), "a scrape without the ledger")
     mutex.unlink()
     until(lambda: has_leases(scrape(card)), "a scrape with the ledger")

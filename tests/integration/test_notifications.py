@@ -1,4 +1,4 @@
-"""The daemon tells people: of its jobs, of its queue, of its GPUs, and is never held up by whom it tells."""
+"""Notifications of the daemon about jobs, the queue and GPUs; a slow target never delays the daemon."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 
 TELL = (
     "import json, os, sys\n"
-    "told = {name[8:].lower(): value for name, value in os.environ.items() if name.startswith('GPUYARD_')}\n"
-    "with open(sys.argv[1], 'a') as file: file.write(json.dumps(told) + '\\n')\n"
+    "variables = {name[8:].lower(): value for name, value in os.environ.items() if name.startswith('GPUYARD_')}\n"
+    "with open(sys.argv[1], 'a') as file: file.write(json.dumps(variables) + '\\n')\n"
 )
 RUNS_OUT = "[ $GPUYARD_OOM_COUNT != 0 ] || { echo 'torch.OutOfMemoryError: CUDA out of memory.'; exit 1; }"
 
 
-class Told:
-    """Appends all it is told to a file."""
+class RecordingTarget:
+    """A command that appends the messages it gets to a file."""
 
     def __init__(self, folder: Path, python: str, name: str) -> None:
         (folder / "tell.py").write_text(TELL)
@@ -33,16 +33,16 @@ class Told:
     def all(self) -> list[dict[str, str]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
 
-    def await_title(self, words: str) -> dict[str, str]:
-        until(lambda: any(words in each["title"] for each in self.all), f"'{words}' among {self.all}")
-        return next(each for each in self.all if words in each["title"])
+    def await_title(self, text: str) -> dict[str, str]:
+        until(lambda: any(text in each["title"] for each in self.all), f"'{text}' among {self.all}")
+        return next(each for each in self.all if text in each["title"])
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[str], Told]:
+def target(tmp_path: Path) -> Callable[[str], RecordingTarget]:
     import sys
 
-    return lambda name: Told(tmp_path, sys.executable, name)
+    return lambda name: RecordingTarget(tmp_path, sys.executable, name)
 
 
 def configure(queue: QueueUnderTest, **notify: Any) -> None:
@@ -53,9 +53,9 @@ def configure(queue: QueueUnderTest, **notify: Any) -> None:
 
 
 def test_each_event_is_sent_to_the_targets_that_subscribed_to_it(
-    own_queue: QueueUnderTest, told: Callable[[str], Told]
+    own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]
 ) -> None:
-    queue, all_, mine = own_queue, told("all"), told("mine")
+    queue, all_, mine = own_queue, target("all"), target("mine")
     configure(queue, on=["failed", "queue-empty", "out-of-memory"], to=[all_.command], per_minute=100)
     queue.start()
 
@@ -78,17 +78,19 @@ def test_each_event_is_sent_to_the_targets_that_subscribed_to_it(
     assert not [each for each in all_.all if f"Job {cancelled} " in each["title"] or "finished" in each["event"]]
 
 
-def test_a_gpu_that_is_free_again_is_notified(own_queue: QueueUnderTest, told: Callable[[str], Told]) -> None:
-    configure(own_queue, on=["gpu-free"], to=[told("all").command], gpu_free_s=0.5)
+def test_a_gpu_that_is_free_again_is_notified(
+    own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]
+) -> None:
+    configure(own_queue, on=["gpu-free"], to=[target("all").command], gpu_free_s=0.5)
     own_queue.start()
     own_queue.wait(own_queue.submit("true"))
-    assert told("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
+    assert target("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
 
 
 def test_a_changed_configuration_is_applied_and_secrets_are_not_shown(
-    own_queue: QueueUnderTest, told: Callable[[str], Told]
+    own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]
 ) -> None:
-    queue, one, other = own_queue, told("one"), told("other")
+    queue, one, other = own_queue, target("one"), target("other")
     configure(queue, on=["finished"], to=[])
     queue.start()
     job_id = queue.submit("true", gpus=0, hold=True, notify=["failed", "json://127.0.0.1:1/hidden-path"])
@@ -111,9 +113,9 @@ def test_a_changed_configuration_is_applied_and_secrets_are_not_shown(
 
 @pytest.mark.usefixtures("unmeasured")
 def test_an_array_is_notified_in_a_few_messages_that_omit_no_job(
-    own_queue: QueueUnderTest, told: Callable[[str], Told]
+    own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]
 ) -> None:
-    queue, mine = own_queue, told("mine")
+    queue, mine = own_queue, target("mine")
     configure(queue, per_minute=3)
     queue.start()
     queue.wait(queue.send("true", gpus=0, array="1-50", notify=[f"finished={mine.command}"])["ids"])

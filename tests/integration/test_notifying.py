@@ -1,4 +1,4 @@
-"""Messages as they are sent: by real commands, good and bad, and by Apprise to a server of the test's own."""
+"""Sending of notifications: by real commands, working and broken, and by Apprise to a server of the test."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def failure(job_id: int = 17) -> Occurrence:
 
 
 class Notices(list[str]):
-    """What the status of the daemon would say."""
+    """The notices that the status of the daemon would list."""
 
 
 @contextlib.contextmanager
@@ -60,14 +60,14 @@ def lines(path: Path) -> list[str]:
 
 
 def test_a_command_gets_the_message_in_its_environment_and_on_standard_input(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    sent = tmp_path / "sent"
     names = ("EVENT", "TITLE", "BODY", "JOB_ID", "JOB_NAME", "JOB_STATE", "LOG")
-    words = " ".join(f'"$GPUYARD_{name}"' for name in names)
-    assert send(f"cd {tmp_path}; {{ printf '%s|' {words}; cat; }} > {told}", MESSAGE).problem is None
-    assert told.read_text() == (
+    arguments = " ".join(f'"$GPUYARD_{name}"' for name in names)
+    assert send(f"cd {tmp_path}; {{ printf '%s|' {arguments}; cat; }} > {sent}", MESSAGE).problem is None
+    assert sent.read_text() == (
         "failed|Job 17 $(touch bad) failed|two\nlines|17|`touch bad`|failed|/logs/17.1.log|two\nlines\n"
     )
-    assert os.listdir(tmp_path) == ["told"]
+    assert os.listdir(tmp_path) == ["sent"]
 
 
 def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     pids = tmp_path / "pids"
     command = f"sleep 600 & echo $! $$ > {pids}; echo so far; wait"
     problem = None
-    while not lines(pids):  # on a busy machine it may not even come so far
+    while not lines(pids):  # on a busy machine it may not even start
         problem = send(command, MESSAGE, limit_s=0.5).problem
     assert problem == "timed out after 0.5 s: so far"
     for pid in pids.read_text().split():
@@ -109,62 +109,62 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 def test_background_processes_of_a_command_continue(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/told; }} > /dev/null 2>&1 &", MESSAGE).problem is None
+    assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/sent; }} > /dev/null 2>&1 &", MESSAGE).problem is None
     gate.write_text("on\n")
-    until(lambda: lines(tmp_path / "told") == ["on"], "its end")
+    until(lambda: lines(tmp_path / "sent") == ["on"], "its end")
 
 
 # The worker
 
 
 def test_a_hanging_target_delays_neither_other_targets_nor_the_end(tmp_path: Path) -> None:
-    told, pid = tmp_path / "told", tmp_path / "pid"
+    sent, pid = tmp_path / "sent", tmp_path / "pid"
     with working_for(limit_s=600.0) as (worker, _):
-        worker.put([(f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {told}", failure())])
-        until(lambda: lines(pid) and lines(told), "both")
+        worker.put([(f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {sent}", failure())])
+        until(lambda: lines(pid) and lines(sent), "both")
         in_time(30.0, worker.close)
-    until(lambda: is_gone(int(pid.read_text())), "the end of the one that hangs")
-    assert lines(told) == ["train"]
+    until(lambda: is_gone(int(pid.read_text())), "the end of the hanging command")
+    assert lines(sent) == ["train"]
 
 
 def test_simultaneous_messages_are_merged_and_dropped_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(working, "_MAX_WAITING", 3)
-    told = tmp_path / "told"
+    sent = tmp_path / "sent"
     with working_for() as (worker, _):
-        worker.put([(f"cat >> {told}", failure(job_id)) for job_id in range(5, 15)])
-        until(lambda: len(lines(told)) == 2, "the message")
-    assert lines(told) == ["3 jobs failed: 5-7", "7 more were dropped: too many at once"]
+        worker.put([(f"cat >> {sent}", failure(job_id)) for job_id in range(5, 15)])
+        until(lambda: len(lines(sent)) == 2, "the message")
+    assert lines(sent) == ["3 jobs failed: 5-7", "7 more were dropped: too many at once"]
 
 
 def test_a_failed_command_is_logged_and_the_next_message_is_still_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = tmp_path / "told"
-    command = f"tell() {{ echo x >> {told}; echo no luck; exit 1; }}; tell secret"
+    sent = tmp_path / "sent"
+    command = f"tell() {{ echo x >> {sent}; echo no luck; exit 1; }}; tell secret"
     with working_for() as (worker, notices):
         for count in (1, 2):
             worker.put([(command, failure())])
-            until(lambda count=count: len(_said(caplog)) == count, "the line in the log")  # type: ignore[misc]
-    assert len(lines(told)) == 2
-    assert _said(caplog)[0] == "a notification to a command was not sent: exit status 1: no luck"
+            until(lambda count=count: len(_logged(caplog)) == count, "the line in the log")  # type: ignore[misc]
+    assert len(lines(sent)) == 2
+    assert _logged(caplog)[0] == "a notification to a command was not sent: exit status 1: no luck"
     assert notices == []
 
 
 def test_messages_left_unsent_at_the_end_are_counted_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = tmp_path / "told"
+    sent = tmp_path / "sent"
     with working_for() as (worker, _):
         worker.per_minute = 1
-        worker.put([(f"cat >> {told}", failure())])
-        until(lambda: lines(told), "the first")
-        worker.put([(f"cat >> {told}", failure(1)), (f"cat >> {told}", failure(2))])
-    assert _said(caplog) == ["2 notifications were not sent before the daemon stopped"]
+        worker.put([(f"cat >> {sent}", failure())])
+        until(lambda: lines(sent), "the first")
+        worker.put([(f"cat >> {sent}", failure(1)), (f"cat >> {sent}", failure(2))])
+    assert _logged(caplog) == ["2 notifications were not sent before the daemon stopped"]
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -172,7 +172,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class Service:
-    """What the server was sent, and what was to be seen of its sender meanwhile; it answers as it is told to."""
+    """A server that records the requests and all command lines meanwhile, and answers as configured."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
@@ -189,7 +189,7 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[tuple[Service, str]]:
-    """It, and its URL with a secret in it."""
+    """The server, and its URL with a secret."""
     seen = Service()
 
     class Handler(BaseHTTPRequestHandler):
@@ -225,7 +225,7 @@ def test_a_failed_service_is_retried_once(service: tuple[Service, str], caplog: 
         until(lambda: len(seen.bodies) == 2, "the second time")
         until(lambda: not worker._in_flight, "its end")
     assert seen.bodies[0]["title"] == seen.bodies[1]["title"] == "Job 17 failed on lab"
-    assert _said(caplog) == []
+    assert _logged(caplog) == []
 
 
 def test_a_service_that_fails_twice_is_reported_without_its_secrets(
@@ -235,11 +235,11 @@ def test_a_service_that_fails_twice_is_reported_without_its_secrets(
     seen.answers = [500, 500]
     with working_for(retry_after_s=0.0) as (worker, _):
         worker.put([(url, failure())])
-        until(lambda: _said(caplog), "the line in the log")
+        until(lambda: _logged(caplog), "the line in the log")
     assert len(seen.bodies) == 2
-    (said,) = _said(caplog)
-    assert said.startswith("a notification to json://… was not sent: exit status 1: ")
-    assert not any(secret in said for secret in ("ada", "pass-phrase", "hidden-path"))
+    (message,) = _logged(caplog)
+    assert message.startswith("a notification to json://… was not sent: exit status 1: ")
+    assert not any(secret in message for secret in ("ada", "pass-phrase", "hidden-path"))
 
 
 def test_an_address_in_a_service_s_error_is_not_repeated() -> None:
@@ -259,37 +259,37 @@ def test_a_missing_apprise_is_reported_once_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    told = tmp_path / "told"
+    sent = tmp_path / "sent"
     with working_for() as (worker, notices):
         for count in (1, 2):
-            worker.put([("ntfy://topic", failure()), (f"cat >> {told}", failure())])
-            until(lambda count=count: len(lines(told)) == count, "the other target")  # type: ignore[misc]
-    assert notices == [apprise_missing()] == _said(caplog)
+            worker.put([("ntfy://topic", failure()), (f"cat >> {sent}", failure())])
+            until(lambda count=count: len(lines(sent)) == count, "the other target")  # type: ignore[misc]
+    assert notices == [apprise_missing()] == _logged(caplog)
     assert find_installation().with_extra("notify") in str(send("ntfy://topic", MESSAGE).problem)
 
 
-# By hand
+# gpuyard notify
 
 
 def test_notify_test_prints_the_result_of_each_target(own_home: Path) -> None:
     own_home.mkdir()
-    (own_home / "config.toml").write_text(f'[notify]\nto = ["cat > {own_home}/told", "echo no luck; false"]\n')
+    (own_home / "config.toml").write_text(f'[notify]\nto = ["cat > {own_home}/sent", "echo no luck; false"]\n')
     result = run("notify", "test")
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout == "cat: sent\necho: exit status 1: no luck\n"
-    assert "gpuyard" in (own_home / "told").read_text()
+    assert "gpuyard" in (own_home / "sent").read_text()
     result = run("notify", "test", "--json", f"cat > {own_home}/other")
     assert (result.returncode, json.loads(result.stdout)) == (0, {"sent": [{"target": "cat", "problem": None}]})
     assert not (own_home / "daemon.sock").exists()
 
 
 def test_notify_explains_its_usage_on_wrong_arguments_and_without_targets(own_home: Path) -> None:
-    for words, hint in (
+    for arguments, hint in (
         (["test"], "[notify]"),
         ([], "notify test"),
         (["x"], "notify test"),
         (["test", "a", "b"], "test"),
     ):
-        result = run("notify", *words)
+        result = run("notify", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert hint in result.stderr.splitlines()[-1]

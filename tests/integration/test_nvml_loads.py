@@ -1,4 +1,4 @@
-"""How busy each process keeps a card, through NVML's samples: the real probe over a fake libnvidia-ml.so.1."""
+"""The load of each process on a card, from NVML's samples: the real probe over a fake libnvidia-ml.so.1."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +51,9 @@ def test_each_read_requests_only_new_samples(reader: Reader) -> None:
     )
     assert [loads(outcome) for outcome in outcomes] == [
         {10: 80.0, 11: 10.0},
-        {10: 80.0, 11: 10.0},  # the same ones are still new enough
+        {10: 80.0, 11: 10.0},  # the same samples are still recent enough
         {10: 0.0, 11: 60.0},
-        {10: None, 11: None},  # the card is busy, and of its processes nobody has worked since
+        {10: None, 11: None},  # the card is busy, but no sample is newer
     ]
 
 

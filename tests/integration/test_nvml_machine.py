@@ -1,4 +1,4 @@
-"""The whole way from a driver that misbehaves to what a person sees, through the unchanged probe and the fake NVML."""
+"""From a misbehaving driver to the output of `gpuyard devices`, through the real probe and the fake NVML."""
 
 import json
 import os
@@ -27,9 +27,9 @@ CARDS = tuple(
     )
     for number in (1, 2)
 )
-# Many times what the test allows a snapshot: a probe that waits for the driver is found out.
+# Far longer than the deadline of a snapshot, so that a probe that waits for the driver fails the test.
 HANG_S = 100.0
-TWO_LOOKS = (
+TWO_SNAPSHOTS = (
     "import json, sys\n"
     "from gpuyard.core.snapshot_json import snapshot_as_dict\n"
     "from gpuyard.probes.local_machine import local_machine\n"
@@ -51,7 +51,7 @@ def nvml(library: Path, tmp_path: Path) -> FakeNvml:
 
 
 def devices(nvml: FakeNvml, *arguments: str) -> tuple[dict[str, Any], float]:
-    """The JSON of `gpuyard devices`, and how long it took."""
+    """Return the JSON of `gpuyard devices`, and how long it took."""
     started = time.monotonic()
     result = subprocess.run(
         [sys.executable, "-m", "gpuyard", "devices", "--json", "--deadline", "3", *arguments],
@@ -61,21 +61,21 @@ def devices(nvml: FakeNvml, *arguments: str) -> tuple[dict[str, Any], float]:
     return shape, time.monotonic() - started
 
 
-def look_twice(nvml: FakeNvml, between: Callable[[], None], deadline_s: float = 60.0) -> list[dict[str, Any]]:
-    """The second time within that deadline; the first time the driver answers, however slow the machine is."""
+def two_snapshots(nvml: FakeNvml, between: Callable[[], None], deadline_s: float = 60.0) -> list[dict[str, Any]]:
+    """Return two snapshots: the first with a long deadline, while the driver answers, then one within `deadline_s`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TWO_LOOKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", TWO_SNAPSHOTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **nvml.environment()},
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
-    looks = [json.loads(process.stdout.readline())]
+    snapshots = [json.loads(process.stdout.readline())]
     between()
     process.stdin.write(f"{deadline_s}\n")
     process.stdin.flush()
-    looks.append(json.loads(process.stdout.readline()))
+    snapshots.append(json.loads(process.stdout.readline()))
     process.communicate("0\n", timeout=90)
-    return looks
+    return snapshots
 
 
 def test_cards_are_read_through_the_library(nvml: FakeNvml) -> None:
@@ -109,7 +109,7 @@ def test_while_the_library_hangs_nvidia_smi_answers(nvml: FakeNvml, tools: Calla
 def test_a_driver_that_begins_to_hang_leaves_its_cards_listed_as_unhealthy(nvml: FakeNvml) -> None:
     nvml.write(FakeState(devices=CARDS))
     hanging = FakeState(devices=CARDS, hangs={"nvmlDeviceGetCount*": HANG_S})
-    before, after = look_twice(nvml, lambda: nvml.write(hanging), deadline_s=2.0)
+    before, after = two_snapshots(nvml, lambda: nvml.write(hanging), deadline_s=2.0)
     assert [device["healthy"] for device in before["devices"]] == [True, True]
     assert [device["id"] for device in after["devices"]] == [device["id"] for device in before["devices"]]
     assert [(d["healthy"], d["memory_used_mb"]) for d in after["devices"]] == [(False, None)] * 2
@@ -117,7 +117,7 @@ def test_a_driver_that_begins_to_hang_leaves_its_cards_listed_as_unhealthy(nvml:
 
 def test_a_removed_card_is_unhealthy_and_the_other_still_works(nvml: FakeNvml) -> None:
     nvml.write(FakeState(devices=CARDS))
-    _, after = look_twice(nvml, lambda: nvml.write(FakeState(devices=CARDS[:1])))
+    _, after = two_snapshots(nvml, lambda: nvml.write(FakeState(devices=CARDS[:1])))
     assert [(d["id"], d["healthy"]) for d in after["devices"]] == [(CARDS[0].uuid, True), (CARDS[1].uuid, False)]
     assert any(p["kind"] == "unhealthy" and p["source"] == CARDS[1].uuid for p in after["problems"])
 
