@@ -82,7 +82,7 @@ GATES: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "gpu-memory": (
         ["--vram", "3000"],
         {"max_gpu_mem_mb": 8000, "run_vram": "3000M", "device": "0"},
-        "GPU memory 9000 MB, with",
+        "GPU memory 9000 MB, including",
     ),
 }
 
