@@ -20,7 +20,7 @@ from tests.scale import some
 Tools = Callable[[str, str], Path]
 
 CARD_ID = "GPU-11111111-0000-0000-0000-000000000001"
-CARD = """<nvidia_smi_log><gpu id="00000000:01:00.0"><product_name>NVIDIA Yard One</product_name>
+CARD = """<nvidia_smi_log><gpu id="00000000:01:00.0"><product_name>NVIDIA Test One</product_name>
 <uuid>{id}</uuid>
 <fb_memory_usage><total>{memory}</total><used>{used}</used><free>{memory}</free></fb_memory_usage>
 <utilization><gpu_util>{load}</gpu_util></utilization><processes></processes></gpu></nvidia_smi_log>

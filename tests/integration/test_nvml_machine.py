@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 CARDS = tuple(
     FakeDevice(
         uuid=f"GPU-0000000{number}-aaaa-bbbb-cccc-000000000000",
-        name="NVIDIA Yard",
+        name="NVIDIA Test",
         pci=f"00000000:0{number}:00.0",
         memory=FakeMemory(total=24576 * MIB, reserved=400 * MIB, used=1000 * MIB),
         utilization=12,
@@ -103,7 +103,7 @@ def test_while_the_library_hangs_nvidia_smi_answers(nvml: FakeNvml, tools: Calla
     tools("nvidia-smi", f"print({XML!r})")
     nvml.write(FakeState(devices=CARDS, hangs={"nvmlInitWithFlags": HANG_S}))
     shape, _ = devices(nvml, "--deadline", "8")
-    assert [device["name"] for device in shape["devices"]] == ["NVIDIA Yard One", "NVIDIA Yard Two"]
+    assert [device["name"] for device in shape["devices"]] == ["NVIDIA Test One", "NVIDIA Test Two"]
 
 
 def test_a_driver_that_begins_to_hang_leaves_its_cards_listed_as_unhealthy(nvml: FakeNvml) -> None:
