@@ -78,7 +78,7 @@ def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     assert (summary["kept"], summary["pruned"], summary["left"]) == (3, 1, [])
     assert f"  kept    3 runs with data, in {tmp_path}/out-pruned\n  pruned  1 run without a frame\n" in result.stdout
     here = run("datagen", "--count", "4", *OPEN, "--prune-keeps", "here")
-    assert f"  kept    0 runs with data, in {tmp_path}/out-2\n" in here.stdout
+    assert f"  kept        0 runs with data, in {tmp_path}/out-2\n" in here.stdout
 
 
 @unmeasured

@@ -135,7 +135,6 @@ def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.M
         (("start", "a.yml", "0", "1"), "separate names with commas: ./scheduler.sh start"),
         (("start", "-rf $(reboot).yml"), "there is no config '-rf $(reboot).yml'"),
         (("start", "--", "--rerun"), "there is no config '--rerun'"),
-        (("status", "--json", "--watch"), "leave one of them out"),
         (("--workspace", "", "status"), "a path is empty"),
         (("--workspace", "no such folder", "status"), "is not a workspace"),
         (("--config", "no such file", "status"), "no such file"),
@@ -149,6 +148,13 @@ def test_an_error_names_the_correct_form(workspace: Path, arguments: tuple[str, 
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_an_error_with_json_is_an_object_on_standard_output(workspace: Path) -> None:
+    result = run("workspace", "status", "--json", "--watch")
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["error"]["code"] == "usage"
+    assert "leave one of them out" in result.stderr
 
 
 def test_an_error_in_the_configuration_names_file_line_and_key(workspace: Path) -> None:
@@ -334,7 +340,7 @@ def test_scheduler_main_runs_a_command_with_a_given_configuration_and_workspace(
     (tmp_path / "other.yml").write_text("task_name: OTHER\n")
     result = shell("scheduler_main.sh", "other.yml", "mine", "config", cwd=tmp_path)
     assert result.returncode == 0
-    assert result.stdout.startswith(f"{tmp_path}/mine, by {tmp_path}/other.yml\n")
+    assert result.stdout.startswith(f"{tmp_path}/mine, from {tmp_path}/other.yml\n")
     mistake = shell("scheduler_main.sh", "other.yml", "mine", "strat", cwd=tmp_path)
     assert mistake.returncode == 2
     assert "did you mean `start`?" in mistake.stderr
