@@ -5,7 +5,7 @@ does not fit then.
 """
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import msgspec
 
@@ -26,6 +26,8 @@ from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Sk
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_tiers import Tiers
 
+# Python handles a signal that arrives just before a wait only when that wait ends.
+_HANDLE_SIGNALS_EVERY_S = 1.0
 _DESCRIBERS = 8
 _UNITS_PER_WORKER = 4
 
@@ -146,8 +148,10 @@ def _run_all(workers: Sequence[Worker], tiers: Tiers) -> None:
     """Run all workers to their end. An error of one, or Ctrl-C, stops the others after their current labels."""
     with ThreadPoolExecutor(max(1, len(workers)), "gpuyard-worker") as pool:
         try:
-            for done in [pool.submit(worker.run) for worker in workers]:
-                done.result()
+            for run in [pool.submit(worker.run) for worker in workers]:
+                while not wait((run,), _HANDLE_SIGNALS_EVERY_S).done:
+                    pass
+                run.result()
         except BaseException:
             tiers.stop()
             raise
