@@ -309,6 +309,13 @@ def test_show_counts_failures_beyond_the_retries_as_all_retries_used(daemon: Sta
     assert "retries: 1 of 1 used\n" in run("show", "17").stdout
 
 
+def test_show_prints_the_index_only_of_a_job_that_has_one(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs/17"] = job(17, array=16, index=None, values={"lr": "1e-3"})
+    assert "array: 16\nvalues: lr=1e-3\n" in run("show", "17").stdout
+    daemon.answers["GET /jobs/17"] = job(17, array=16, index=3)
+    assert "array: 16\nindex: 3\n" in run("show", "17").stdout
+
+
 def listed(asked: ReceivedRequest) -> dict[str, Any]:
     """Jobs 17 to 19, two at a time."""
     ids = [17, 18, 19][int(asked.query.get("after", 0)) :][:2]
