@@ -32,7 +32,7 @@ _HEAD = f"{'mix':<12} {'cards':<7} {'jobs':>4}  {'fifo':>6}  {'first':>6} {'gain
 
 
 def bench_simulate(arguments: Sequence[str]) -> None:
-    """`arguments` are seeds, or `million` for only the very large machine."""
+    """`arguments` are seeds, or `million` for only the largest machine."""
     folder = os.environ.get("GPUYARD_TRACES")
     if folder is None:
         print("no simulation: set GPUYARD_TRACES to a folder of measured programs")

@@ -71,7 +71,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure coverage in the programs that the test starts: it costs each a tenth of a second and
-    makes them half as fast. For tests whose programs run lines that other tests cover as well."""
+    makes them half as fast. For tests with programs that run lines which other tests cover as well."""
     for name in list(os.environ):
         if name.startswith("COV"):
             monkeypatch.delenv(name)

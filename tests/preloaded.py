@@ -107,7 +107,7 @@ def _server() -> _Server:
 
 
 class _ForkedPopen(_Popen[Any]):
-    """A Popen whose program the server forks, where it can be forked."""
+    """A Popen that lets the server fork the program, if it can be forked."""
 
     _pidfd: int | None = None
 
@@ -171,7 +171,7 @@ def _can_fork(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
     if len(argv) < 3 or argv[0] != sys.executable:
         return False
     is_known = (argv[1] == "-m" and argv[2] in _MODULES) or (argv[1] == "-c" and "sys.modules" not in argv[2])
-    is_shown = "sim-job" in argv  # stands for a person's program, whose command line is shown
+    is_shown = "sim-job" in argv  # stands for a user's program: its command line is shown
     return is_known and not is_shown and _interpreter_settings(environment) == _server().interpreter
 
 

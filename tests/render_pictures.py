@@ -22,7 +22,7 @@ def pictures(folder: Path) -> dict[str, Picture]:
 
 
 def decoded(data: bytes) -> Picture:
-    """Decode a PNG of 8 bits per channel whose rows use filter 0 (none) or 2 (up)."""
+    """Decode a PNG of 8 bits per channel with rows that use filter 0 (none) or 2 (up)."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks = list(_chunks(data[8:]))
     (first, header), (last, end) = chunks[0], chunks[-1]

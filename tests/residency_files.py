@@ -103,7 +103,7 @@ def _face_rows(faces: Sequence[Sequence[int]], form: str, newline: str) -> bytes
 
 
 class PagedSink:
-    """Memory in pages of any size, whose boundaries may fall within a value."""
+    """Memory in pages of any size; a page may end within a value."""
 
     def __init__(self, nbytes: int, page_nbytes: int = 64) -> None:
         self.nbytes = nbytes

@@ -161,7 +161,7 @@ class MemoryContract:
         assert downloaded(memory, target, 3) == b"new"
 
     def test_an_upload_waits_until_a_lane_no_longer_uses_the_buffer(self, memory: DeviceMemory) -> None:
-        """A stream has two buffers: the next frame must not overwrite one that is still being drawn."""
+        """A stream has two buffers: the next frame must not overwrite a frame that is still being drawn."""
         nbytes = 8 * MB
         buffer, drawn = memory.allocate(nbytes), memory.allocate(nbytes)
         pages = [memory.page(nbytes), memory.page(nbytes)]

@@ -50,7 +50,7 @@ class SiteServer:
 
 
 def mortal(argument: str) -> "DistantSite":
-    """Return a site whose process dies at a given call. `argument` is `PATH:WHEN`."""
+    """Return a site with a process that dies at a given call. `argument` is `PATH:WHEN`."""
     path, _, dies = argument.rpartition(":")
     return DistantSite(path, dies)
 

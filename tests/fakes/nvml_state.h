@@ -1,8 +1,8 @@
 /* The state of the fake NVML: the text file named by FAKE_NVML_STATE, a keyword and its arguments per line.
  *
  *     driver VERSION                     init RESULT
- *     device UUID                        a card, whose lines follow; its index is its place among the cards
- *     instance UUID PLACE GI CI          a MIG instance of the card above, whose lines follow
+ *     device UUID                        a card, followed by its lines; its index is its place among the cards
+ *     instance UUID PLACE GI CI          a MIG instance of the card above, followed by its lines
  *     name TEXT                          pci BUS_ID
  *     memory TOTAL RESERVED USED         in bytes
  *     utilization PERCENT                temperature CELSIUS

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def train(config: dict[str, Any]) -> tuple[float, float]:
-    # Without NumPy, whose import would take longer than the training.
+    # Without NumPy: its import would take longer than the training.
     rng = random.Random(config["seed"])
     points = [(x, 3.0 * x + 1.0 + rng.gauss(0.0, 0.1)) for x in (rng.gauss(0.0, 1.0) for _ in range(200))]
     slope = offset = 0.0

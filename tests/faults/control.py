@@ -68,7 +68,7 @@ FAULTS = (
         file=f"{_CONTROL}/attempt_ends.py",
         old="if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:",
         new="if attempt.stopping is not None:",
-        breaks="A program whose keeper died keeps running beside the next attempt of its job.",
+        breaks="When a keeper dies, its program keeps running beside the next attempt of the job.",
         near=(
             "tests/simulation/test_crashes.py",
             f"{_FAULTS}::test_a_program_whose_keeper_was_killed_is_ended_before_its_job_is_retried",
@@ -130,7 +130,7 @@ FAULTS = (
         file=f"{_CONTROL}/suspend_jobs.py",
         old="if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):",
         new="if key in self._requested:",
-        breaks="After a crash, a suspended job is resumed on a GPU whose memory other jobs use by then.",
+        breaks="After a crash, a suspended job is resumed on a GPU with memory that other jobs use by then.",
         near=("tests/unit/control/test_attempt_ends.py",),
     ),
     Fault(
@@ -154,7 +154,7 @@ FAULTS = (
         file=f"{_CONTROL}/cluster_dispatch.py",
         old="            return after_loss(job)\n",
         new="            return None\n",
-        breaks="A job whose cluster node died counts as failed, and is not retried.",
+        breaks="A job counts as failed when its cluster node dies, and is not retried.",
         near=("tests/unit/control/test_cluster_dispatch.py",),
     ),
     Fault(

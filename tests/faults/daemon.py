@@ -41,7 +41,7 @@ FAULTS = (
         file=f"{_DAEMON}/web/access_rules.py",
         old="    if not _is_own_host(host, rules):\n",
         new="    if not host:\n",
-        breaks="A website whose DNS name is pointed at 127.0.0.1 reads and changes the queue.",
+        breaks="A website with a DNS name that points at 127.0.0.1 reads and changes the queue.",
         near=(_GATE,),
     ),
     Fault(
@@ -217,7 +217,7 @@ FAULTS = (
         file="src/gpuyard/connect/fast_http.py",
         old="            if not may_repeat:\n",
         new="            if not may_repeat and not message:\n",
-        breaks="A change whose response was lost is made twice.",
+        breaks="A change is made twice if its response was lost.",
         near=(f"{_TESTS}/test_daemon_client.py",),
     ),
     Fault(

@@ -71,7 +71,7 @@ FAULTS = (
         file=f"{_ENGINES}/local/engine.py",
         old="    def discard_prepared(self) -> None:\n        self._prepared.clear()\n",
         new="    def discard_prepared(self) -> None:\n        pass\n",
-        breaks="A job whose start could not be recorded is started anyway, and then once more.",
+        breaks="A job is started although its start could not be recorded, and then once more.",
         near=("tests/contract/test_engine_contract.py",),
     ),
     Fault(

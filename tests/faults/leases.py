@@ -75,7 +75,7 @@ FAULTS = (
         file=f"{_LEASES}/lock_file.py",
         old="            if os.fstat(self.descriptor).st_uid != os.geteuid():\n",
         new="            if os.fstat(self.descriptor).st_uid < 0:\n",
-        breaks="A lease of root is shown as a lease of the user whose dead file was reused.",
+        breaks="A lease of root is shown as a lease of the former owner of the reused file.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),
     Fault(

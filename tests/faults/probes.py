@@ -43,7 +43,7 @@ FAULTS = (
         file=f"{_PROBES}/common/parse_numbers.py",
         old='    "gib": 1024.0,\n',
         new='    "gib": 1000.0,\n',
-        breaks="A card whose tool prints GiB is shown with less memory than it has.",
+        breaks="A card is shown with less memory than it has if its tool prints GiB.",
         near=(f"{_TESTS}/common/test_parse_numbers.py",),
     ),
     Fault(

@@ -15,7 +15,7 @@ FAULTS = (
         file=f"{_RECIPES}/batch/plan.py",
         old="    record = replace(record, parts=(*record.parts, part))\n    _write_record(record)\n",
         new="    record = replace(record, parts=(*record.parts, part))\n",
-        breaks="A batch whose command is killed during submission is submitted again, and every seed runs twice.",
+        breaks="A batch is submitted again, and every seed runs twice, if its command is killed during submission.",
         near=(f"{_CRASHES}::test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued",),
     ),
     Fault(
@@ -112,7 +112,7 @@ FAULTS = (
         file=f"{_RECIPES}/workspace/marker_files.py",
         old="        if os.path.lexists(aside):\n            aside.replace(marker)\n        raise\n",
         new="        raise\n",
-        breaks="A task whose rerun is refused is no longer completed.",
+        breaks="A completed task is no longer completed after a refused rerun.",
         near=(f"{_TESTS}/workspace/test_marker_files.py",),
     ),
     Fault(

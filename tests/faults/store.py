@@ -123,7 +123,7 @@ FAULTS = (
         file=f"{_STORE}/database.py",
         old="    elif version < SCHEMA_VERSION:\n",
         new="    elif version < 0:\n",
-        breaks="The daemon uses a database whose tables lack columns, and fails at the first change.",
+        breaks="The daemon uses a database with missing columns, and fails at the first change.",
         near=(f"{_TESTS}/test_database.py",),
     ),
     Fault(

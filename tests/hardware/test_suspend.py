@@ -53,7 +53,7 @@ print("digest", digest.hexdigest(), flush=True)
 """
 # Two such programs, started by a shell.
 TWO = '"$1" -c "$2" 1 & "$1" -c "$2" 1 & wait'
-# A training loop whose data come from two worker processes.
+# A training loop with data from two worker processes.
 LOADER = """
 import hashlib
 import torch

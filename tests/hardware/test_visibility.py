@@ -71,7 +71,7 @@ def seen_by(framework: str, *options: str, **environment: str) -> dict[str, Any]
 
 
 def is_card(named: str, uuid: str, bus_id: str) -> bool:
-    """Compare by UUID, or by bus id, whose domain has four or eight digits."""
+    """Compare by UUID, or by bus id (a domain of four or eight digits)."""
     return named == uuid or pci_bus_id(named) == pci_bus_id(bus_id)
 
 

@@ -1,4 +1,4 @@
-"""A machine with one NVIDIA card whose driver is a stand-in, and programs that use it."""
+"""A machine with one NVIDIA card, a stand-in for its driver, and programs that use it."""
 
 import sys
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Card:
-    """A card whose state the test sets, and the state of the programs on it."""
+    """A card with a state that the test sets, and the state of the programs on it."""
 
     def __init__(self, libraries: Path, tmp_path: Path) -> None:
         self.nvml = FakeNvml(library=libraries / "libnvidia-ml.so.1", state_file=tmp_path / "nvml")

@@ -289,7 +289,7 @@ def _kill(pid: int) -> int:
 
 @pytest.fixture
 def own_queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QueueUnderTest]:
-    """A queue whose daemon is not started yet, for tests that prepare its folder first."""
+    """A queue before its daemon is started, for tests that prepare its folder first."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     queue = QueueUnderTest(own_home)
     yield queue

@@ -43,7 +43,7 @@ main()
 
 @pytest.fixture
 def left_alone(batch: Batch) -> Iterator[Batch]:
-    """A batch whose daemon is started by the command."""
+    """A batch; the command starts its daemon."""
     yield batch
     if running_pid(batch.queue.home / "daemon.lock") is not None:
         assert run("daemon", "stop").returncode == 0

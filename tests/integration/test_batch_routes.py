@@ -19,7 +19,7 @@ def start(queue: QueueUnderTest, script: str, count: int, **options: Any) -> int
 
 
 def at_gate(queue: QueueUnderTest, count: int, **options: Any) -> int:
-    """Start a batch whose runs wait for the test, and wait until as many run as are allowed."""
+    """Start a batch of runs that wait for the test, and wait until as many run as are allowed."""
     gate = queue.gate()
     first = start(queue, f"read word < {gate}", count, **options)
     until(lambda: status_of(queue, first)["gate"] == "concurrency", "as many runs as may be")

@@ -32,7 +32,7 @@ _PR_SET_DUMPABLE = 4
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not under pytest's own folder, which lets nobody else in."""
+    """Outside pytest's own folder, which other users cannot enter."""
     home = Path(tempfile.mkdtemp(prefix="gpuyard-users-"))
     home.chmod(0o755)
     yield make_shared_directory(home / "ledger")
@@ -53,13 +53,13 @@ def one_device() -> Snapshot:
 
 
 def hold_as(connection: Connection, folder: Path, uid: int) -> None:
-    """Takes the device, says so, and lets go when told to."""
+    """Lease the device, report it, and release it at the next message."""
     become(uid)
     with_label = Acquisition(Ledger(prepare_directory(folder)), one_device, Need(), label=f"of {uid}")
     lease = with_label.wait(DEADLINE_S, 1.0, lambda reasons: connection.send(reasons[0].text))
     connection.send(str(lease.path))
-    word = wait_for_message(connection)
-    if word == "share":
+    message = wait_for_message(connection)
+    if message == "share":
         lease.share()
         connection.send("shared")
         wait_for_message(connection)
@@ -145,12 +145,12 @@ def live_as(connection: Connection, folder: Path, uid: int) -> None:
 
 
 def forge(connection: Connection, folder: Path, uid: int, victim: int, victims_pid: int) -> None:
-    """A lease of one's own that says it is another's."""
+    """Claim a lease with a holder record of another user."""
     become(uid)
-    told = msgspec.structs.replace(
+    forged = msgspec.structs.replace(
         this_process("innocent"), uid=victim, user=user_name(victim), pid=victims_pid, boot_id="another"
     )
-    lease = Ledger(folder).claim(told, take("G0"), DEADLINE_S)
+    lease = Ledger(folder).claim(forged, take("G0"), DEADLINE_S)
     assert lease is not None
     connection.send(lease.path.read_bytes())
     wait_for_message(connection)

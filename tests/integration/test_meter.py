@@ -36,7 +36,7 @@ LEAD = (
     "import subprocess, sys\n"
     "child = subprocess.Popen([sys.executable, '-c', *eval(sys.argv.pop(1))], start_new_session=True)\n"
 )
-# Starts another program whose parent has ended.
+# Starts another program, and ends.
 ORPHAN = (
     "import subprocess, sys\n"
     "START = 'import subprocess, sys; subprocess.Popen([sys.executable, \\'-c\\', *sys.argv[1:]])'\n"

@@ -89,7 +89,7 @@ def test_the_daemon_applies_an_edited_configuration(own_queue: QueueUnderTest) -
         own_queue.submit("true", gpus=0)  # makes the daemon take a step
         return own_queue.state(job_id) == "succeeded"
 
-    until(has_run, "the end of a job whose tag may run now")
+    until(has_run, "the end of a job with a tag that may run now")
 
 
 def test_an_existing_home_keeps_its_mode_and_new_files_in_it_are_private(tmp_path: Path) -> None:

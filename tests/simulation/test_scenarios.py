@@ -24,7 +24,7 @@ from tests.simulation.world import World
 
 
 def submit(at: float, token: str, *command: str, **options: Any) -> Operation:
-    """Submit a job whose program is its token, so that nothing is learned from other jobs."""
+    """Submit a job with its token as its program, so that nothing is learned from other jobs."""
     typed = {name.replace("_", "-"): value for name, value in options.items()}
     asked = SubmissionRequest(
         cwd="/", environment={}, token=token, command=(token, *command), options={"name": token, **typed}

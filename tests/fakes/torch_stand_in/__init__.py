@@ -2,7 +2,7 @@
 
 What a program must not rely on does not work here either:
 - What is queued on a stream runs when somebody waits for it and not before, and streams know nothing of each other.
-- Memory that nobody holds any more is overwritten, whatever is still queued for it.
+- Memory without a reference is overwritten, even if work on it is still queued.
 - Memory is mapped in steps of 20 MB, and the cap is looked at before the rounding, as with expandable segments.
 """
 

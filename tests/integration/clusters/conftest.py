@@ -22,7 +22,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster
 def on_slurm(
     slurm: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
 ) -> QueueUnderTest:
-    """A queue whose jobs go to the cluster by default."""
+    """A queue that sends its jobs to the cluster by default."""
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
     configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\ngpu_memory = "24G"\nshard_mb = 1024\n')

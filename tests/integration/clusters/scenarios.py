@@ -1,4 +1,4 @@
-"""Scenarios of a queue whose jobs run on a cluster, equal for every kind of cluster."""
+"""Scenarios of a queue with jobs on a cluster, equal for every kind of cluster."""
 
 import os
 import re

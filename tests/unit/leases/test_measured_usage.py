@@ -48,7 +48,7 @@ def sleeper(lease_id: str = "", user: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def foreign_process() -> Iterator[int]:
-    """A process whose parent is not ours."""
+    """A process with a parent that is not ours."""
     shell = subprocess.Popen(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
     output, _ = shell.communicate(timeout=90)
     try:

@@ -90,7 +90,7 @@ class FlakyProbe(FixedProbe):
 
 
 class PassingTime:
-    """A host whose reading takes so much time that pauses of probes end meanwhile."""
+    """A host that takes longer to read than the pauses of the probes last."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock

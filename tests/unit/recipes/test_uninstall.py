@@ -32,7 +32,7 @@ Tools = Callable[[str, str], Path]
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of a user whose gpuyard uses the default directories of the platform."""
+    """Return the home of a user; gpuyard uses the default directories of the platform there."""
     home = tmp_path / "user"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

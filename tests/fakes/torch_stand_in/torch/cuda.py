@@ -77,7 +77,7 @@ class Stream:
             self.waiting.append(work)
 
     def run(self, count: int) -> None:
-        """Of what was queued, the first so many."""
+        """Do the first `count` pieces of queued work."""
         for _ in range(count):
             self.waiting.pop(0)()
 

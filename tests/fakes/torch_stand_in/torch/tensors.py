@@ -15,7 +15,7 @@ class dtype:  # noqa: N801 - PyTorch's name
 
 
 class Storage:
-    """Bytes; those of the card count in its allocator until nobody holds them."""
+    """Bytes; those of the card count in its allocator until the last reference is gone."""
 
     def __init__(self, content: Any, is_on_card: bool) -> None:
         self.content, self.is_on_card = content, is_on_card

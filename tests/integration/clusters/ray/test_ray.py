@@ -1,4 +1,4 @@
-"""A queue whose jobs run on a real Ray behaves as with local jobs."""
+"""A queue with jobs on a real Ray behaves as with local jobs."""
 
 from pathlib import Path
 

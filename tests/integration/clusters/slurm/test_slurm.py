@@ -1,4 +1,4 @@
-"""A queue whose jobs run on a real Slurm behaves as with local jobs."""
+"""A queue with jobs on a real Slurm behaves as with local jobs."""
 
 import os
 from collections import Counter

@@ -54,7 +54,7 @@ def test_the_share_is_close_to_the_needed_memory(memory_mb: float) -> None:
     needed = min(1.0, memory_mb / CARD_MB)
     assert needed - 1e-4 <= asked <= needed + 1e-4
     fit = int(1.0 / asked + 1e-9)
-    assert fit * needed <= 1.0 + 1e-6, "jobs whose shares fit also fit by memory"
+    assert fit * needed <= 1.0 + 1e-6, "jobs that fit by their shares also fit by memory"
 
 
 def test_subtracting_keeps_uncounted_fields_uncounted() -> None:

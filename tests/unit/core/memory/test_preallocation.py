@@ -30,10 +30,10 @@ def advice(
     ],
 )
 def test_it_says_what_to_set(command: tuple[str, ...], text: str, share: float, setting: str) -> None:
-    told = advice(command, text, share)
-    assert told is not None
-    assert setting in told
-    assert "\n" not in told
+    line = advice(command, text, share)
+    assert line is not None
+    assert setting in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6, None])

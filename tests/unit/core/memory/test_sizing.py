@@ -243,11 +243,11 @@ def test_the_lacked_memory_is_held_plus_requested_and_not_the_reservation_of_a_f
 
 
 def test_a_job_that_ran_out_with_its_predicted_memory_gets_more() -> None:
-    told = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
-    growth = grow(job(), told, ran_out(50.0), CARDS)
+    predicted = attempt(Usage(peaks_mb={"G0": 100.0}), reserved_mb=4000.0, predicted_mb=4000.0)
+    growth = grow(job(), predicted, ran_out(50.0), CARDS)
     assert growth is not None
     assert (growth.memory_mb or 0.0) > 4000.0
-    first = grow(job(), replace(told, predicted_mb=None), ran_out(50.0), CARDS)
+    first = grow(job(), replace(predicted, predicted_mb=None), ran_out(50.0), CARDS)
     assert first is not None
     assert (first.memory_mb or 0.0) < 200.0, "a first run reserves all free memory, which says nothing"
 
@@ -387,6 +387,6 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
 ) -> None:
     declared = None if declared_gb is None else declared_gb * GB
     usage = None if used_gb is None else Usage(peaks_mb={"G0": used_gb * GB})
-    told = declaration_advice(declared, usage)
-    assert (told is None) == (changes is None)
-    assert changes is None or changes in (told or "")
+    advice = declaration_advice(declared, usage)
+    assert (advice is None) == (changes is None)
+    assert changes is None or changes in (advice or "")

@@ -12,7 +12,7 @@ sizes = st.sampled_from([None, 0.0, GB, 5 * GB, 9 * GB, 30 * GB])
 
 @st.composite
 def states(draw: st.DrawFn) -> DeviceState:
-    """Draw a device whose used memory is within its size and covers the measured use of its leases."""
+    """Draw a device. Its used memory is within its size and covers the measured use of its leases."""
     promises = []
     for number in range(draw(st.integers(0, 5))):
         reserved = draw(sizes)

@@ -14,7 +14,7 @@ URGENT = 5
 
 
 def job(job_id: int, cost_s: float | None = 1.0, priority: int = 0, *, is_leaving: bool = False) -> RunningJob:
-    """Return a running job whose lease has its name."""
+    """Return a running job; its lease has the same name."""
     return RunningJob(
         job_id=job_id, user="me", tag="", devices=1, started_at=float(job_id), lease_id=f"job {job_id}",
         priority=priority, preempt_cost_s=cost_s, is_leaving=is_leaving,

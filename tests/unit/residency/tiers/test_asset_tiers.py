@@ -201,7 +201,7 @@ def test_other_errors_than_out_of_memory_are_not_retried(asset_files: AssetFiles
 
 
 def loader_of(nbytes: dict[str, int]) -> Loader:
-    """Return a loader of files whose size in memory cannot be known from the file."""
+    """Return a loader that cannot know the size in memory from the file."""
     return Loader(lambda path: {"x": np.arange(nbytes[Path(path).name], dtype="u1")})
 
 
