@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory
-from gpuyard.core.scheduling import need_variants
+from gpuyard.core.scheduling import start_limits
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
 from tests.simulation.behaviors import random_behavior
@@ -104,7 +104,7 @@ def test_the_sharing_rule_of_a_tag_holds_wherever_the_daemon_is_killed(first: in
 
 
 def test_a_device_with_too_many_jobs_of_a_tag_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(need_variants, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
+    monkeypatch.setattr(start_limits, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
     assert any(is_crowded(seed) for seed in range(20))
 
 

@@ -36,10 +36,9 @@ from gpuyard.core.lease import Holder, Lease, Ticket
 from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
-from gpuyard.core.scheduling.planner import decide
+from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
-from gpuyard.core.scheduling.start_estimate import estimate_start
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.rules import Rules
 from gpuyard.core.sample import Sample
-from gpuyard.core.scheduling.load_gates import Gate, judge_above, judge_below
+from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
 
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
@@ -18,16 +18,17 @@ _SETTING = "under [queue] in config.toml limits all jobs"
 
 class HostGates:
     def __init__(self) -> None:
-        self._cpu = self._memory = Gate()
+        self._is_cpu_closed = self._is_memory_closed = False
 
     def closed_reasons(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
         """Update both gates and yield a reason for each closed one."""
-        self._cpu = judge_above(self._cpu, sample.cpu_percent, rules.max_cpu_percent, _CPU_MARGIN_PERCENT)
-        if self._cpu.is_closed:
-            reason = over(ReasonKind.HOST_TOO_BUSY, sample.cpu_percent, rules.max_cpu_percent)
+        cpu, most = sample.cpu_percent, rules.max_cpu_percent
+        self._is_cpu_closed = is_above(cpu, most, _CPU_MARGIN_PERCENT, was_above=self._is_cpu_closed)
+        if self._is_cpu_closed:
+            reason = over(ReasonKind.HOST_TOO_BUSY, cpu, most)
             yield replace(reason, remedy=f"max_cpu_percent {_SETTING}")
         available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
-        self._memory = judge_below(self._memory, available, least, _MEMORY_MARGIN_MB)
-        if self._memory.is_closed:
+        self._is_memory_closed = is_below(available, least, _MEMORY_MARGIN_MB, was_below=self._is_memory_closed)
+        if self._is_memory_closed:
             text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
             yield replace(Reason(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from gpuyard.core.lease import Lease, Need
-from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.wait_text import describe_wait, relevant_reasons
+from gpuyard.core.scheduling.wait_reasons import Reason, describe_wait, relevant_reasons
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_duration
 

@@ -15,8 +15,8 @@ from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueOrder
-from gpuyard.core.scheduling.running_counts import RunningCounts, limit_reached
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.start_limits import RunningCounts
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
 from gpuyard.core.units import format_size
 
 # If a step reaches this limit, the next step follows at once.
@@ -110,14 +110,11 @@ class _Dispatcher:
         return self._refuse_by_number(lane)
 
     def _refuse_by_number(self, lane: Lane) -> tuple[Reason, ...]:
-        offer, counts, most = self._offer(lane), self._counts, self._view.tags.get(lane.tag)
-        if most is not None and counts.by_tag.get(lane.tag, 0) >= most:
-            return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
-        most = lane.group_limit
-        if most is not None and counts.by_group.get(lane.group, 0) >= most:
-            return (limit_reached(ReasonKind.ARRAY_LIMIT, "jobs of its array", most),)
-        if offer.most_jobs is not None and self._live.get(lane.engine, 0) >= offer.most_jobs:
-            return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", offer.most_jobs),)
+        if reached := self._counts.refusals(lane, self._view.tags):
+            return reached
+        most = self._offer(lane).most_jobs
+        if most is not None and self._live.get(lane.engine, 0) >= most:
+            return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
     def _take(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> tuple[Reason, ...]:

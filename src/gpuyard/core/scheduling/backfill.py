@@ -17,7 +17,6 @@ from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
 from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
-from gpuyard.core.scheduling.start_estimate import earliest_ends, likely_ends
 from gpuyard.core.scheduling.wait_reasons import Reason
 
 # After this time the head reserves every device that would serve it, not only those that seem to be available first.
@@ -75,7 +74,7 @@ class Backfill:
             return
         beside_head = self.placement.copy()
         is_strict = job.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
-        ends = None if is_strict else likely_ends(self._view, self._starts)
+        ends = None if is_strict else self._likely_ends()
         if beside_head.reserve(job.need, self._holder(job.job_id), ends):
             self.head, self._beside_head = job, beside_head
 
@@ -89,14 +88,34 @@ class Backfill:
         if most_s is None:
             return False
         if self._head_starts_at is None:
-            self._head_starts_at = self._earliest_head_start()
+            assert self.head is not None
+            need = self.head.need
+            first = self.placement.first_available(need, self._earliest_ends())
+            self._head_starts_at = first[-1][0] if len(first) == need.devices else self._view.now
         return self._view.now + most_s <= self._head_starts_at
 
-    def _earliest_head_start(self) -> float:
-        assert self.head is not None
-        need = self.head.need
-        first = self.placement.first_available(need, earliest_ends(self._view, self._starts))
-        return first[-1][0] if len(first) == need.devices else self._view.now
+    def _earliest_ends(self) -> dict[str, float]:
+        """Return when each lease of this queue could end at the earliest: now, if that is unknown."""
+        view = self._view
+        ends = {
+            run.lease_id: max(view.now, view.ends_after(run.job_id) or view.now)
+            for run in view.running
+            if run.lease_id is not None
+        }
+        for start in self._starts:
+            ends[planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
+        return ends
+
+    def _likely_ends(self) -> dict[str, float] | None:
+        """Return when each lease should end; None where that is not known of all."""
+        view = self._view
+        by_lease = {run.lease_id: view.ends_about(run.job_id) for run in view.running}
+        ends = {lease.id: by_lease.get(lease.id) for lease in view.placement.leases}
+        for start in self._starts:
+            likely_s = view.estimate(start.job_id).likely_s
+            ends[planned_lease_id(start.job_id)] = None if likely_s is None else view.now + likely_s
+        known = {lease_id: max(view.now, at) for lease_id, at in ends.items() if at is not None}
+        return known if len(known) == len(ends) else None
 
     def _holder(self, job_id: int) -> Holder:
         return replace(self._view.holder, label=planned_lease_id(job_id))

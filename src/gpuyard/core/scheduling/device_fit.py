@@ -3,22 +3,24 @@
 The checks are separate from the text because they run for every waiting job.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Need
-from gpuyard.core.scheduling import wait_reasons
+from gpuyard.core.lease import Need, RestOfDevice
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, capacity
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.wait_remedies import remedy_for
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
 from gpuyard.core.snapshot import Device, Host
+from gpuyard.core.units import format_size
 
 # A device on which a desktop or an idle notebook holds no more than this still counts as empty.
 _TINY_MB, _TINY_PART = 1024.0, 0.05
 # Where the driver lists no processes, a desktop looks like any other program: half of the memory may be in use.
 _UNLISTED_PART = 0.5
+# A text names at most this many foreign processes.
+_NAMED_PROCESSES = 3
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -41,13 +43,12 @@ def is_of_kind(need: Need, device: Device) -> bool:
 
 def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
     if _exceeds(host.cpu_percent, need.max_cpu_percent):
-        reason = wait_reasons.over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
-        yield replace(reason, remedy=remedy_for(reason.kind))
+        reason = over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
+        yield replace(reason, remedy=REMEDIES[reason.kind])
     available = host.memory_available_mb
     if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
         text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
-        kind = ReasonKind.HOST_TOO_FULL
-        yield Reason(kind, text, remedy=remedy_for(kind))
+        yield Reason(ReasonKind.HOST_TOO_FULL, text, remedy=REMEDIES[ReasonKind.HOST_TOO_FULL])
 
 
 def check_suitable(need: Need, device: Device) -> ReasonKind | None:
@@ -136,14 +137,15 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
     """Return the reason with its text, figures and remedy."""
-    return replace(_describe(kind, need, state, packing), remedy=remedy_for(kind, need, state))
+    remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
+    return replace(_describe(kind, need, state, packing), remedy=remedy)
 
 
 def _describe(  # noqa: C901, PLR0911 - one case for each kind
     kind: ReasonKind, need: Need, state: DeviceState, packing: Packing
 ) -> Reason:
-    device = state.device
-    holders = _holders(state.promises)
+    device, free_mb = state.device, state.free_mb
+    holders = tuple(each.holder for each in state.promises)
     match kind:
         case ReasonKind.BANNED:
             return Reason(kind, "banned", device.id)
@@ -154,26 +156,55 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             text = "another vendor or model than requested" if is_listed else "not among the requested GPUs"
             return Reason(kind, text, device.id)
         case ReasonKind.AWAITED:
-            return wait_reasons.awaited(device.id, _holders(_conflicts(need, state)))
+            return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
         case ReasonKind.LEASED:
-            leases = [each for each in _conflicts(need, state) if not each.is_reservation]
-            return wait_reasons.leased(device.id, _holders(leases))
-        case ReasonKind.NO_ROOM if state.free_mb is None:
+            holders = tuple(each.holder for each in _conflicts(need, state) if not each.is_reservation)
+            return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders)
+        case ReasonKind.NO_ROOM if free_mb is None:
             return Reason(kind, "its memory is unknown, so it cannot be shared", device.id)
         case ReasonKind.NO_ROOM:
-            return wait_reasons.no_room(device.id, state.free_mb or 0.0, need.required_mb or 0.0, holders)
+            assert free_mb is not None
+            beside = f", beside {list_holders(holders)}" if holders else ""
+            text = f"{format_size(max(0.0, free_mb))} free, {format_size(need.required_mb or 0.0)} needed{beside}"
+            return Reason(kind, text, device.id, free_mb, need.required_mb or 0.0, holders)
         case ReasonKind.TOO_MANY:
-            return wait_reasons.too_many(device.id, packing.max_jobs_per_device or 0, holders)
+            limit = packing.max_jobs_per_device or 0
+            text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"
+            return Reason(kind, text, device.id, float(limit), float(limit), holders)
         case ReasonKind.LOADED:
-            most = packing.max_load_percent or 0.0
-            return wait_reasons.loaded(device.id, state.load_percent, need.load_percent, most, holders)
+            more = f"; this job would add about {need.load_percent:.0f}%" if need.load_percent else ""
+            text = f"{state.load_percent:.0f}% busy, load limit {packing.max_load_percent or 0.0:.0f}%{more}"
+            return Reason(kind, text, device.id, state.load_percent, need.load_percent, holders)
         case ReasonKind.FOREIGN_LOAD:
-            return wait_reasons.foreign_load(device.id, state.foreign, packing.max_foreign_load_percent or 0.0)
+            most = packing.max_foreign_load_percent or 0.0
+            text = f"{_describe_foreign_load(state.foreign)}; the limit is {most:.0f}%"
+            return Reason(kind, text, device.id, state.foreign.percent, most)
         case ReasonKind.OCCUPIED:
-            return wait_reasons.occupied(device.id, device.memory_used_mb or 0.0, tolerated_foreign_mb(device))
-    figure, limit = next((figure, limit) for each, figure, limit in _limits(need, device) if each is kind)
-    return wait_reasons.over(kind, figure, limit, device.id)
+            used, allowed = device.memory_used_mb or 0.0, tolerated_foreign_mb(device)
+            text = f"processes outside gpuyard hold {format_size(used)} of it, over {format_size(allowed)}"
+            return Reason(kind, text, device.id, used, allowed)
+    figure, figure_limit = next((figure, limit) for each, figure, limit in _limits(need, device) if each is kind)
+    return over(kind, figure, figure_limit, device.id)
 
 
-def _holders(promises: Iterable[PromisedShare]) -> tuple[Holder, ...]:
-    return tuple(each.holder for each in promises)
+def _describe_foreign_load(load: ForeignLoad) -> str:
+    names = []
+    for foreign in load.processes[:_NAMED_PROCESSES]:
+        user = f", user {foreign.user}" if foreign.user else ""
+        names.append(f"{foreign.process.name or 'process'} (pid {foreign.process.pid}{user})")
+    if len(load.processes) > len(names):
+        names.append(f"{len(load.processes) - len(names)} more")
+    who = ", ".join(names) or "processes outside gpuyard"
+    return f"{who} keep{'s' if len(load.processes) == 1 else ''} it {load.percent:.0f}% busy without a lease"
+
+
+def _memory_remedy(need: Need, state: DeviceState) -> str:
+    if state.free_mb is None:
+        return "without --vram it gets the whole GPU"
+    once_leases_end = state.without().free_mb or 0.0
+    if need.required_mb is None or once_leases_end >= need.required_mb:
+        return ""
+    left = f"programs outside gpuyard leave {format_size(max(0.0, once_leases_end))}"
+    if isinstance(need.memory, RestOfDevice):
+        left += f", and a first run asks for {format_size(need.required_mb)}"
+    return f"{left}: with {VRAM_OPTION} it asks for less"

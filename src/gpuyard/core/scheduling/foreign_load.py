@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpuyard.core.lease import Share
-from gpuyard.core.scheduling.load_gates import Gate, Smoothed, judge_above, smooth
+from gpuyard.core.scheduling.load_gates import Smoothed, is_above, smooth
 from gpuyard.core.snapshot import Device, Process
 
 # A desktop keeps a GPU about this busy, and is no reason to choose another one.
@@ -33,20 +33,18 @@ class ForeignProcess(Struct, frozen=True, kw_only=True):
 
 
 class ForeignLoad(Struct, frozen=True, kw_only=True):
-    """How busy foreign processes keep a device, and these processes, the busiest first."""
+    """How busy foreign processes keep a device, and these processes, the busiest first.
+
+    is_over: the load is above the limit, or was and is not well below yet.
+    """
 
     average: Smoothed = Smoothed()
-    gate: Gate = Gate()
+    is_over: bool = False
     processes: tuple[ForeignProcess, ...] = ()
 
     @property
     def percent(self) -> float:
         return self.average.value or 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the load is above the limit, or was and is not well below yet."""
-        return self.gate.is_closed
 
 
 NO_FOREIGN_LOAD = ForeignLoad()
@@ -60,7 +58,7 @@ def follow_foreign_load(
     gate_limit = limit if limit is not None and limit < 100.0 else None
     return ForeignLoad(
         average=average,
-        gate=judge_above(before.gate, average.value, gate_limit, _MARGIN_PERCENT),
+        is_over=is_above(average.value, gate_limit, _MARGIN_PERCENT, was_above=before.is_over),
         processes=tuple(sorted(processes, key=_busiest_first)),
     )
 

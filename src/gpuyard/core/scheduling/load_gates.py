@@ -30,24 +30,18 @@ def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: flo
     return Smoothed(value=kept * before.value + (1 - kept) * reading, at=now)
 
 
-class Gate(Struct, frozen=True, kw_only=True):
-    """Closes when a figure exceeds its limit; reopens when the figure is within the limit by a margin."""
-
-    is_closed: bool = False
-
-
-def judge_above(gate: Gate, figure: float | None, limit: float | None, margin: float) -> Gate:
-    """Return the gate of a figure that must not exceed `limit`. An unknown figure opens it."""
+def is_above(figure: float | None, limit: float | None, margin: float, *, was_above: bool) -> bool:
+    """Return whether the figure exceeds the limit, or did and is not below it by a margin yet. Unknown: False."""
     if figure is None or limit is None:
-        return Gate()
-    return Gate(is_closed=figure > (limit - margin if gate.is_closed else limit))
+        return False
+    return figure > (limit - margin if was_above else limit)
 
 
-def judge_below(gate: Gate, figure: float | None, limit: float | None, margin: float) -> Gate:
-    """Return the gate of a figure that must not fall below `limit`. An unknown figure opens it."""
+def is_below(figure: float | None, limit: float | None, margin: float, *, was_below: bool) -> bool:
+    """Return whether the figure is below the limit, or was and is not above it by a margin yet. Unknown: False."""
     if figure is None or limit is None:
-        return Gate()
-    return Gate(is_closed=figure < (limit + margin if gate.is_closed else limit))
+        return False
+    return figure < (limit + margin if was_below else limit)
 
 
 class SteadyGate(Struct, frozen=True, kw_only=True):

@@ -1,10 +1,9 @@
 """decide(view) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
 
-Candidates are considered in queue order (`queue_order`). For each: limits of its whole lane (`start_limits`), the
-devices that its batch or tag leaves it (`need_variants`), a claim that does not delay the head of the queue
-(`backfill`). A job that waits for a limit, a gate, or others of its tag or array delays no other job. Jobs without
-devices have slots of their own and wait behind no job with devices; runs of a batch take no slots, as a batch limits
-its own number.
+Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
+or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
+for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
+wait behind no job with devices; runs of a batch take no slots, as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
 lower priority (`preemption`); while these leave it waits, and no further job is preempted.
@@ -15,7 +14,6 @@ from collections.abc import Sequence
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.need_variants import Variants, gated_variants, spread_variants
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
@@ -30,6 +28,16 @@ LOOK_AHEAD = 64
 def decide(view: PlannerView, *, explained_lane: int | None = None) -> Plan:
     """Return the plan. `explained_lane` gets its reasons in full, even where all devices are full."""
     return _Planner(view, explained_lane).plan()
+
+
+def estimate_start(view: PlannerView, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
+    """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown."""
+    same = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
+    known = (view.ends_after(run.job_id) for run in same)
+    ends = sorted(max(view.now, end) for end in known if end is not None)
+    if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
+        return None
+    return ends[ahead % len(ends)] + (ahead // len(ends)) * (likely_s or 0.0)
 
 
 class _Planner:
@@ -63,7 +71,7 @@ class _Planner:
         need = lane.need if refusals or not lane.sizes_each else self._view.need(lane, candidate.job_id)
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
-            variants, refusals = self._variants(lane, need)
+            variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
             need = merge_variants(variants)
         refusals = refusals or self._limits.stagger_refusals(lane)
         choice = refusals or self._place(lane, need, variants, candidate)
@@ -80,13 +88,6 @@ class _Planner:
             self._order.pass_over(lane)
         else:
             self._order.drop(lane)
-
-    def _variants(self, lane: Lane, need: Need) -> Variants:
-        if lane.pace is not None:
-            return gated_variants(lane, need, self._backfill.placement, self._view)
-        if lane.tag_sharing is not None:
-            return spread_variants(lane, need, self._backfill.placement, self._limits.counts)
-        return (need,), ()
 
     def _place(
         self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate

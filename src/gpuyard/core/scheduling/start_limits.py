@@ -1,16 +1,55 @@
-"""Limits on starts that hold for a whole lane, wherever its jobs would run: pauses, counts, and the pace of batches.
+"""Limits on starts: pauses, counts of running jobs, the pace of batches, and how the jobs of a tag share devices.
 
 A job that waits for such a limit never becomes the head of the queue, so it delays no other job.
 """
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.batch_pacing import PaceState, pace_refusals, watched_device_refusals
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Claim, Need
+from gpuyard.core.scheduling.batch_pacing import PaceState, device_refusal, pace_refusals, watched_device_refusals
+from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView
+from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.running_counts import RunningCounts, limit_reached
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.tag_sharing import spread_need
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
+
+# The needs to try, in order; where there is none to try, the reasons.
+Variants = tuple[Sequence[Need], tuple[Reason, ...]]
+
+
+class RunningCounts:
+    """The number of running jobs, including the starts of the current plan."""
+
+    def __init__(self, running: Sequence[RunningJob]) -> None:
+        self._by_tag: Counter[str] = Counter()
+        self._by_group: Counter[int | None] = Counter()
+        self.by_tag_and_device: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.without_devices = 0
+        for job in running:
+            self.add(job.tag, job.group, job.devices, job.device_ids, takes_slot=job.takes_slot)
+
+    def add(
+        self, tag: str, group: int | None, devices: int, device_ids: Iterable[str] = (), *, takes_slot: bool
+    ) -> None:
+        self._by_tag[tag] += 1
+        self._by_group[group] += 1
+        self.by_tag_and_device[tag].update(device_ids)
+        self.without_devices += not devices and takes_slot
+
+    def refusals(self, lane: Lane, tag_limits: Mapping[str, int]) -> tuple[Reason, ...]:
+        """Return the limit of the lane's tag, or of its array or batch, that is reached."""
+        most = tag_limits.get(lane.tag)
+        if most is not None and self._by_tag[lane.tag] >= most:
+            return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
+        if lane.group_limit is not None and self._by_group[lane.group] >= lane.group_limit:
+            what = "jobs of its array" if lane.pace is None else "runs of its batch"
+            return (limit_reached(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
+        return ()
 
 
 class StartLimits:
@@ -18,36 +57,32 @@ class StartLimits:
 
     def __init__(self, view: PlannerView) -> None:
         self._view = view
-        self.counts = RunningCounts(view.running)
+        self._counts = RunningCounts(view.running)
         self._last_starts = dict(view.last_starts)
         self._has_started_run = False
 
     def add_start(self, lane: Lane, claim: Claim) -> None:
         if not lane.resumes:  # a suspended job counts as running already
-            self.counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=lane.pace is None)
-            self.counts.add_to_devices(lane.tag, (share.device_id for share in claim.shares))
+            device_ids = [share.device_id for share in claim.shares]
+            self._counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
             self._last_starts[lane.tag] = self._view.now
         self._has_started_run = self._has_started_run or lane.pace is not None
 
     def refusals(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each limit
-        """Return why no job of the lane may start now. Empty where one may."""
-        view, limits, counts = self._view, self._view.limits, self.counts
+        """Return why no job of the lane may start now, wherever it would run. Empty where one may."""
+        view = self._view
         if lane.resumes:  # a suspended job counts as running already, and a pause does not stop running jobs
             return tuple(reason for reason in view.closed_reasons if reason.kind is not ReasonKind.PAUSED)
         if view.closed_reasons:
             return view.closed_reasons
         if lane.tag in view.stopped_tags:
             return (Reason(ReasonKind.PAUSED, "its workspace is stopped; `gpuyard workspace start` continues it"),)
-        most = limits.tags.get(lane.tag)
-        if most is not None and counts.by_tag.get(lane.tag, 0) >= most:
-            return (limit_reached(ReasonKind.TAG_LIMIT, f"jobs tagged '{lane.tag}'", most),)
-        if lane.group_limit is not None and counts.by_group.get(lane.group, 0) >= lane.group_limit:
-            what = "jobs of its array" if lane.pace is None else "runs of its batch"
-            return (limit_reached(ReasonKind.ARRAY_LIMIT, what, lane.group_limit),)
+        if reached := self._counts.refusals(lane, view.limits.tags):
+            return reached
         if lane.pace is not None:
             return self._run_refusals(lane)
-        if not lane.need.devices and counts.without_devices >= limits.cpu_jobs:
-            return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", limits.cpu_jobs),)
+        if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
+            return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
         return ()
 
     def _run_refusals(self, lane: Lane) -> tuple[Reason, ...]:
@@ -69,3 +104,40 @@ class StartLimits:
         if not last <= now < next_at:  # a last start in the future comes from a clock that was set back: ignore it
             return ()
         return (Reason(ReasonKind.STAGGERED, f"the next task may start in {next_at - now:.1f} s"),)
+
+    def variants(self, lane: Lane, need: Need, placement: PlacementState) -> Variants:
+        """Narrow the need to the devices that the gates of its batch, or the limit of its tag, leave open."""
+        if lane.pace is not None:
+            return self._gated_variants(lane, need, placement)
+        if lane.tag_sharing is not None:
+            return self._spread_variants(lane, need, placement)
+        return (need,), ()
+
+    def _gated_variants(self, lane: Lane, need: Need, placement: PlacementState) -> Variants:
+        assert lane.pace is not None
+        assert lane.group is not None
+        need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
+        state, now = self._view.pace_states.get(lane.group, PaceState()), self._view.now
+        devices = list(placement.suitable_devices(need))
+        refusals = {each.device.id: device_refusal(lane.pace, state, each, need, now) for each in devices}
+        left = tuple(device_id for device_id, reason in refusals.items() if reason is None)
+        if len(left) < need.devices <= len(devices):
+            return (need,), tuple(reason for reason in refusals.values() if reason is not None)
+        return (replace(need, only=left) if len(left) < len(devices) else need,), ()
+
+    def _spread_variants(self, lane: Lane, need: Need, placement: PlacementState) -> Variants:
+        """Return the need on the devices that have fewer jobs of the tag than its limit, the emptiest first."""
+        assert lane.tag_sharing is not None
+        devices = list(placement.suitable_devices(need))
+        if len(devices) < need.devices:
+            return (need,), ()
+        counts = self._counts.by_tag_and_device[lane.tag]
+        variants = spread_need(need, lane.tag_sharing, devices, counts)
+        if variants:
+            return variants, ()
+        most = lane.tag_sharing.most_per_device
+        if need.devices > 1:  # hold its places, or jobs that need one device would take each as it becomes free
+            emptiest = sorted((state.device.id for state in devices), key=lambda each: (counts[each], each))
+            for device_id in emptiest[: need.devices]:
+                counts[device_id] = most
+        return (need,), (limit_reached(ReasonKind.TAG_LIMIT, "tasks of its workspace on one GPU", most),)

@@ -43,11 +43,6 @@ def spread_need(
     ]
 
 
-def devices_with_fewest(states: Sequence[DeviceState], counts: Mapping[str, int], devices: int) -> list[str]:
-    """Return the ids of the `devices` devices with the fewest jobs of the tag."""
-    return sorted((state.device.id for state in states), key=lambda each: (counts.get(each, 0), each))[:devices]
-
-
 def merge_variants(needs: Sequence[Need]) -> Need:
     """Return one need that covers all variants, to explain what the job waits for."""
     if len(needs) == 1:

@@ -1,12 +1,15 @@
-"""Reasons why work does not start: a closed set of kinds, each with its figures and a text for users."""
+"""Reasons why work does not start, with their figures, texts for users, and remedies: what lets it start.
 
+A job that waits for a lease needs no remedy: leases end by themselves. The options in remedies are those of `gpuyard
+submit` and `gpuyard run`; scripts use the arguments of `GPUScheduler`.
+"""
+
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.foreign_load import ForeignLoad, ForeignProcess
-from gpuyard.core.units import format_size
+from gpuyard.core.lease import Holder, Need
 
 
 class ReasonKind(StrEnum):
@@ -43,13 +46,32 @@ class ReasonKind(StrEnum):
     STAGGERED = "staggered"
 
 
-# A text names at most this many foreign processes.
-_NAMED_PROCESSES = 3
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
     ReasonKind.TOO_HUNGRY: ("power", " W"),
     ReasonKind.TOO_FULL: ("GPU memory", " MB"),
     ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
+}
+
+VRAM_OPTION = "--vram SIZE (in a script: vram=)"
+REMEDIES = {
+    ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
+    ReasonKind.UNHEALTHY: "`gpuyard doctor` says how to repair an unhealthy GPU",
+    ReasonKind.OCCUPIED: f"with {VRAM_OPTION} it starts beside other programs, if that much is free",
+    ReasonKind.FOREIGN_LOAD: (
+        "--max-gpu 100 (in a script: utilization_threshold_percent=100) lets this job start beside them, "
+        "max_foreign_load_percent under [queue] in the configuration lets all jobs"
+    ),
+    ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
+    ReasonKind.TOO_MANY: "raise max_jobs_per_device under [packing] in the configuration",
+    ReasonKind.TOO_BUSY: "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
+    ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",
+    ReasonKind.TOO_FULL: "--max-gpu-mem-mb is the job's own limit",
+    ReasonKind.HOST_TOO_BUSY: "--max-cpu is the job's own limit",
+    ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb or --ram is the job's own limit",
+    ReasonKind.TAG_LIMIT: "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
+    ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
+    ReasonKind.CPU_LIMIT: "raise cpu_jobs under [queue] in the configuration",
 }
 
 
@@ -73,55 +95,13 @@ def describe_holder(holder: Holder) -> str:
     return f"{holder.user}, pid {holder.pid}{label}"
 
 
-def _list_holders(holders: tuple[Holder, ...]) -> str:
+def list_holders(holders: Sequence[Holder]) -> str:
     return "; ".join(map(describe_holder, holders))
 
 
-def leased(device_id: str, holders: tuple[Holder, ...]) -> Reason:
-    return Reason(ReasonKind.LEASED, f"held by {_list_holders(holders)}", device_id, holders=holders)
-
-
 def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
-    text = f"reserved for {_list_holders(holders)}, ahead in the queue"
+    text = f"reserved for {list_holders(holders)}, ahead in the queue"
     return Reason(ReasonKind.AWAITED, text, device_id, holders=holders)
-
-
-def no_room(device_id: str, had: float, needed: float, holders: tuple[Holder, ...]) -> Reason:
-    beside = f", beside {_list_holders(holders)}" if holders else ""
-    text = f"{format_size(max(0.0, had))} free, {format_size(needed)} needed{beside}"
-    return Reason(ReasonKind.NO_ROOM, text, device_id, had, needed, holders)
-
-
-def too_many(device_id: str, limit: int, holders: tuple[Holder, ...]) -> Reason:
-    text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"
-    return Reason(ReasonKind.TOO_MANY, text, device_id, float(limit), float(limit), holders)
-
-
-def loaded(device_id: str, had: float, needed: float | None, limit: float, holders: tuple[Holder, ...]) -> Reason:
-    more = f"; this job would add about {needed:.0f}%" if needed else ""
-    text = f"{had:.0f}% busy, load limit {limit:.0f}%{more}"
-    return Reason(ReasonKind.LOADED, text, device_id, had, needed, holders)
-
-
-def occupied(device_id: str, foreign: float, allowed: float) -> Reason:
-    text = f"processes outside gpuyard hold {format_size(foreign)} of it, over {format_size(allowed)}"
-    return Reason(ReasonKind.OCCUPIED, text, device_id, foreign, allowed)
-
-
-def foreign_load(device_id: str, load: ForeignLoad, limit: float) -> Reason:
-    names = [_describe_process(process) for process in load.processes[:_NAMED_PROCESSES]]
-    more = len(load.processes) - len(names)
-    who = ", ".join(names + [f"{more} more"] * (more > 0)) or "processes outside gpuyard"
-    text = (
-        f"{who} keep{'s' if len(load.processes) == 1 else ''} it {load.percent:.0f}% busy without a lease; "
-        f"the limit is {limit:.0f}%"
-    )
-    return Reason(ReasonKind.FOREIGN_LOAD, text, device_id, load.percent, limit)
-
-
-def _describe_process(foreign: ForeignProcess) -> str:
-    user = f", user {foreign.user}" if foreign.user else ""
-    return f"{foreign.process.name or 'process'} (pid {foreign.process.pid}{user})"
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
@@ -129,3 +109,30 @@ def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: 
     what, unit = _MEASURES[kind]
     text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"
     return Reason(kind, text, device_id, had, allowed)
+
+
+def limit_reached(kind: ReasonKind, what: str, most: int) -> Reason:
+    """Return the reason that `most` of `what` already run; `what` begins with a plural, such as "jobs of its array"."""
+    noun, _, rest = what.partition(" ")
+    counted = f"{most} {noun.removesuffix('s') if most == 1 else noun} {rest}"
+    text = f"limit reached: at most {counted} at a time" if most else f"{what} may not run: their limit is 0"
+    return Reason(kind, text, had=float(most), needed=float(most), remedy=REMEDIES.get(kind, ""))
+
+
+def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
+    """Return the reasons that concern the machine or a requested device, without the count of devices."""
+    return [
+        reason
+        for reason in reasons
+        if (reason.device_id is None or reason.device_id in (need.only or ())) and reason.kind is not ReasonKind.TOO_FEW
+    ]
+
+
+def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str]) -> str:
+    """Return what the request waits for and why. `names` maps device ids to short names: {"GPU-17ab": "0"}."""
+    places: dict[str, list[str]] = {}
+    for reason in reasons:
+        places.setdefault(reason.text, []).append(names.get(reason.device_id or "", reason.device_id or ""))
+    why = "; ".join(f"GPU {', '.join(at)}: {text}" if any(at) else text for text, at in places.items())
+    devices = f"{need.devices} GPU{'' if need.devices == 1 else 's'}" if need.devices else "the machine"
+    return f"waiting for {devices}: {why}"

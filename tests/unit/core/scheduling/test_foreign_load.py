@@ -11,7 +11,7 @@ from gpuyard.core.scheduling.foreign_load import (
     follow_foreign_load,
     read_foreign_load,
 )
-from gpuyard.core.scheduling.load_gates import Gate, Smoothed
+from gpuyard.core.scheduling.load_gates import Smoothed
 from gpuyard.core.scheduling.placement import PlacementView, choose
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
@@ -45,7 +45,7 @@ def share(percent: float | None) -> Share:
 
 def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
     average = Smoothed(value=percent, at=0.0)
-    return ForeignLoad(average=average, gate=Gate(is_closed=is_over), processes=(foreign_process(7, percent),))
+    return ForeignLoad(average=average, is_over=is_over, processes=(foreign_process(7, percent),))
 
 
 # One reading

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, WaitingJob
-from gpuyard.core.scheduling.planner import decide
+from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
-from gpuyard.core.scheduling.start_estimate import estimate_start
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, free_memory, lease, machine, shared, ticket

@@ -1,11 +1,20 @@
 import pytest
 
-from gpuyard.core.lease import Holder
+from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.scheduling import wait_reasons
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.device_fit import Packing, reason_for
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from tests.unit.core.scheduling.test_placement import GB, card, shared
 
 ALICE = Holder(uid=1000, user="alice", pid=101, label="train")
 BOB = Holder(uid=1001, user="bob", pid=202)
+
+
+def refusal(kind: ReasonKind, need: Need, *holders: Holder, used: float = 0.0) -> Reason:
+    """The reason of this kind on a card of 24 GB that the holders have leased."""
+    leases = [PromisedShare(share=Share(device_id="G0"), holder=holder, lease_id="a") for holder in holders]
+    return reason_for(kind, need, DeviceState(card(0, used=used), leases, None), Packing())
 
 
 def test_a_holder_is_named_by_user_pid_and_label() -> None:
@@ -14,20 +23,21 @@ def test_a_holder_is_named_by_user_pid_and_label() -> None:
 
 
 def test_several_holders_are_all_named() -> None:
-    reason = wait_reasons.leased("G0", (ALICE, BOB))
+    reason = refusal(ReasonKind.LEASED, Need(), ALICE, BOB)
     assert reason.text == "held by alice, pid 101 (train); bob, pid 202"
     assert reason.holders == (ALICE, BOB)
     assert wait_reasons.awaited("G0", (BOB,)).text == "reserved for bob, pid 202, ahead in the queue"
 
 
 def test_overdrawn_memory_is_shown_as_zero() -> None:
-    reason = wait_reasons.no_room("G0", -500.0, 2048.0, ())
-    assert reason.text == "0 MB free, 2 GB needed"
-    assert (reason.had, reason.needed) == (-500.0, 2048.0)
+    reason = refusal(ReasonKind.NO_ROOM, shared(2 * GB), ALICE, BOB)
+    assert reason.text == "0 MB free, 2 GB needed, beside alice, pid 101 (train); bob, pid 202"
+    assert (reason.had, reason.needed) == (-24 * GB, 2 * GB)
 
 
 def test_foreign_memory_is_shown_with_its_limit() -> None:
-    assert wait_reasons.occupied("G0", 9216.0, 1024.0).text == "processes outside gpuyard hold 9 GB of it, over 1 GB"
+    reason = refusal(ReasonKind.OCCUPIED, Need(), used=9 * GB)
+    assert reason.text == "processes outside gpuyard hold 9 GB of it, over 1.2 GB"
 
 
 @pytest.mark.parametrize(

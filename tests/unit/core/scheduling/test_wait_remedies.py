@@ -7,8 +7,7 @@ from gpuyard.core.lease import Need, RestOfDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.core.scheduling.placement import PlacementView, choose
-from gpuyard.core.scheduling.running_counts import limit_reached
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.wait_reasons import ReasonKind, limit_reached
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.wait_text import describe_wait, relevant_reasons
+from gpuyard.core.scheduling.wait_reasons import Reason, describe_wait, relevant_reasons
 from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.rich_output import seconds
