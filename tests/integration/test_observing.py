@@ -11,9 +11,8 @@ from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need, UnknownMemory
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.leases.queue_ledger import QueueLedger

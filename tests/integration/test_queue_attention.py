@@ -14,9 +14,8 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.plan import SchedulingLimits
-from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.leases.ledger import Ledger, open_ledger
 from gpuyard.leases.queue_ledger import QueueLedger

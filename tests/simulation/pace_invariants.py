@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from gpuyard.control.controller import Controller
 from gpuyard.core.job.job import Job
 from gpuyard.core.lease import Lease
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import MEMORY_MB

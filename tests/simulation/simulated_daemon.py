@@ -7,8 +7,8 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.snapshot import Sample
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries

@@ -11,7 +11,7 @@ from typing import Any
 from gpuyard.connect.fast_http import TOO_OLD, DaemonConnection
 from gpuyard.connect.restart_daemon import Status, replace_daemon, status_of
 from gpuyard.core.job.lifecycle import LIVE
-from gpuyard.core.version_mismatch import Reaction, is_newer, react
+from gpuyard.core.version_mismatch import is_newer
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.version import __version__
 
@@ -38,7 +38,7 @@ def meet(connection: DaemonConnection, status: int, version: str | None) -> bool
 def advice(version: str | None) -> str:
     """One line for the user about a daemon of this version, which is not ours."""
     versions = f"the daemon is {_named(version)}, this command is version {__version__}"
-    if react(command=__version__, daemon=version, may_restart=False) is not Reaction.SAY_COMMAND_IS_OLDER:
+    if version is None or not is_newer(version, __version__):
         return f"{versions}: {_RESTART}"
     from gpuyard.installation import find_installation
 
@@ -72,7 +72,7 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
         return False  # it cannot say whether it is idle
     if before is None or before["version"] == __version__:
         return True  # another command is restarting it, or has done so
-    if react(command=__version__, daemon=version, may_restart=_may_restart(before)) is not Reaction.RESTART:
+    if not is_newer(__version__, version) or not _may_restart(before):
         return False
     connection.close()
     notes = replace_daemon(before, f"a newer command, version {__version__} in {sys.prefix}")

@@ -13,7 +13,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import Verdict, judge_shortage
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.memory.sizing import grow, largest_mb
-from gpuyard.core.sample import Sample
+from gpuyard.core.snapshot import Sample
 from gpuyard.ports import Ended
 
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import (
     BatchPace,
     ExpectedUse,
@@ -23,7 +22,7 @@ from gpuyard.core.scheduling.batch_pacing import (
 from gpuyard.core.scheduling.plan import Plan, Start
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Device
+from gpuyard.core.snapshot import Device, Sample
 from gpuyard.core.snapshot_json import iso_time
 
 _log = logging.getLogger(__name__)

@@ -33,14 +33,13 @@ from gpuyard.core.job.job import Job, OutcomeKind
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.published_events import PublishedEvent
 from gpuyard.core.lease import Holder, Lease, Ticket
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore

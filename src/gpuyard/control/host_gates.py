@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpuyard.control.rules import Rules
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
+from gpuyard.core.snapshot import Sample
 
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
 _SETTING = "under [queue] in config.toml limits all jobs"

@@ -16,11 +16,10 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, WholeDevice
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.core.units import format_size
 from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 

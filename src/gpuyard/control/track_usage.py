@@ -14,9 +14,8 @@ from gpuyard.core.lease import Claim, Holder, Lease, Share
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.memory.sizing import settle_time, settled_shares, steady_estimate_mb
 from gpuyard.core.memory.usage_curve import add_sample
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.wait_reasons import describe_holder
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot import Device, Sample, Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, LeaseLedger, WantedClaim
 

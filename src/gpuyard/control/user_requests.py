@@ -21,10 +21,9 @@ from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock

@@ -31,19 +31,15 @@ def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Dev
 
 def find_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, ...]:
     """Return the ids of devices that are given as indexes, ids, or prefixes of ids."""
-    return tuple(_find(name, snapshot).id for name in names)
-
-
-def _find(name: int | str, snapshot: Snapshot) -> Device:
-    for device in snapshot.usable_devices():
-        if matches_name(name, device):
-            return device
-    known = ", ".join(_index_and_id(device) for device in snapshot.usable_devices()) or "none"
-    raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known}")
-
-
-def _index_and_id(device: Device) -> str:
-    return device.id if device.index is None else f"{device.index} ({device.id})"
+    usable = snapshot.usable_devices()
+    found = []
+    for name in names:
+        device = next((device for device in usable if matches_name(name, device)), None)
+        if device is None:
+            known = ", ".join(each.id if each.index is None else f"{each.index} ({each.id})" for each in usable)
+            raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known or 'none'}")
+        found.append(device.id)
+    return tuple(found)
 
 
 def matches_name(name: int | str, device: Device) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gpuyard.core.snapshot import Vendor
 
@@ -10,23 +10,15 @@ from gpuyard.core.snapshot import Vendor
 class FixedMemory(Struct, frozen=True, tag="fixed"):
     """Share each device, and reserve this much of its memory: declared by the user, or learned from past runs."""
 
-    mb: float
+    required_mb: float = field(name="mb")
     is_exclusive: ClassVar[bool] = False
-
-    @property
-    def required_mb(self) -> float:
-        return self.mb
 
 
 class RestOfDevice(Struct, frozen=True, tag="rest"):
-    """Share each device, and reserve all of its free memory, at least `least_mb`: for a first run of unknown use."""
+    """Share each device, and reserve all of its free memory, at least `required_mb`: for a first run of unknown use."""
 
-    least_mb: float
+    required_mb: float = field(name="least_mb")
     is_exclusive: ClassVar[bool] = False
-
-    @property
-    def required_mb(self) -> float:
-        return self.least_mb
 
 
 class PartOfDevice(Struct, frozen=True, tag="part"):
@@ -41,14 +33,10 @@ class PartOfDevice(Struct, frozen=True, tag="part"):
 
 
 class WholeDevice(Struct, frozen=True, tag="whole"):
-    """No other lease on the device. `free_mb` must be free there beside foreign processes; None: nearly all of it."""
+    """No other lease on the device. `required_mb` must be free beside foreign processes; None: nearly all of it."""
 
-    free_mb: float | None = None
+    required_mb: float | None = field(name="free_mb", default=None)
     is_exclusive: ClassVar[bool] = True
-
-    @property
-    def required_mb(self) -> float | None:
-        return self.free_mb
 
 
 class UnknownMemory(Struct, frozen=True, tag="unknown"):

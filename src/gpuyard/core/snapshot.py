@@ -8,7 +8,7 @@ Rules:
 - A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -112,6 +112,21 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
         split = {device.parent for device in self.devices}
         return tuple(device for device in self.devices if device.healthy and device.id not in split)
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
+
+    `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
+    live attempt hold, by (job id, attempt number); only the daemon measures it.
+    """
+
+    snapshot: Snapshot
+    cpu_percent: float | None = None
+    loads: Mapping[str, float | None] = {}
+    powers_w: Mapping[str, float | None] = {}
+    new_problems: tuple[Problem, ...] = ()
+    ram_mb: Mapping[tuple[int, int], float] = {}
 
 
 def find_new_problems(before: Sequence[Problem], now: Sequence[Problem]) -> tuple[Problem, ...]:

@@ -3,31 +3,22 @@
 from datetime import UTC, datetime
 from typing import Any, overload
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
-from gpuyard.core.snapshot import Device, Problem, Snapshot
+from gpuyard.core.snapshot import Device, Snapshot
 
 
 def snapshot_as_dict(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "taken_at": iso_time(snapshot.taken_at),
-        "host": asdict(snapshot.host),
+        "host": to_builtins(snapshot.host),
         "devices": [device_as_dict(device) for device in snapshot.devices],
-        "problems": [problem_as_dict(problem) for problem in snapshot.problems],
+        "problems": to_builtins(list(snapshot.problems)),
     }
 
 
 def device_as_dict(device: Device) -> dict[str, Any]:
-    shape = asdict(device)
-    shape["vendor"] = str(device.vendor)
-    if device.processes is not None:
-        shape["processes"] = [asdict(process) for process in device.processes]
-    shape["healthy"] = device.healthy
-    return shape
-
-
-def problem_as_dict(problem: Problem) -> dict[str, Any]:
-    return {**asdict(problem), "vendor": problem.vendor and str(problem.vendor)}
+    return {**to_builtins(device), "healthy": device.healthy}
 
 
 @overload

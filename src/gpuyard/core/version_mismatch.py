@@ -9,7 +9,6 @@ Rules:
 """
 
 import re
-from enum import Enum
 
 # The forms that PEP 440 allows for released and pre-released versions. The part after a "+" is not compared.
 _SHAPE = re.compile(
@@ -26,35 +25,12 @@ _LONGEST = 100
 _Key = tuple[tuple[int, ...], tuple[int, int], int, tuple[int, int]]
 
 
-class Reaction(Enum):
-    """What a command does about the daemon that answers it."""
-
-    CONTINUE = "continue"
-    RESTART = "restart the daemon"
-    SAY_DAEMON_IS_OLDER = "say that the daemon is older"
-    SAY_COMMAND_IS_OLDER = "say that the command is older"
-    SAY_THEY_DIFFER = "say that the versions differ"
-
-
 def is_newer(version: str, other: str | None) -> bool:
     """Return whether `version` comes after `other`. False where the two cannot be ordered."""
     if other is None:
         return True
     key, other_key = _order(version), _order(other)
     return key is not None and other_key is not None and key > other_key
-
-
-def react(*, command: str, daemon: str | None, may_restart: bool) -> Reaction:
-    """Return what a command of one version does about a daemon of another.
-
-    `may_restart`: the daemon is idle, in the background, and the command may start daemons.
-    """
-    if command == daemon:
-        return Reaction.CONTINUE
-    if is_newer(command, daemon):
-        return Reaction.RESTART if may_restart else Reaction.SAY_DAEMON_IS_OLDER
-    assert daemon is not None, "every version is newer than none"
-    return Reaction.SAY_COMMAND_IS_OLDER if is_newer(daemon, command) else Reaction.SAY_THEY_DIFFER
 
 
 def _order(version: str) -> _Key | None:

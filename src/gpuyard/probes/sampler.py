@@ -8,9 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import Problem, Snapshot, find_new_problems
+from gpuyard.core.snapshot import Problem, Sample, Snapshot, find_new_problems
 from gpuyard.ports import Clock
 
 DEFAULT_HALF_LIFE_S = 5.0

@@ -4,7 +4,7 @@ from msgspec import Struct, field
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.report.hourly import HourlyPicture
-from gpuyard.core.report.totals import ReportTotals
+from gpuyard.core.report.totals import ReportGroup, ReportTotals
 from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.schema.queue import Iso
@@ -128,20 +128,13 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-class ReportGroup(ReportTotals, frozen=True, kw_only=True):
-    """Totals of one user, workspace or name. `group` is None for the row that sums up the remaining `groups`."""
-
-    group: str | None
-    groups: int
-
-
 class ReportAnswer(Struct, frozen=True, kw_only=True):
     since: Iso
     until: Iso
     by: GroupBy
     host: str | None
     total: ReportTotals
-    groups: list[ReportGroup]
+    groups: tuple[ReportGroup, ...]
     devices: tuple[DeviceUse, ...]
     box: DeviceTimeUse
     picture: HourlyPicture

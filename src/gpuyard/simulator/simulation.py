@@ -15,8 +15,7 @@ from gpuyard.control.controller import Controller, Step
 from gpuyard.control.user_requests import InPieces, UserRequests
 from gpuyard.core.job.job import JobSpec, OutcomeKind
 from gpuyard.core.job.submission import ArrayElement, Submission
-from gpuyard.core.sample import Sample
-from gpuyard.core.snapshot import Device
+from gpuyard.core.snapshot import Device, Sample
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S, SimulatedProgram
 from gpuyard.simulator.policies import Policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun

@@ -13,11 +13,10 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.sample import Sample
 from gpuyard.core.scheduling.batch_pacing import BatchPace, PaceState
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Device, Host, Snapshot
+from gpuyard.core.snapshot import Device, Host, Sample, Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card
 from tests.unit.store import QueueDb
 

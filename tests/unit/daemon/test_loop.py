@@ -14,8 +14,7 @@ from gpuyard.control.controller import Step
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
-from gpuyard.core.sample import Sample
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.sample import Sample
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 

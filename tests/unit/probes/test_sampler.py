@@ -1,7 +1,6 @@
 import pytest
 
-from gpuyard.core.sample import Sample
-from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedDependency, ExportedJob, NotExported
+from gpuyard.core.cluster.export import ExportedDependency, ExportedJob, NotExported
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
@@ -63,10 +63,10 @@ def lines(script: Script) -> list[str]:
 def not_exported(script: Script) -> dict[NotExported, str]:
     """Return the jobs affected by each thing that the script does not export."""
     return {
-        what: note.removesuffix(f": {text}")
+        what: note.removesuffix(f": {what.description}")
         for note in script.notes
-        for what, text in NOT_EXPORTED_TEXT.items()
-        if note.endswith(f": {text}")
+        for what in NotExported
+        if note.endswith(f": {what.description}")
     }
 
 

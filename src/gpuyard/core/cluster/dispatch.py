@@ -75,14 +75,14 @@ class _Dispatcher:
         return Plan(starts=tuple(self._starts), waiting=tuple(self._holds.values()))
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
-        refusal = self._refuse(lane)
-        terms = None if refusal else self._view.terms(candidate.job_id)
-        if terms is not None:
-            refusal = self._take(lane, candidate, terms)
-        if not refusal and terms is not None:
-            self._start(lane, candidate, terms)
-            return
-        self._hold(lane, candidate, lane.need if terms is None else terms.need, refusal)
+        need, refusal = lane.need, self._refuse(lane)
+        if not refusal:
+            terms = self._view.terms(candidate.job_id)
+            need, refusal = terms.need, self._take(lane, candidate, terms)
+            if not refusal:
+                self._start(lane, candidate, terms)
+                return
+        self._hold(lane, candidate, need, refusal)
         self._line.drop(lane)
 
     def _hold(self, lane: Lane, candidate: Candidate, need: Need, why: tuple[Reason, ...]) -> None:

@@ -3,6 +3,7 @@ settings cannot be exported."""
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Self
 
 from msgspec import Struct
 
@@ -13,48 +14,34 @@ from gpuyard.core.job.lifecycle import JobState
 
 
 class NotExported(StrEnum):
-    """Settings and features that a script cannot carry over; `NOT_EXPORTED_TEXT` describes them."""
+    """Settings and features that a script cannot carry over, each with its description."""
 
-    ENVIRONMENT = "environment"
-    GROWTH = "growth"
-    PREEMPTION = "preemption"
-    GATES = "gates"
-    DEVICES = "devices"
-    BATCH = "batch"
-    TASK = "task"
-    LOG_CAP = "log-cap"
-    GRACE = "grace"
-    REBOOT = "reboot"
-    OPTIONS = "options"
-    TAGS = "tags"
-    PRIORITY = "priority"
-    AT_ONCE = "at-once"
-    HELD = "held"
-    SHARE = "share"
-    TIMED_OUT = "timed-out"
-    OUTSIDE = "outside"
+    description: str
 
+    def __new__(cls, value: str, description: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.description = description
+        return member
 
-NOT_EXPORTED_TEXT = {
-    NotExported.ENVIRONMENT: "the environment of the submission: values may be secrets",
-    NotExported.GROWTH: "running a job again with more memory after it ran out; the learned figure is exported",
-    NotExported.PREEMPTION: "--preempt and --on-preempt",
-    NotExported.GATES: "limits on GPU and CPU load (--max-gpu, --max-cpu and similar)",
-    NotExported.DEVICES: "the selection of GPUs (--device, --vendor)",
-    NotExported.BATCH: "a batch's pace, its pruning and its summary",
-    NotExported.TASK: "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)",
-    NotExported.LOG_CAP: "the size limit of logs (--log-cap)",
-    NotExported.GRACE: "the grace period before a job is killed (--grace)",
-    NotExported.REBOOT: "what happens after a restart of the machine (--on-reboot)",
-    NotExported.OPTIONS: "options for another engine (--engine-option)",
-    NotExported.TAGS: "limits on jobs of a tag ([queue.tags])",
-    NotExported.PRIORITY: "the priority, except that jobs of higher priority are submitted earlier",
-    NotExported.AT_ONCE: "limits on jobs of an array that run at once",
-    NotExported.HELD: "holding a job: its submission is commented out",
-    NotExported.SHARE: "shares of a GPU: each job gets whole GPUs, unless config.toml gives the size of the GPUs",
-    NotExported.TIMED_OUT: "retries after a timeout (failures are retried)",
-    NotExported.OUTSIDE: "dependencies on jobs outside the script: such a job does not start by itself",
-}
+    ENVIRONMENT = "environment", "the environment of the submission: values may be secrets"
+    GROWTH = "growth", "running a job again with more memory after it ran out; the learned figure is exported"
+    PREEMPTION = "preemption", "--preempt and --on-preempt"
+    GATES = "gates", "limits on GPU and CPU load (--max-gpu, --max-cpu and similar)"
+    DEVICES = "devices", "the selection of GPUs (--device, --vendor)"
+    BATCH = "batch", "a batch's pace, its pruning and its summary"
+    TASK = "task", "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)"
+    LOG_CAP = "log-cap", "the size limit of logs (--log-cap)"
+    GRACE = "grace", "the grace period before a job is killed (--grace)"
+    REBOOT = "reboot", "what happens after a restart of the machine (--on-reboot)"
+    OPTIONS = "options", "options for another engine (--engine-option)"
+    TAGS = "tags", "limits on jobs of a tag ([queue.tags])"
+    PRIORITY = "priority", "the priority, except that jobs of higher priority are submitted earlier"
+    AT_ONCE = "at-once", "limits on jobs of an array that run at once"
+    HELD = "held", "holding a job: its submission is commented out"
+    SHARE = "share", "shares of a GPU: each job gets whole GPUs, unless config.toml gives the size of the GPUs"
+    TIMED_OUT = "timed-out", "retries after a timeout (failures are retried)"
+    OUTSIDE = "outside", "dependencies on jobs outside the script: such a job does not start by itself"
 
 
 class ExportedDependency(Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import math
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpuyard.core.lease import Need, PartOfDevice
 
@@ -77,10 +78,6 @@ def amount_needed(terms: ClusterTerms, card_mb: float | None) -> Amount:
 
 def subtract(free: Amount, taken: Amount) -> Amount:
     """Subtract `taken` from `free` per field; None stays None."""
-
-    def left(had: float | None, used: float | None) -> float | None:
-        return None if had is None else had - (used or 0.0)
-
-    return Amount(
-        gpus=left(free.gpus, taken.gpus), cpus=left(free.cpus, taken.cpus), ram_mb=left(free.ram_mb, taken.ram_mb)
-    )
+    used = asdict(taken)
+    left = {name: None if had is None else had - (used[name] or 0.0) for name, had in asdict(free).items()}
+    return Amount(**left)

@@ -47,7 +47,7 @@ def _parse(option: SubmitOption, value: Any) -> Any:
         return [str(each) for each in values]
     if isinstance(value, bool | list | dict):
         raise UserError(f"--{option.name} takes one value")
-    return _PARSERS[option.kind](option, str(value))
+    return str(value) if option.kind == "text" else _PARSERS[option.kind](option, str(value))
 
 
 def _parse_whole(option: SubmitOption, text: str) -> int:
@@ -99,10 +99,6 @@ def _parse_word(option: SubmitOption, text: str) -> str:
     return text
 
 
-def _parse_text(_: SubmitOption, text: str) -> str:
-    return text
-
-
 _PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
     "whole": _parse_whole,
     "number": _parse_number,
@@ -110,5 +106,4 @@ _PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
     "time": _parse_time,
     "choice": _parse_choice,
     "word": _parse_word,
-    "text": _parse_text,
 }

@@ -71,30 +71,31 @@ class OomNumbers(Struct, frozen=True, kw_only=True):
 
 
 def read(line: str) -> OomNumbers:
+    index = _first(_INDEX, line)
     return OomNumbers(
-        asked_mb=_first(_ASKED, line) or _tensor_mb(line),
-        free_mb=_first(_FREE, line),
-        total_mb=_first(_TOTAL, line),
+        asked_mb=_first_size(_ASKED, line) or _tensor_mb(line),
+        free_mb=_first_size(_FREE, line),
+        total_mb=_first_size(_TOTAL, line),
         held_mb=_held_mb(line),
-        device_index=_index(line),
+        device_index=None if index is None else int(index[1]),
     )
 
 
-def _first(patterns: Sequence[re.Pattern[str]], line: str) -> float | None:
-    for pattern in patterns:
-        match = pattern.search(line)
-        if match is not None:
-            return _megabytes(match[1], match[2])
-    return None
+def _first(patterns: Sequence[re.Pattern[str]], line: str) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.search(line)) is not None), None)
+
+
+def _first_size(patterns: Sequence[re.Pattern[str]], line: str) -> float | None:
+    match = _first(patterns, line)
+    return None if match is None else _megabytes(match[1], match[2])
 
 
 def _held_mb(line: str) -> float | None:
-    held = _first(_HELD, line)
-    match = None if held is not None else _HELD_IN_PARTS.search(line)
-    if match is None:
+    held = _first_size(_HELD, line)
+    match = _HELD_IN_PARTS.search(line)
+    if held is not None or match is None:
         return held
-    parts = [_megabytes(match[1], match[2]), _megabytes(match[3], match[4])]
-    return sum(part for part in parts if part is not None)
+    return (_megabytes(match[1], match[2]) or 0.0) + (_megabytes(match[3], match[4]) or 0.0)
 
 
 def _tensor_mb(line: str) -> float | None:
@@ -105,14 +106,6 @@ def _tensor_mb(line: str) -> float | None:
         return None
     whole = prod(int(side) for side in match[1].split(",") if side) * each
     return whole / 2**20 if whole < _ABSURD_MB * 2**20 else None
-
-
-def _index(line: str) -> int | None:
-    for pattern in _INDEX:
-        match = pattern.search(line)
-        if match is not None:
-            return int(match[1])
-    return None
 
 
 def _megabytes(number: str, unit: str) -> float | None:

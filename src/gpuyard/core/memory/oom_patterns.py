@@ -26,8 +26,8 @@ _HINTS = (
 )  # fmt: skip
 # Case-sensitive, as "May" is in the dates of logs.
 _ADVICE = re.compile(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
-# Errors that a full device often causes. After a notice, one of them confirms it.
-_FOLLOWS = re.compile(
+# Errors that a full device often, but not always, causes. After a notice, one of them confirms it.
+CONSEQUENCES = re.compile(
     r"\bCU(?:BLAS|DNN|SOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b"
     r"|\bDNN library initialization failed\b"
     r"|\bFailed to (?:load model|create llama_context)\b|\bvalidation error for Llama"
@@ -41,27 +41,16 @@ class OomPattern(Struct, frozen=True):
     is_notice: bool = False
 
 
-class OomMatch(Struct, frozen=True, kw_only=True):
-    """A pattern, and where in the line it matched."""
-
-    pattern: OomPattern
-    at: int
-
-
-def find(line: str) -> OomMatch | None:
+def find(line: str) -> tuple[OomPattern, int] | None:
+    """Return the pattern, and where in the line it matches; None if the line reports no shortage."""
     lowered = line.lower()
     if not any(hint in lowered for hint in _HINTS):
         return None
     for candidate in _PATTERNS:
         match = candidate.regex.search(line)
         if match is not None:
-            return None if _ADVICE.search(line, 0, match.start()) else OomMatch(pattern=candidate, at=match.start())
+            return None if _ADVICE.search(line, 0, match.start()) else (candidate, match.start())
     return None
-
-
-def may_follow(error: str) -> bool:
-    """Return whether a full device often, but not always, causes this error."""
-    return _FOLLOWS.search(error) is not None
 
 
 def _device(framework: str | None, *patterns: str, is_notice: bool = False) -> OomPattern:

@@ -22,10 +22,11 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpuyard.core.memory import oom_numbers, oom_patterns
 from gpuyard.core.memory.oom_numbers import OomNumbers
-from gpuyard.core.memory.oom_patterns import OomMatch
+from gpuyard.core.memory.oom_patterns import OomPattern
 
 _LAST_LINES = 200
 _MOST_CHARS = 1 << 17
@@ -79,11 +80,22 @@ class Shortage(Struct, frozen=True, kw_only=True):
 
 def recognise(text: str) -> Shortage | None:
     """Return the shortage that the end of a failed program's output reports, or None."""
-    lines = [_without_prefix(line) for line in text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]]
-    at, found = _last_match(lines)
-    if found is None or any(_overrules(error, found) for error in _errors_after(lines, at)):
-        return None
-    return _shortage(lines[at], found, _numbers(lines, at, found))
+    last = text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]
+    lines = [_PREFIX.sub("", _COLOUR.sub("", line), count=1) for line in last]
+    for at in range(len(lines) - 1, -1, -1):
+        found = oom_patterns.find(lines[at])
+        if found is None:
+            continue
+        pattern, place = found
+        if any(_overrules(error, pattern) for error in _errors_after(lines, at)):
+            return None
+        return Shortage(
+            where=ShortageKind.HOST if pattern.is_host else ShortageKind.DEVICE,
+            says=_shortened(lines[at], place),
+            framework=pattern.framework,
+            **asdict(_numbers(lines, at, pattern)),
+        )
+    return None
 
 
 def killed_by_kernel(
@@ -110,18 +122,6 @@ def killed_by_kernel(
     )
 
 
-def _without_prefix(line: str) -> str:
-    return _PREFIX.sub("", _COLOUR.sub("", line), count=1) if line else line
-
-
-def _last_match(lines: Sequence[str]) -> tuple[int, OomMatch | None]:
-    for at in range(len(lines) - 1, -1, -1):
-        found = oom_patterns.find(lines[at])
-        if found is not None:
-            return at, found
-    return 0, None
-
-
 def _errors_after(lines: Sequence[str], at: int) -> Iterator[str]:
     """Yield the error lines of tracebacks that start after the line `at` and are failures of their own."""
     for header in range(at + 1, len(lines)):
@@ -136,39 +136,26 @@ def _is_consequence(lines: Sequence[str], header: int) -> bool:
     return any(sentence in before for sentence in _NO_NEW_FAILURE)
 
 
-def _overrules(error: str, found: OomMatch) -> bool:
+def _overrules(error: str, pattern: OomPattern) -> bool:
     match = _ERROR.match(error)
     if match is None:
         return False
-    if found.pattern.is_notice:
-        return not oom_patterns.may_follow(error)
+    if pattern.is_notice:
+        return not oom_patterns.CONSEQUENCES.search(error)
     return match[1].rpartition(".")[2] in _OTHER_ERRORS
 
 
-def _numbers(lines: Sequence[str], at: int, last: OomMatch) -> OomNumbers:
+def _numbers(lines: Sequence[str], at: int, pattern: OomPattern) -> OomNumbers:
     numbers = oom_numbers.read(lines[at])
     if numbers.asked_mb is not None:
         return numbers
-    for earlier in range(at - 1, max(-1, at - _NEARBY_LINES), -1):
-        found = oom_patterns.find(lines[earlier])
-        if found is not None and found.pattern.is_host == last.pattern.is_host:
-            before = oom_numbers.read(lines[earlier])
+    for line in reversed(lines[max(0, at - _NEARBY_LINES + 1) : at]):
+        found = oom_patterns.find(line)
+        if found is not None and found[0].is_host == pattern.is_host:
+            before = oom_numbers.read(line)
             if before.asked_mb is not None:
                 return before
     return numbers
-
-
-def _shortage(line: str, found: OomMatch, numbers: OomNumbers) -> Shortage:
-    return Shortage(
-        where=ShortageKind.HOST if found.pattern.is_host else ShortageKind.DEVICE,
-        says=_shortened(line, found.at),
-        asked_mb=numbers.asked_mb,
-        free_mb=numbers.free_mb,
-        total_mb=numbers.total_mb,
-        held_mb=numbers.held_mb,
-        device_index=numbers.device_index,
-        framework=found.pattern.framework,
-    )
 
 
 def _shortened(line: str, at: int) -> str:

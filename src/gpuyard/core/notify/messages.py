@@ -23,6 +23,9 @@ from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
 
 _MAX_LENGTH = 500
+_EVENT_OF_STATE = {
+    JobState.SUCCEEDED: Event.FINISHED, JobState.FAILED: Event.FAILED, JobState.REJECTED: Event.FAILED,
+}  # fmt: skip
 _STATE_TEXT = {JobState.SUCCEEDED: "finished", JobState.FAILED: "failed", JobState.CANCELLED: "cancelled"}
 
 
@@ -34,6 +37,10 @@ class Occurrence(Struct, frozen=True, kw_only=True):
     job: Job | None = None
     attempt: Attempt | None = None
     text: str = ""
+
+    @property
+    def log(self) -> str:
+        return (self.attempt.log if self.attempt is not None else None) or ""
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -50,23 +57,14 @@ class Message(Struct, frozen=True, kw_only=True):
 
 def occurrence_of(published: PublishedEvent) -> Occurrence | None:
     """Return the occurrence that subscribers are notified of, or None: most published events cause no notification."""
-    event = _event_of(published)
-    return (
-        None
-        if event is None
-        else Occurrence(event=event, at=published.at, job=published.job, attempt=published.attempt)
-    )
-
-
-def _event_of(published: PublishedEvent) -> Event | None:
-    state, outcome = published.job.state, published.outcome
+    job, outcome = published.job, published.outcome
     if published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.OUT_OF_MEMORY:
-        return Event.OUT_OF_MEMORY
-    if published.kind is not PublishedEventKind.FINISHED:
+        event = Event.OUT_OF_MEMORY
+    elif published.kind is PublishedEventKind.FINISHED and job.state in _EVENT_OF_STATE:
+        event = _EVENT_OF_STATE[job.state]
+    else:
         return None
-    if state is JobState.SUCCEEDED:
-        return Event.FINISHED
-    return Event.FAILED if state in (JobState.FAILED, JobState.REJECTED) else None
+    return Occurrence(event=event, at=published.at, job=job, attempt=published.attempt)
 
 
 def targets_of(occurrence: Occurrence, on: Sequence[str], to: Sequence[str]) -> tuple[str, ...]:
@@ -87,22 +85,22 @@ def _targets(event: Event, job: Job | None, on: Sequence[str], to: Sequence[str]
     return found
 
 
-# The text of messages
-
-
 def message_of(occurrence: Occurrence, host: str) -> Message:
-    job = occurrence.job
+    event, job = occurrence.event, occurrence.job
+    if event is Event.GPU_FREE:
+        title = f"{plain(occurrence.text)} is free{at_host(host)}"
+        return Message(events=str(event), title=title, body="It has no lease and no process.")
     if job is None:
-        return _machine_message(occurrence, host)
+        return Message(events=str(event), title=f"The queue is empty{at_host(host)}", body=plain(occurrence.text))
     name = f" ({plain(job.spec.name)})" if job.spec.name else ""
     return Message(
-        events=str(occurrence.event),
-        title=f"Job {job.id}{name} {_what_happened(occurrence.event, job)}{at_host(host)}",
+        events=str(event),
+        title=f"Job {job.id}{name} {_what_happened(event, job)}{at_host(host)}",
         body="\n".join(_details(occurrence, job)),
         jobs=str(job.id),
         name=plain(job.spec.name or ""),
         state=str(job.state),
-        log=_log(occurrence),
+        log=occurrence.log,
     )
 
 
@@ -116,13 +114,6 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in cut)
 
 
-def _machine_message(occurrence: Occurrence, host: str) -> Message:
-    what = plain(occurrence.text) if occurrence.event is Event.GPU_FREE else "The queue"
-    title = f"{what} is {'free' if occurrence.event is Event.GPU_FREE else 'empty'}{at_host(host)}"
-    body = "It has no lease and no process." if occurrence.event is Event.GPU_FREE else plain(occurrence.text)
-    return Message(events=str(occurrence.event), title=title, body=body)
-
-
 def _what_happened(event: Event, job: Job) -> str:
     if event is Event.OUT_OF_MEMORY:
         next_step = "will not run again" if job.state in FINISHED else "will run again with more"
@@ -131,26 +122,20 @@ def _what_happened(event: Event, job: Job) -> str:
 
 
 def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
+    is_finished = occurrence.event is Event.FINISHED
     yield plain(shlex.join(job.argv))
-    if occurrence.event is not Event.FINISHED and job.reason:
+    if job.reason and not is_finished:
         yield plain(job.reason)
     if occurrence.attempt is not None and occurrence.attempt.has_started:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."
-    if occurrence.event is not Event.FINISHED and _log(occurrence):
-        yield f"Log: {plain(_log(occurrence))}"
-
-
-def _log(occurrence: Occurrence) -> str:
-    return (occurrence.attempt.log if occurrence.attempt is not None else None) or ""
+    if occurrence.log and not is_finished:
+        yield f"Log: {plain(occurrence.log)}"
 
 
 def queue_summary(ended: Mapping[JobState, int]) -> str:
     """Describe how the jobs ended since the queue was last empty: `37 finished, 2 failed`."""
     counts = [f"{ended[state]} {_STATE_TEXT.get(state, state)}" for state in JobState if ended.get(state)]
     return f"No jobs are left. Since the queue was last empty: {', '.join(counts)}." if counts else ""
-
-
-# GPUs that became free
 
 
 class FreedDevices:

@@ -40,8 +40,8 @@ class Digest:
         self._counts[occurrence.event] += 1
         if occurrence.job is not None:
             self._job = occurrence
-        if occurrence.job is not None and len(self._ids[occurrence.event]) < _MAX_IDS:
-            self._ids[occurrence.event].append(occurrence.job.id)
+            if len(self._ids[occurrence.event]) < _MAX_IDS:
+                self._ids[occurrence.event].append(occurrence.job.id)
         if occurrence.event is Event.GPU_FREE and len(self._devices) < _MAX_DEVICES:
             self._devices[plain(occurrence.text)] = None
 
@@ -58,17 +58,12 @@ class Digest:
         return Message(
             events=self._events(),
             title=f"{title[0].upper()}{title[1:]}{at_host(host)}",
-            body="\n".join(self._lines()),
+            body="\n".join(filter(None, [", ".join(self._job_counts(with_ids=True)), *self._other_lines()])),
             jobs=format_ids(jobs),
         )
 
     def _events(self) -> str:
         return ",".join(event for event in Event if self._counts[event])
-
-    def _lines(self) -> Iterator[str]:
-        job_counts = ", ".join(self._job_counts(with_ids=True))
-        yield from [job_counts] if job_counts else []
-        yield from self._other_lines()
 
     def _other_lines(self) -> Iterator[str]:
         yield from (f"{fact[0].upper()}{fact[1:]}" for fact in self._machine_facts())
@@ -76,7 +71,7 @@ class Digest:
             yield f"{self.dropped} more were dropped: too many at once"
 
     def _job_counts(self, *, with_ids: bool) -> Iterator[str]:
-        """`37 jobs finished`, `2 failed: 12, 19`."""
+        """Yield `37 jobs finished`, `2 failed: 12, 19`."""
         noun = True
         for event in JOB_EVENTS:
             count = self._counts[event]

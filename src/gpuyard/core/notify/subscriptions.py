@@ -93,13 +93,10 @@ def redact(text: str, url: str) -> str:
 
 
 def _job_events(names: str) -> tuple[Event, ...]:
-    return tuple(dict.fromkeys(map(_job_event, names.split(","))))
-
-
-def _job_event(name: str) -> Event:
-    if name not in JOB_EVENTS:
-        raise UserError(
-            f"--notify does not know the job event '{name}'",
-            hint=f"events are {', '.join(JOB_EVENTS)}; write a command of one word as failed=COMMAND",
-        )
-    return Event(name)
+    for name in names.split(","):
+        if name not in JOB_EVENTS:
+            raise UserError(
+                f"--notify does not know the job event '{name}'",
+                hint=f"events are {', '.join(JOB_EVENTS)}; write a command of one word as failed=COMMAND",
+            )
+    return tuple(dict.fromkeys(map(Event, names.split(","))))

@@ -5,11 +5,10 @@ row is opened only while all others are in use: the number of rows is the larges
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
-
-_FOREVER = float("inf")
 
 
 class TimelineSpan(Struct, frozen=True, kw_only=True):
@@ -25,7 +24,9 @@ def assign_rows(spans: Sequence[TimelineSpan]) -> list[int]:
     rows = [0] * len(spans)
     lanes: dict[int, list[tuple[float, float, int]]] = {}
     for index, span in enumerate(spans):
-        lanes.setdefault(span.lane, []).append((span.start, _end(span), index))
+        # A clock that was set back must not make a span end before its start.
+        end = math.inf if span.end is None else max(span.start, span.end)
+        lanes.setdefault(span.lane, []).append((span.start, end, index))
     for lane in lanes.values():
         _assign(sorted(lane), rows)
     return rows
@@ -53,11 +54,6 @@ def _assign(spans: Sequence[tuple[float, float, int]], rows: list[int]) -> None:
             row, opened = opened, opened + 1
         rows[index] = row
         heapq.heappush(taken, (end, row))
-
-
-def _end(span: TimelineSpan) -> float:
-    """A clock that was set back must not make a span end before its start."""
-    return _FOREVER if span.end is None else max(span.start, span.end)
 
 
 def suspensions(

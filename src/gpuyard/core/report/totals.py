@@ -54,6 +54,13 @@ class ReportTotals(Struct, frozen=True, kw_only=True):
     causes: tuple[Cause, ...]
 
 
+class ReportGroup(ReportTotals, frozen=True, kw_only=True):
+    """Totals of one user, workspace or name. `group` is None for the row that sums up the remaining `groups`."""
+
+    group: str | None
+    groups: int
+
+
 class TotalsBuilder:
     """Running sums of one group of jobs."""
 
@@ -93,6 +100,7 @@ class TotalsBuilder:
             self._add_cause(cause, attempts, healed)
 
     def totals(self) -> ReportTotals:
+        waits = sorted(self.waits)
         return ReportTotals(
             gpu_hours=self.gpu_s / HOUR_S,
             suspended_hours=self.suspended_s / HOUR_S,
@@ -100,7 +108,12 @@ class TotalsBuilder:
             attempts=self.attempts,
             succeeded=self.succeeded,
             running=self.running,
-            waits=_wait_totals(self.waits),
+            waits=WaitTotals(
+                jobs=len(waits),
+                median_s=median(waits) if waits else None,
+                p90_s=waits[math.ceil(0.9 * len(waits)) - 1] if waits else None,
+                longest_s=waits[-1] if waits else None,
+            ),
             memory=MemoryTotals(
                 reserved_gb_hours=self.reserved_mb_s / _MB_PER_GB / HOUR_S,
                 unused_gb_hours=self.unused_mb_s / _MB_PER_GB / HOUR_S,
@@ -109,14 +122,6 @@ class TotalsBuilder:
             ),
             causes=tuple(_causes(self.causes)),
         )
-
-
-def _wait_totals(waits: list[float]) -> WaitTotals:
-    if not waits:
-        return WaitTotals(jobs=0, median_s=None, p90_s=None, longest_s=None)
-    ordered = sorted(waits)
-    p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
-    return WaitTotals(jobs=len(ordered), median_s=median(ordered), p90_s=p90, longest_s=ordered[-1])
 
 
 def _causes(causes: Mapping[_CauseKey, tuple[int, int]]) -> Iterator[Cause]:

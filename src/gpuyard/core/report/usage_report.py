@@ -10,10 +10,12 @@ Rules:
 - The total is the sum of the groups.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gpuyard.core.report.hourly import (
     HOUR_S,
@@ -24,7 +26,7 @@ from gpuyard.core.report.hourly import (
     hourly_picture,
     merge_intervals,
 )
-from gpuyard.core.report.totals import ReportTotals, TotalsBuilder
+from gpuyard.core.report.totals import ReportGroup, ReportTotals, TotalsBuilder
 from gpuyard.core.snapshot import Device
 
 MAX_GROUPS = 100
@@ -63,14 +65,6 @@ class GroupBy(StrEnum):
     NAME = "name"
 
 
-class Group(Struct, frozen=True, kw_only=True):
-    """Totals of one group; without a name, of the remaining `groups` groups together."""
-
-    group: str | None
-    groups: int
-    totals: ReportTotals
-
-
 class DeviceUse(Struct, frozen=True, kw_only=True):
     id: str
     index: int | None
@@ -93,7 +87,7 @@ class DeviceTimeUse(Struct, frozen=True, kw_only=True):
 
 class UsageReport(Struct, frozen=True, kw_only=True):
     total: ReportTotals
-    groups: tuple[Group, ...]
+    groups: tuple[ReportGroup, ...]
     devices: tuple[DeviceUse, ...]
     box: DeviceTimeUse
     picture: HourlyPicture
@@ -128,15 +122,13 @@ class Reporter:
         self._window = window
         self._local = local
         self._devices = {device.id: device for device in devices}
-        self._groups: dict[str, TotalsBuilder] = {}
+        self._groups: defaultdict[str, TotalsBuilder] = defaultdict(TotalsBuilder)
         self._hours = Hours(window, local)
-        self._intervals: dict[str, list[tuple[float, float]]] = {}
-        self._attempts_on: dict[str, int] = {}
+        self._intervals: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._attempts_on: Counter[str] = Counter()
 
     def add(self, ran: PastAttempt) -> None:
-        group = self._groups.get(ran.group)
-        if group is None:
-            group = self._groups[ran.group] = TotalsBuilder()
+        group = self._groups[ran.group]
         group.attempts += 1
         group.jobs.add(ran.job)
         group.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=ran.has_started)
@@ -155,26 +147,22 @@ class Reporter:
             group.suspended_s += max(0.0, end - start - ran_s)
         group.gpu_s += ran_s * ran.gpus
         for device_id in ran.devices:
-            self._intervals.setdefault(device_id, []).extend(found)
-            self._attempts_on[device_id] = self._attempts_on.get(device_id, 0) + 1
+            self._intervals[device_id].extend(found)
+            self._attempts_on[device_id] += 1
         if ran.gpus:
             self._add_memory(ran, ran_s, group)
 
     def _add_memory(self, ran: PastAttempt, ran_s: float, group: TotalsBuilder) -> None:
         group.unknown_s += ran_s * (ran.gpus - len(ran.devices))
         for device_id in ran.devices:
-            reserved, peak = self._reserved(ran, device_id), ran.peaks_mb.get(device_id)
+            device, peak = self._devices.get(device_id), ran.peaks_mb.get(device_id)
+            whole_mb = None if device is None else device.memory_total_mb
+            reserved = whole_mb if ran.is_alone else ran.reserved_mb
             if reserved is None or peak is None:
                 group.unknown_s += ran_s
             else:
                 group.reserved_mb_s += reserved * ran_s
                 group.unused_mb_s += max(0.0, reserved - peak) * ran_s
-
-    def _reserved(self, ran: PastAttempt, device_id: str) -> float | None:
-        if not ran.is_alone:
-            return ran.reserved_mb
-        device = self._devices.get(device_id)
-        return None if device is None else device.memory_total_mb
 
     def report(self) -> UsageReport:
         busy = {device_id: merge_intervals(found) for device_id, found in self._intervals.items()}
@@ -185,13 +173,19 @@ class Reporter:
         total = TotalsBuilder()
         for group in self._groups.values():
             total.merge(group)
+        device_hours, busy_hours = len(self._devices) * self._window.hours, sum(hours.seconds()) / HOUR_S
         return UsageReport(
             total=total.totals(),
             groups=tuple(_largest_groups(self._groups)),
             devices=tuple(
                 sorted(self._device_uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))
             ),
-            box=_device_time_use(len(self._devices), self._window.hours, sum(hours.seconds()) / HOUR_S),
+            box=DeviceTimeUse(
+                devices=len(self._devices),
+                device_hours=device_hours,
+                busy_hours=busy_hours,
+                busy_percent=min(100.0, 100 * busy_hours / device_hours) if device_hours else None,
+            ),
             picture=hourly_picture(self._window, self._local, self._hours, hours, len(self._devices)),
         )
 
@@ -204,7 +198,7 @@ class Reporter:
                 index=None if device is None else device.index,
                 name=None if device is None else device.name,
                 is_there=device is not None,
-                attempts=self._attempts_on.get(device_id, 0),
+                attempts=self._attempts_on[device_id],
                 gpu_hours=_hours(self._intervals.get(device_id, ())),
                 busy_hours=hours,
                 busy_percent=min(100.0, 100 * hours / self._window.hours) if device is not None else None,
@@ -215,19 +209,13 @@ def _hours(found: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in found) / HOUR_S
 
 
-def _device_time_use(devices: int, hours: float, busy_hours: float) -> DeviceTimeUse:
-    device_hours = devices * hours
-    percent = min(100.0, 100 * busy_hours / device_hours) if device_hours else None
-    return DeviceTimeUse(devices=devices, device_hours=device_hours, busy_hours=busy_hours, busy_percent=percent)
-
-
-def _largest_groups(groups: Mapping[str, TotalsBuilder]) -> Iterator[Group]:
+def _largest_groups(groups: Mapping[str, TotalsBuilder]) -> Iterator[ReportGroup]:
     """Yield the groups that used most, in that order, and the rest as one group."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
     for name, builder in ordered[:MAX_GROUPS]:
-        yield Group(group=name, groups=1, totals=builder.totals())
+        yield ReportGroup(group=name, groups=1, **asdict(builder.totals()))
     if others := ordered[MAX_GROUPS:]:
         rest = TotalsBuilder()
         for _, builder in others:
             rest.merge(builder)
-        yield Group(group=None, groups=len(others), totals=rest.totals())
+        yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals()))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
@@ -26,7 +25,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Request
 from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import UserError
-from gpuyard.schema.machine import ReportAnswer, ReportGroup
+from gpuyard.schema.machine import ReportAnswer
 from gpuyard.schema.requests import ReportQuery
 from gpuyard.store.report_queries import attempts_since
 
@@ -77,7 +76,7 @@ class ReportHandler:
             by=by,
             host=snapshot.host.name,
             total=report.total,
-            groups=[ReportGroup(group=each.group, groups=each.groups, **asdict(each.totals)) for each in report.groups],
+            groups=report.groups,
             devices=report.devices,
             box=report.box,
             picture=report.picture,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from gpuyard.core.sample import Sample
-from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.ports import Clock
 from gpuyard.probes.sampler import Sampler
 

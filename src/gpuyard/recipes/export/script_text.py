@@ -10,7 +10,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.export import NOT_EXPORTED_TEXT, ExportedJob, NotExported
+from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.job.job import DEFAULT_GRACE_S
 from gpuyard.core.job.selection import format_ids
 from gpuyard.recipes.export.job_groups import JobGroup, missing_dependencies
@@ -45,9 +45,7 @@ def loss_notes(
         }
         for loss in (*job.stays, *(loss for loss, applies in losses.items() if applies)):
             found.setdefault(loss, []).append(job.id)
-    return tuple(
-        f"{_name_jobs(found[loss], len(jobs))}: {NOT_EXPORTED_TEXT[loss]}" for loss in NotExported if loss in found
-    )
+    return tuple(f"{_name_jobs(found[loss], len(jobs))}: {loss.description}" for loss in NotExported if loss in found)
 
 
 def _name_jobs(ids: Sequence[int], total: int) -> str:

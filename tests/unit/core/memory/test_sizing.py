@@ -127,10 +127,10 @@ def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
 def test_a_learned_amount_is_shared_and_the_exact_command_wins_over_its_program() -> None:
     need = size_need(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert isinstance(need.memory, FixedMemory)
-    assert 4000.0 < need.memory.mb < 5000.0
+    assert 4000.0 < need.memory.required_mb < 5000.0
     by_program = size_need(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
     assert isinstance(by_program.memory, FixedMemory)
-    assert by_program.memory.mb > 9000.0
+    assert by_program.memory.required_mb > 9000.0
 
 
 def test_a_program_with_differing_runs_counts_as_unknown_and_may_need_as_much_as_the_largest() -> None:
@@ -139,7 +139,7 @@ def test_a_program_with_differing_runs_counts_as_unknown_and_may_need_as_much_as
         need = size_need(job(), None, program, CARDS)
         assert predicted_mb(None, program) is None
         assert isinstance(need.memory, RestOfDevice)
-        assert need.memory.least_mb >= least
+        assert need.memory.required_mb >= least
     assert size_need(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
 
 

@@ -98,7 +98,7 @@ def _settings() -> dict[str, str]:
 def _report(
     checks: "list[Checkup]", plugged: "dict[str, Vendor]", engines: "list[Checked]", advice: list[str]
 ) -> dict[str, Any]:
-    from gpuyard.core.snapshot_json import problem_as_dict
+    from msgspec import to_builtins
 
     return {
         "version": __version__,
@@ -112,7 +112,7 @@ def _report(
                 "works": check.works,
                 "devices": None if check.devices is None else len(check.devices),
                 "seconds": round(check.seconds, 4),
-                "problems": [problem_as_dict(problem) for problem in check.problems],
+                "problems": to_builtins(check.problems),
             }
             for check in checks
         ],

@@ -13,7 +13,7 @@ from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, second
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuyard.core.sample import Sample
+    from gpuyard.core.snapshot import Sample
 
 _HISTORY = 24
 
