@@ -50,7 +50,7 @@ def _count_only_measured_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_gates_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "gated_variants", lambda lane, need, placement, view: ((need,), ()))
+    monkeypatch.setattr(start_limits.StartLimits, "_gated_variants", lambda self, lane, need, placement: ((need,), ()))
 
 
 def _ignore_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
