@@ -30,7 +30,7 @@ from gpuyard.schema.queue import (
     SubmitResult,
     WaitResult,
 )
-from gpuyard.schema.submit_kwargs import SubmitKwargs
+from gpuyard.schema.requests import SubmitKwargs
 
 Ids: TypeAlias = int | str | Iterable[int | str]
 # Which jobs: by `state`, `search`, `tag` or `user`.

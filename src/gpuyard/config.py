@@ -69,7 +69,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from gpuyard.core.device_names import banned_ids
 from gpuyard.core.notify.subscriptions import check_target, parse_event
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 
@@ -86,6 +88,10 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def shows_uuids(self) -> bool:
         return self.visible == "uuid"
+
+    def banned_ids(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """Return the ids of the devices in this snapshot that are never used."""
+        return banned_ids(self.banned, self.banned_names, snapshot)
 
 
 class LeaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -94,7 +94,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-token-file-for-all",
-        file=f"{_DAEMON}/web/token_file.py",
+        file=f"{_DAEMON}/web/open_page.py",
         old="mode=0o600, is_synced=False)",
         new="mode=0o644, is_synced=False)",
         breaks="Every user of the machine can read the page's token.",

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from gpuyard.schema.operations import OPERATIONS
+from gpuyard.schema.operations import EVENTS, OPERATIONS
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
@@ -28,7 +28,7 @@ TABLES = (f"a\n{LONE}\n", 'a\n"', f"{NUL}\n1\n")
 COMMANDS: list[Any] = [[""], [NUL], [LONE], ["true", LONE + NUL], ["x" * 200_000], "true '", "", "{x}"]
 IN_QUERY = [value for value in VALUES if isinstance(value, str)] + ["%", "a b", "'", "../../etc/passwd", "x" * 3000]
 POSTS = [each for each in OPERATIONS.values() if each.method == "POST" and each.name not in ("stop", "submit")]
-GETS = [each for each in OPERATIONS.values() if each.method == "GET" and not (each.is_stream or each.is_of_page)]
+GETS = [each for each in OPERATIONS.values() if each.method == "GET" and not (each.media == EVENTS or each.is_of_page)]
 # No GPU has this much memory, so no accepted job ever starts.
 NEVER = {"min-free-mem-mb": "1e12", "hold": True}
 

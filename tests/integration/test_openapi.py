@@ -30,7 +30,7 @@ from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.schema.openapi import describe, document
-from gpuyard.schema.operations import OPERATIONS
+from gpuyard.schema.operations import EVENTS, OPERATIONS
 from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.process_identity import this_process
@@ -40,7 +40,7 @@ from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fix
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-TRIED = [each for each in OPERATIONS.values() if not (each.is_stream or each.is_of_page or each.name == "stop")]
+TRIED = [each for each in OPERATIONS.values() if not (each.media == EVENTS or each.is_of_page or each.name == "stop")]
 CHANGES = tuple(f"/jobs/{verb}" for verb in ("cancel", "hold", "release", "retry", "suspend", "resume", "priority"))
 BATCH = 4
 # More memory than any machine has: no generated job ever starts, even if a generated request releases it.

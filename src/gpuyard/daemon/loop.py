@@ -17,15 +17,12 @@ from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller, Step
 from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.device_names import banned_ids
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
-from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
-from gpuyard.daemon.monitor.sample_logs import SampleLogs
-from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.engines.common.job_logs import rotate_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -358,8 +355,3 @@ def read_rules() -> Rules:
         engine=queue.engine,
         shows_uuids=config.devices.shows_uuids,
     )
-
-
-def banned_devices(snapshot: Snapshot) -> tuple[str, ...]:
-    devices = load_config().devices
-    return banned_ids(devices.banned, devices.banned_names, snapshot)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.daemon.api.routes import Routes
-from gpuyard.daemon.api.shutdown import RESTART_STATUS, Shutdown
+from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher

@@ -4,8 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.schema.jobs import JobSummary
 from gpuyard.schema.queue import Iso
 
 
@@ -35,23 +34,13 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     now: Iso
 
 
-class BatchRunRow(Struct, frozen=True, kw_only=True):
-    id: int
+class BatchRunRow(JobSummary, frozen=True, kw_only=True):
     index: str | None
     seed: str | None
-    state: JobState
     is_finished: bool
     is_live: bool
-    outcome: OutcomeKind | None
-    status: int | None
-    reason: str | None
     attempts: int
-    submitted_at: Iso
-    started_at: Iso | None
-    ended_at: Iso | None
     seconds: float | None
-    log: str | None
-    devices: tuple[str, ...]
 
 
 class BatchRunPage(Struct, frozen=True, kw_only=True):
@@ -59,33 +48,23 @@ class BatchRunPage(Struct, frozen=True, kw_only=True):
     next: int | None
 
 
-class TaskRow(Struct, frozen=True, kw_only=True):
+class TaskRow(JobSummary, frozen=True, kw_only=True):
     """One task of a workspace: a job that runs one config."""
 
-    id: int
     config: str
     workspace: str
-    state: JobState
     is_live: bool
     is_waiting: bool
     is_finished: bool
-    outcome: OutcomeKind | None
-    status: int | None
-    reason: str | None
     attempt: int
     priority: int
-    devices: tuple[str, ...]
     place: str | None
     gpu_indexes: list[int | None]
-    submitted_at: Iso
-    started_at: Iso | None
-    ended_at: Iso | None
     elapsed_s: float | None
     likely_s: float | None
     memory_mb: float | None
     peak_mb: float | None
     reserved_mb: float | None
-    log: str | None
 
 
 class TaskList(Struct, frozen=True, kw_only=True):

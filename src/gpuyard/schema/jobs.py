@@ -14,12 +14,23 @@ from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.schema.queue import Iso, QueueState
 
 
-class JobRow(Struct, frozen=True, kw_only=True):
-    """One job in a list; docs/reference/json.md explains each key."""
+class JobSummary(Struct, frozen=True, kw_only=True):
+    """What all rows about jobs have; docs/reference/json.md explains each key."""
 
     id: int
-    name: str | None
     state: JobState
+    outcome: OutcomeKind | None
+    status: int | None
+    reason: str | None
+    devices: tuple[str, ...]
+    submitted_at: Iso
+    started_at: Iso | None
+    ended_at: Iso | None
+    log: str | None
+
+
+class JobRow(JobSummary, frozen=True, kw_only=True):
+    name: str | None
     tag: str | None
     priority: int
     user: str
@@ -30,21 +41,13 @@ class JobRow(Struct, frozen=True, kw_only=True):
     learns_memory: bool
     reserved_mb: float | None
     estimated_mb: float | None
-    devices: tuple[str, ...]
     gpu_indexes: list[int | None]
     attempt: int
-    submitted_at: Iso
-    started_at: Iso | None
-    ended_at: Iso | None
     elapsed_s: float | None
     waited_s: float | None
     time_limit_s: float | None
-    status: int | None
-    outcome: OutcomeKind | None
-    reason: str | None
     array: int | None
     index: int | None
-    log: str | None
     engine: str
     place: str | None
 

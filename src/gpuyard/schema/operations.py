@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.schema import batches, jobs, machine, queue, requests, submit_body
+from gpuyard.schema import batches, jobs, machine, queue, requests
 from gpuyard.version import API
 
 JSON = "application/json"
@@ -26,10 +26,6 @@ class Operation(Struct, frozen=True, kw_only=True):
     media: str = JSON
     is_of_page: bool = False  # not on the daemon's own socket
 
-    @property
-    def is_stream(self) -> bool:
-        return self.media == EVENTS
-
 
 def _get(  # noqa: PLR0913 - the columns of the table
     name: str, path: str, summary: str, answer: Any, query: type[Struct] | None = None, *, media: str = JSON
@@ -47,7 +43,7 @@ def _change(verb: str, summary: str, body: Any = requests.ChangeRequest) -> Oper
 
 _QUEUE = (
     _get("status", "/status", "The state of the daemon and the queue.", queue.DaemonStatus),
-    _post("submit", "/submissions", "Submit one job or many.", queue.SubmitResult, submit_body.SubmissionBody),
+    _post("submit", "/submissions", "Submit one job or many.", queue.SubmitResult, requests.SubmissionBody),
     _get(
         "queue", "/jobs", "Jobs: running, waiting in queue order, then finished; or the newest first.", jobs.JobPage,
         requests.JobsQuery,
@@ -75,7 +71,7 @@ _JOBS = (
     ),
     _post(
         "resubmit", "/jobs/{id}/resubmit", "Submit a job like this one, with changes.", queue.SubmitResult,
-        submit_body.ResubmitBody,
+        requests.ResubmitBody,
     ),
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),

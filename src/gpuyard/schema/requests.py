@@ -1,27 +1,32 @@
-"""The queries and bodies of requests, as the daemon decodes them.
+"""The queries and bodies of requests, as the daemon decodes them, and the keyword arguments of `Client.submit`.
 
 Patterns of texts are for the OpenAPI document only; the code that parses a text checks its pattern. msgspec 0.22
 corrupts memory where a text with a pattern and a list are alternatives."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Meta, Struct
 
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.submission import SubmissionRequest, read_line
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
 
 _STATE = "|".join(JobState)
 _JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
+_IDS_PATTERN = rf"^[\s,]*(({_JOBS})([\s,]+|$))*$"
+_DURATION_PATTERN = r"^\d{1,9}(\.\d+)?(ms|s|m|h|d)?$"
 
 
 def _pattern(text: str) -> Meta:
     return Meta(extra_json_schema={"pattern": text})
 
 
-Duration = Annotated[str, _pattern(r"^\d{1,9}(\.\d+)?(ms|s|m|h|d)?$")]
+Duration = Annotated[str, _pattern(_DURATION_PATTERN)]
 Ids = Annotated[
     str,
-    _pattern(rf"^[\s,]*(({_JOBS})([\s,]+|$))*$"),
+    _pattern(_IDS_PATTERN),
     Meta(description="which jobs: 17, 17-20, name=big, tag=night, all, separated by spaces"),
 ]
 States = Annotated[
@@ -162,3 +167,109 @@ class PageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     read_only: bool | None = None
     new_token: bool = False
+
+
+# Submissions, with options from the table of submit options
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "string", "pattern": _IDS_PATTERN}
+# The JSON types of each kind of option. Numbers may be sent as numbers, or as a user types them.
+_KINDS: dict[str, list[dict[str, Any]]] = {
+    "flag": [{"type": "boolean"}],
+    "whole": [{"type": "integer"}, {"type": "string", "pattern": r"^-?\d{1,9}$"}],
+    "number": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^\d{1,9}(\.\d+)?$"}],
+    "size": [
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "string", "pattern": r"^\d{1,9}(\.\d+)?([KMGT](i?B)?)?$"},
+    ],
+    "time": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}],
+    "text": [_TEXT],
+    "word": [{"type": "string", "pattern": r"^[\w.:/-]{1,100}$"}],
+    "texts": [_TEXT, {"type": "array", "items": _TEXT}],
+    "ids": [_IDS, {"type": "array", "items": _IDS}],
+}
+
+
+def _describe(option: SubmitOption) -> dict[str, Any]:
+    kinds = [{"enum": list(option.choices)}] if option.kind == "choice" else _KINDS[option.kind]
+    return {"description": option.help_with_default, "anyOf": [*kinds, {"type": "null"}]}
+
+
+_OPTIONS = Meta(
+    extra_json_schema={
+        "properties": {name: _describe(option) for name, option in SUBMIT_OPTIONS.items()},
+        "additionalProperties": False,
+    }
+)
+
+
+class SubmissionBody(SubmissionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    __doc__ = SubmissionRequest.__doc__
+
+    options: Annotated[dict[str, Any], _OPTIONS] = {}
+
+
+class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The changes: another `command`, as a list or as a shell would read it, and other options."""
+
+    command: str | tuple[str, ...] | None = None
+    options: Annotated[dict[str, Any], _OPTIONS] = {}
+    token: str = ""
+
+    @property
+    def arguments(self) -> tuple[str, ...] | None:
+        return (read_line(self.command.strip()) if isinstance(self.command, str) else self.command) or None
+
+
+Whole: TypeAlias = int | str
+Number: TypeAlias = float | str
+Size: TypeAlias = float | str  # MB, or a text such as "8G"
+Time: TypeAlias = float | str  # seconds, or a text such as "4h"
+Texts: TypeAlias = str | Sequence[str]
+JobIds: TypeAlias = int | str | Sequence[int | str]
+
+
+class SubmitKwargs(TypedDict, total=False):
+    """The submit options as types, for type checkers and editors. A test compares it with the table of options."""
+
+    gpus: Whole | None
+    vram: Size | None
+    exclusive: bool | None
+    ram: Size | None
+    cpus: Whole | None
+    engine: str | None
+    engine_option: Texts | None
+    device: str | None
+    vendor: Literal["nvidia", "amd", "intel", "apple", "simulated"] | None
+    gpu_name: str | None
+    max_cpu: Number | None
+    min_free_mem_mb: Number | None
+    max_gpu: Number | None
+    max_gpu_mem_mb: Number | None
+    max_power_w: Number | None
+    priority: Whole | None
+    preempt: bool | None
+    on_preempt: Literal["suspend", "requeue", "never"] | None
+    after: JobIds | None
+    after_any: JobIds | None
+    after_failed: JobIds | None
+    retries: Whole | None
+    time_limit: Time | None
+    grace: Time | None
+    duration: Time | None
+    name: str | None
+    tag: str | None
+    array: str | None
+    sweep: Texts | None
+    env: Texts | None
+    stdin: str | None
+    on_reboot: Literal["requeue", "hold", "fail"] | None
+    notify: Texts | None
+    hold: bool | None
+    log_cap: Size | None
+    concurrency: Whole | None
+    smoothing: Time | None
+    steady: Time | None
+    stagger: Time | None
+    run_ram: Size | None
+    sample_log: str | None

@@ -117,17 +117,11 @@ def visible_devices(here: Snapshot) -> list[Device]:
     return [device for device in here.usable_devices() if device.index is not None]
 
 
-def banned_devices(seen: Snapshot) -> tuple[str, ...]:
-    """Return the ids of the devices that the configuration file bans."""
-    config = load_config().devices
-    return banned_ids(config.banned, config.banned_names, seen)
-
-
 def all_banned_devices(seen: Snapshot, here: Snapshot) -> tuple[str, ...]:
     """Return the ids of the devices that the configuration file or this script bans."""
     numbers = _banned_entries("BANNED_GPUS", BANNED_GPUS)
     names = _banned_entries("BANNED_GPU_NAMES", BANNED_GPU_NAMES)
-    return (*banned_devices(seen), *banned_ids(numbers, names, here))
+    return (*load_config().devices.banned_ids(seen), *banned_ids(numbers, names, here))
 
 
 def as_names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, ...] | None:

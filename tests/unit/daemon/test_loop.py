@@ -16,11 +16,11 @@ from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
 from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
+from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
-from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault

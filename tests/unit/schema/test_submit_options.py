@@ -12,13 +12,13 @@ from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S
 from gpuyard.core.snapshot import Vendor
-from gpuyard.schema import submit_kwargs
-from gpuyard.schema.submit_kwargs import SubmitKwargs
+from gpuyard.schema import requests
+from gpuyard.schema.requests import SubmitKwargs
 from gpuyard.ui.cli.jobs.submit import VERB
 
 TYPES: dict[str, Any] = {
-    "flag": bool, "whole": submit_kwargs.Whole, "number": submit_kwargs.Number, "size": submit_kwargs.Size,
-    "time": submit_kwargs.Time, "text": str, "word": str, "texts": submit_kwargs.Texts, "ids": submit_kwargs.JobIds,
+    "flag": bool, "whole": requests.Whole, "number": requests.Number, "size": requests.Size,
+    "time": requests.Time, "text": str, "word": str, "texts": requests.Texts, "ids": requests.JobIds,
 }  # fmt: skip
 
 

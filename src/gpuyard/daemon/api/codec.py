@@ -1,4 +1,4 @@
-"""Decodes requests into Structs of `gpuyard.schema`, and encodes answers. UserError says which key is wrong."""
+"""Decodes requests into Structs of `gpuyard.schema`, makes answers of other Structs, and encodes them."""
 
 import json
 import math
@@ -25,11 +25,19 @@ def encode(answer: Struct) -> bytes:
         return json.dumps(msgspec.to_builtins(answer)).encode()
 
 
+def copy_fields(source: object, kind: type[T], /, **others: Any) -> T:
+    """Return a `kind` with these fields; `source` has all others under the same names."""
+    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)
+
+
 def decode_query(request: Request, kind: type[T]) -> T:
+    """Decode the query. UserError says which key is wrong."""
     return _convert(request.query, kind, "query")
 
 
 def decode_body(request: Request, kind: type[T]) -> T:
+    """Decode the body. UserError says which key is wrong."""
     try:
         body = json.loads(request.body or b"{}")
         if b"\\u" in request.body:  # reject lone UTF-16 surrogates, which SQLite cannot store

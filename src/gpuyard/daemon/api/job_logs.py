@@ -15,11 +15,9 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.daemon.api.codec import decode_query
 from gpuyard.daemon.api.list_jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import HttpError, Request, ResponseStream, StreamClient
-from gpuyard.daemon.server.router import Routes
+from gpuyard.daemon.server.http_parser import HttpError, ResponseStream, StreamClient
 from gpuyard.engines.common.job_logs import Kept
 from gpuyard.schema.jobs import LogEvent, LogTail
 from gpuyard.schema.requests import LogQuery
@@ -50,11 +48,7 @@ class JobLogs:
         self._scheduler = scheduler
         self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
 
-    def routes(self) -> Routes:
-        return {("GET", "/jobs/{id}/log"): self._tail, ("GET", "/jobs/{id}/log/live"): self._live}
-
-    async def _tail(self, request: Request, job_id: int) -> LogTail:
-        query = decode_query(request, LogQuery)
+    async def tail(self, job_id: int, query: LogQuery) -> LogTail:
         attempt = self._find_attempt(job_id, query.attempt)
         is_over = self._is_over(job_id, attempt)  # before the log is read: the text has all that was written until then
         tail = min(query.tail, _MOST)
@@ -67,8 +61,7 @@ class JobLogs:
             is_over=is_over,
         )
 
-    def _live(self, request: Request, job_id: int) -> ResponseStream:
-        query = decode_query(request, LogQuery)
+    def live(self, job_id: int, query: LogQuery) -> ResponseStream:
         attempt, tail = self._find_attempt(job_id, query.attempt), min(query.tail, _MOST_LIVE)
         return ResponseStream(start=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
 
@@ -117,10 +110,10 @@ class _Follower:
         self._at: int | None = None
         self._letters = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def begin(self) -> Callable[[], None]:
+    def begin(self) -> Callable[[], object]:
         task = asyncio.ensure_future(self._follow())
         task.add_done_callback(self._done)
-        return lambda: _cancel(task)
+        return task.cancel
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -175,10 +168,6 @@ class _Follower:
 
     def _send(self, event: LogEvent) -> None:
         self._viewer.send(b"data: %b\n\n" % msgspec.json.encode(event))
-
-
-def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
 
 
 def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:

@@ -1,34 +1,30 @@
-"""Routes that read jobs: a page of them, all details of one, why it waits, its history; and waiting for them."""
+"""Routes that read jobs: a page, details of one, why it waits, its history; waiting for jobs, and exporting them."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.job import Attempt, Job
-from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api import memory_estimates
-from gpuyard.daemon.api.codec import decode_query
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
-from gpuyard.daemon.api.job_rows import make_details, make_row
-from gpuyard.daemon.api.queue_status import queue_state
-from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.job_rows import MOST_ROWS, make_details, make_row
+from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import HttpError, Request
-from gpuyard.daemon.server.router import Routes
+from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.errors import UserError
-from gpuyard.schema.jobs import JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
-from gpuyard.schema.queue import WaitResult
-from gpuyard.schema.requests import JobMatch, JobsQuery, ShowQuery, WaitQuery
+from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
+from gpuyard.schema.queue import QueueState, WaitResult
+from gpuyard.schema.requests import ExportQuery, JobMatch, JobsQuery, ShowQuery, WaitQuery
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
-MOST_ROWS = 10_000
 SAMPLE_FOR_PEOPLE_S = 0.5
 _LONGEST_WAIT_S = 30.0
 _LONGEST_SEARCH = 1000
@@ -37,6 +33,7 @@ _FEW = 200
 # Rows that are made before other requests are served.
 _ROWS_AT_ONCE = 10
 _PAGE = 200
+_EXPORT_PAGE = 500
 
 
 class JobListHandler:
@@ -44,25 +41,9 @@ class JobListHandler:
         self._scheduler = scheduler
         self._reader = reader
 
-    def routes(self) -> Routes:
-        return {
-            ("GET", "/jobs"): self._jobs,
-            ("GET", "/wait"): self._wait,
-            ("GET", "/jobs/{id}"): self._with_job(self._show),
-            ("GET", "/jobs/{id}/why"): self._with_job(self._why),
-            ("GET", "/jobs/{id}/history"): self._with_job(self._history),
-        }
-
-    def _with_job(
-        self, answer: Callable[[Job, Request], Struct | Awaitable[Struct]]
-    ) -> Callable[[Request, int], Struct | Awaitable[Struct]]:
-        return lambda request, job_id: answer(find_job(self._scheduler, job_id), request)
-
-    async def _jobs(self, request: Request) -> JobPage:
-        query = decode_query(request, JobsQuery)
+    async def page(self, query: JobsQuery) -> JobPage:
         limit, offset = min(query.limit, MOST_ROWS), query.after
-        ids = query.ids
-        ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(ids))) if ids else None
+        ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(query.ids))) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         if offset == 0 and limit <= _FEW and query.order == "queue" and _is_found_quickly(wanted):
             jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
@@ -71,7 +52,9 @@ class JobListHandler:
         else:
             found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), query)
             has_more, total = len(found.ids) > limit, found.total
-            rows = await self._make_rows(self._still_matching(found.ids[:limit], wanted))
+            # Read one by one as rows are made. A job may have changed since it was found, or be gone.
+            read = filter(None, map(self._scheduler.store.job, found.ids[:limit]))
+            rows = await self._make_rows(job for job in read if not wanted.states or job.state in wanted.states)
         return JobPage(
             **asdict(queue_state(self._scheduler)), jobs=rows, next=offset + limit if has_more else None, total=total
         )
@@ -82,13 +65,6 @@ class JobListHandler:
         now = self._scheduler.sampling.now()
         used = self._scheduler.controller.transitions.used(now)
         return await self._reader.search(lambda search: search.page(wanted, used, now, page, show_all=query.all))
-
-    def _still_matching(self, ids: Sequence[int], wanted: JobFilter) -> Iterator[Job]:
-        """Yield the jobs that still exist in a wanted state: they may have changed since they were found."""
-        for job_id in ids:
-            job = self._scheduler.store.job(job_id)
-            if job is not None and (not wanted.states or job.state in wanted.states):
-                yield job
 
     def _count(self, wanted: JobFilter, *, show_all: bool) -> int | None:
         """Return the number of matching jobs; None while a submission is being stored, as its jobs count already."""
@@ -113,8 +89,8 @@ class JobListHandler:
     def _make_row(self, job: Job, reason: str | None) -> JobRow:
         return make_row(self._scheduler, job, memory_estimates.next_need(self._scheduler, job), reason)
 
-    def _show(self, job: Job, request: Request) -> JobDetails:
-        scheduler = self._scheduler
+    def show(self, job_id: int, query: ShowQuery) -> JobDetails:
+        scheduler, job = self._scheduler, find_job(self._scheduler, job_id)
         attempts = self._attempts(job)
         return make_details(
             self._make_row(job, job.reason),
@@ -123,7 +99,7 @@ class JobListHandler:
             scheduler.store.dependencies(job.id),
             memory=memory_estimates.next_memory(scheduler, job),
             advice=memory_estimates.advice(scheduler, job, attempts),
-            with_environment=decode_query(request, ShowQuery).environment,
+            with_environment=query.environment,
             now=time.time(),
         )
 
@@ -133,21 +109,45 @@ class JobListHandler:
         found = [each for each in self._scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
         return found if live is None else [*found, self._scheduler.with_own_pid(live.attempt)]
 
-    async def _why(self, job: Job, _: Request) -> WaitExplanation:
+    async def why(self, job_id: int) -> WaitExplanation:
+        job = find_job(self._scheduler, job_id)
         await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
         return explain(self._scheduler, job)
 
-    def _history(self, job: Job, _: Request) -> JobHistory:
-        return job_history(job, self._attempts(job), self._scheduler.queries.events(job.id))
+    def history(self, job_id: int) -> JobHistory:
+        job = find_job(self._scheduler, job_id)
+        return job_history(job, self._attempts(job), self._scheduler.queries.events(job_id))
 
-    async def _wait(self, request: Request) -> WaitResult:
-        scheduler, query = self._scheduler, decode_query(request, WaitQuery)
-        ranges = (
-            scheduler.requests.id_ranges(parse_selection(query.ids)) if query.ids else scheduler.queries.unfinished()
-        )
+    def export(self, query: ExportQuery) -> ExportPage:
+        """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""
+        ids = list(islice(self._exported_ids(query), _EXPORT_PAGE + 1))
+        store, dispatch = self._scheduler.store, self._scheduler.controller.cluster_dispatch
+        jobs = [
+            pack(job, dispatch.terms(job.id), store.dependencies(job.id))
+            for job in filter(None, map(store.job, ids[:_EXPORT_PAGE]))
+        ]
+        return ExportPage(jobs=jobs, next=ids[_EXPORT_PAGE - 1] if len(ids) > _EXPORT_PAGE else None)
+
+    def _exported_ids(self, query: ExportQuery) -> Iterator[int]:
+        queries, ids = self._scheduler.queries, query.ids
+        ranges = self._scheduler.requests.id_ranges(parse_selection(ids)) if ids else [(1, queries.last_id())]
+        for first, last in ranges:
+            yield from queries.ids(max(first, query.after + 1), last, None if ids else sorted(WAITING))
+
+    async def wait(self, query: WaitQuery) -> WaitResult:
+        scheduler, ids = self._scheduler, query.ids
+        ranges = scheduler.requests.id_ranges(parse_selection(ids)) if ids else scheduler.queries.unfinished()
         waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
         await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
         return waiting.answer()
+
+
+def queue_state(scheduler: SchedulerLoop) -> QueueState:
+    return QueueState(
+        paused=bool(scheduler.store.setting("paused")),
+        draining=bool(scheduler.store.setting("draining")),
+        counts={str(state): count for state, count in scheduler.store.counts().items()},
+    )
 
 
 def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:

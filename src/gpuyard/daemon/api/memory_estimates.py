@@ -13,13 +13,13 @@ from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimat
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.daemon.api.job_rows import make_estimate
+from gpuyard.daemon.api.job_rows import MOST_ROWS, make_estimate
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
 from gpuyard.schema.batches import EstimateList, ForgetResult
 from gpuyard.schema.jobs import NextMemory
-from gpuyard.schema.requests import ForgetRequest
+from gpuyard.schema.requests import EstimatesQuery, ForgetRequest
 
 _MOST = 1_000_000
 _SHORTEST_FINGERPRINT = 6
@@ -115,9 +115,10 @@ def _traces(attempt: Attempt) -> Iterator[str]:
 # Estimates
 
 
-def estimate_list(scheduler: SchedulerLoop, limit: int) -> EstimateList:
+def estimate_list(scheduler: SchedulerLoop, query: EstimatesQuery) -> EstimateList:
     """Return estimates, the latest first."""
     _write_down(scheduler)
+    limit = min(query.limit, MOST_ROWS)
     found = scheduler.queries.profiles(limit + 1)
     return EstimateList(estimates=[make_estimate(*each) for each in found[:limit]], more=len(found) > limit)
 

@@ -1,7 +1,7 @@
 """The daemon's routes, as the command line, the web page and scripts use them.
 
 All are below `/v1`, where keys and routes are only ever added, except `/metrics` and `/openapi.json`, which are where
-tools expect them. `gpuyard.schema.operations` describes each.
+tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it.
 """
 
 import asyncio
@@ -10,55 +10,60 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpuyard.connect import paths
+from gpuyard.core.job.job import SuspendedBy
+from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.batch_status import batch_runs, batch_status
+from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.change_jobs import ChangeHandler
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
-from gpuyard.daemon.api.export_jobs import export_page
 from gpuyard.daemon.api.job_logs import JobLogs
-from gpuyard.daemon.api.list_jobs import MOST_ROWS, JobListHandler
+from gpuyard.daemon.api.list_jobs import JobListHandler, queue_state
 from gpuyard.daemon.api.memory_estimates import estimate_list, forget_estimates
-from gpuyard.daemon.api.queue_status import count_under_way, queue_state
-from gpuyard.daemon.api.read_in_thread import ThreadedReader
-from gpuyard.daemon.api.shutdown import Shutdown, read_shutdown
+from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
-from gpuyard.daemon.api.workspace_status import task_list
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.metrics.collect import Metrics
+from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.device_history import UsageHistory
 from gpuyard.daemon.monitor.device_list import DeviceList
 from gpuyard.daemon.monitor.timeline import Timeline
-from gpuyard.daemon.server.chunked_work import run_in_pieces
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
-from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream
-from gpuyard.daemon.server.router import RouteAnswer, Router
-from gpuyard.daemon.server.router import Routes as Table
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
+from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.common.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
-from gpuyard.schema.batches import BatchRunPage
-from gpuyard.schema.jobs import ExportPage
+from gpuyard.schema.operations import OPERATIONS
 from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
-from gpuyard.schema.requests import (
-    CleanRequest,
-    EstimatesQuery,
-    ExportQuery,
-    ForgetRequest,
-    RunsQuery,
-    TagQuery,
-    TagRequest,
-)
+from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.version import API, __version__
+
+# EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
+RESTART_STATUS = 75
+_LONGEST_REASON = 300
+# Routes that read the request themselves.
+_UNDECODED = {("POST", f"{API}/submissions"), ("GET", f"{API}{EVENTS}")}
+# Called with the numbers in the path, then with the decoded query or body if the operation has one.
+Route = Callable[..., Struct | Awaitable[Struct]]
+
+
+class Shutdown(Struct, frozen=True, kw_only=True):
+    """How the daemon ends. `status` is its exit status if it is not restarted."""
+
+    restart: bool = False
+    reason: str = "asked for"
+    status: int = 0
 
 
 class Routes:
@@ -72,62 +77,73 @@ class Routes:
         self._is_managed = is_managed
         self.events = EventStreams(scheduler, self.handle)
         self.web = PageListener(self.handle, Path(paths.state_folder()))
-        self._reader, self._reporting = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
-        reader, devices = self._reader, DeviceList(scheduler)
-        under_api: Table = {
-            **JobListHandler(scheduler, reader).routes(),
-            **ChangeHandler(scheduler, reader).routes(),
-            **SubmissionHandler(scheduler).routes(),
-            **JobLogs(scheduler).routes(),
-            **devices.routes(),
-            **UsageHistory(scheduler, devices).routes(),
-            **Timeline(scheduler, reader).routes(),
-            **self._reporting.routes(),
-            **self._queue_routes(),
-            **self.web.routes(),
-            ("GET", "/status"): self._status,
-            ("GET", "/events"): self.events.stream,
-            ("GET", "/batches/{id}"): lambda _, first_id: batch_status(scheduler, first_id),
-            ("GET", "/batches/{id}/runs"): self._runs,
-            ("GET", "/tasks"): lambda request: task_list(scheduler, decode_query(request, TagQuery).tag),
-            ("GET", "/exports"): self._export,
-            ("GET", "/estimates"): lambda request: estimate_list(
-                scheduler, min(decode_query(request, EstimatesQuery).limit, MOST_ROWS)
-            ),
-            ("POST", "/estimates/forget"): lambda request: forget_estimates(
-                scheduler, decode_body(request, ForgetRequest)
-            ),
-        }
-        self.table: Table = {
-            **{(method, API + path): route for (method, path), route in under_api.items()},
-            ("GET", "/openapi.json"): lambda _: _describe(),
-            **Metrics(scheduler, devices, started_at).routes(),
+        self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
+        devices = DeviceList(scheduler)
+        self.table: dict[RouteKey, Route] = {
+            **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
+            ("GET", "/openapi.json"): _describe,
+            ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
         self._router = Router(self.table)
+
+    def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
+        scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
+        jobs, changes = JobListHandler(scheduler, self._reader), ChangeHandler(scheduler, self._reader)
+        submissions, logs = SubmissionHandler(scheduler), JobLogs(scheduler)
+        return {
+            ("GET", "/status"): self._status,
+            ("GET", EVENTS): self.events.stream,
+            ("POST", "/pause"): partial(self._pause, paused=True),
+            ("POST", "/unpause"): partial(self._pause, paused=False),
+            ("POST", "/drain"): partial(self._pause, paused=True, draining=True),
+            ("POST", "/clean"): self._clean,
+            ("POST", "/stop"): self._shut_down,
+            ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
+            ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
+            ("GET", "/jobs"): jobs.page,
+            ("GET", "/wait"): jobs.wait,
+            ("GET", "/exports"): jobs.export,
+            ("GET", "/jobs/{id}"): jobs.show,
+            ("GET", "/jobs/{id}/why"): jobs.why,
+            ("GET", "/jobs/{id}/history"): jobs.history,
+            ("GET", "/jobs/{id}/log"): logs.tail,
+            ("GET", "/jobs/{id}/log/live"): logs.live,
+            ("POST", "/submissions"): submissions.submit,
+            ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
+            ("POST", "/jobs/cancel"): partial(changes.change, requests.cancel),
+            ("POST", "/jobs/hold"): partial(changes.change, requests.hold),
+            ("POST", "/jobs/release"): partial(changes.change, requests.release),
+            ("POST", "/jobs/retry"): partial(changes.change, requests.retry),
+            ("POST", "/jobs/suspend"): changes.suspend,
+            ("POST", "/jobs/resume"): partial(changes.change, requests.resume),
+            ("POST", "/jobs/priority"): changes.prioritise,
+            ("GET", "/batches/{id}"): partial(batch_status, scheduler),
+            ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
+            ("GET", "/tasks"): partial(task_list, scheduler),
+            ("GET", "/estimates"): partial(estimate_list, scheduler),
+            ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
+            ("GET", "/devices"): devices.devices,
+            ("GET", "/devices/history"): UsageHistory(scheduler, devices).history,
+            ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
+            ("GET", "/report"): self._reports.report,
+            ("GET", "/web"): web.state,
+            ("POST", "/web"): web.open,
+            ("POST", "/web/stop"): web.stop,
+        }
 
     def close(self) -> None:
         """Close the page and the connections that only read; the database itself stays open."""
         self.web.close()
         self._reader.close()
-        self._reporting.close()
-
-    def _queue_routes(self) -> Table:
-        return {
-            ("POST", "/pause"): lambda _: self._pause(paused=True),
-            ("POST", "/unpause"): lambda _: self._pause(paused=False),
-            ("POST", "/drain"): lambda _: self._pause(paused=True, draining=True),
-            ("POST", "/clean"): self._clean,
-            ("POST", "/stop"): self._shut_down,
-            ("POST", "/tags/stop"): lambda request: self._set_tag_stopped(request, stopped=True),
-            ("POST", "/tags/go"): lambda request: self._set_tag_stopped(request, stopped=False),
-        }
+        self._reports.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():
-            answer = self._router.find(request)()
+            key, numbers = self._router.find(request)
+            answer = self.table[key](*numbers, *_decode(request, key))
         return self._respond_later(answer) if isinstance(answer, Awaitable) else _respond(answer)
 
-    async def _respond_later(self, answer: Awaitable[RouteAnswer]) -> HttpAnswer:
+    async def _respond_later(self, answer: Awaitable[Struct]) -> HttpAnswer:
         with self._failing_on_damage():
             return _respond(await answer)
 
@@ -144,7 +160,7 @@ class Routes:
 
     # The queue as a whole
 
-    def _status(self, _: Request) -> DaemonStatus:
+    def _status(self) -> DaemonStatus:
         scheduler = self._scheduler
         return DaemonStatus(
             **asdict(queue_state(scheduler)),
@@ -155,7 +171,7 @@ class Routes:
             uptime_s=time.time() - self._started_at,
             socket=paths.socket_path(),
             state_dir=paths.state_folder(),
-            under_way=count_under_way(scheduler),
+            under_way=self._count_under_way(),
             viewers=self.events.viewers,
             step_us=None if scheduler.step_s is None else scheduler.step_s * 1e6,
             notices=[*scheduler.notices, *([scheduler.problem] if scheduler.problem else [])],
@@ -164,34 +180,51 @@ class Routes:
     def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:
         self._scheduler.requests.set_paused(paused=paused, draining=draining)
         self._scheduler.wake()
-        return PauseResult(**asdict(queue_state(self._scheduler)), running=count_under_way(self._scheduler))
+        return PauseResult(**asdict(queue_state(self._scheduler)), running=self._count_under_way())
 
-    def _set_tag_stopped(self, request: Request, *, stopped: bool) -> TagState:
-        tag = decode_body(request, TagRequest).tag
-        self._scheduler.requests.set_stopped(tag, stopped=stopped)
+    def _set_tag_stopped(self, body: TagRequest, *, stopped: bool) -> TagState:
+        self._scheduler.requests.set_stopped(body.tag, stopped=stopped)
         self._scheduler.wake()
-        return TagState(tag=tag, stopped=stopped)
+        return TagState(tag=body.tag, stopped=stopped)
 
-    def _shut_down(self, request: Request) -> StopResult:
-        asyncio.get_running_loop().call_soon(self._stop, read_shutdown(request))
-        return StopResult(stopping=True, running=count_under_way(self._scheduler))
+    def _shut_down(self, body: StopRequest) -> StopResult:
+        """Stop the daemon. Refuse it if the request names the pid of another daemon."""
+        if body.pid is not None and body.pid != os.getpid():
+            message = f"this daemon is process {os.getpid()}, not {body.pid}"
+            raise HttpError(409, message, hint="it was restarted meanwhile")
+        ending = Shutdown(restart=body.restart, reason=body.reason[:_LONGEST_REASON])
+        asyncio.get_running_loop().call_soon(self._stop, ending)
+        return StopResult(stopping=True, running=self._count_under_way())
 
-    async def _clean(self, request: Request) -> CleanResult:
-        removed = await run_in_pieces(self._scheduler.requests.clean(_read_age(request)))
+    async def _clean(self, body: CleanRequest) -> CleanResult:
+        age = body.older_than_s
+        seconds = parse_duration(age) if isinstance(age, str) else age
+        if seconds < 0:
+            raise UserError(f"older_than_s: {seconds:g} is negative", hint="send seconds, or a time such as 30d")
+        removed = await run_in_pieces(self._scheduler.requests.clean(seconds))
         folders = log_folders(Path(paths.state_folder()))
         freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, removed)
         return CleanResult(jobs=len(removed), bytes=freed)
 
-    def _export(self, request: Request) -> ExportPage:
-        query = decode_query(request, ExportQuery)
-        return export_page(self._scheduler, query.ids, query.after)
+    def _count_under_way(self) -> int:
+        """Return the number of live jobs that will end without a user's help: not those that a user suspended."""
+        return sum(
+            each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
+            for each in self._scheduler.controller.transitions.live.values()
+        )
 
-    def _runs(self, request: Request, first_id: int) -> BatchRunPage:
-        query = decode_query(request, RunsQuery)
-        return batch_runs(self._scheduler, first_id, query.after, max(1, min(query.limit, MOST_ROWS)))
+
+def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
+    """Return the query or the body of a request, decoded as its operation says; nothing if it has neither."""
+    if key in _UNDECODED:
+        return (request,)
+    operation = OPERATIONS[key]
+    if operation.query is not None:
+        return (decode_query(request, operation.query),)
+    return (decode_body(request, operation.body),) if operation.body is not None else ()
 
 
-def _respond(answer: RouteAnswer) -> HttpAnswer:
+def _respond(answer: Struct) -> HttpAnswer:
     return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))
 
 
@@ -199,14 +232,6 @@ def _describe() -> Response:
     from gpuyard.schema.openapi import document  # rarely requested, and slow to import
 
     return Response(body=document())
-
-
-def _read_age(request: Request) -> float:
-    age = decode_body(request, CleanRequest).older_than_s
-    seconds = parse_duration(age) if isinstance(age, str) else age
-    if seconds < 0:
-        raise UserError(f"older_than_s: {seconds:g} is negative", hint="send seconds, or a time such as 30d")
-    return seconds
 
 
 def _remove_logs(folders: list[Path], removed: list[tuple[int, int]]) -> int:

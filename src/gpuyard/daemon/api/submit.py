@@ -6,21 +6,22 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuyard.config import load_config
 from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
-from gpuyard.core.job.submission import Submission, SubmissionRequest, decode_submission, parse_submission
-from gpuyard.daemon.api.codec import decode_body
+from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
+from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.daemon.api.list_jobs import find_job
-from gpuyard.daemon.loop import SchedulerLoop, banned_devices
-from gpuyard.daemon.notify.setup_warnings import setup_warnings
-from gpuyard.daemon.server.chunked_work import run_in_pieces
+from gpuyard.daemon.api.slow_requests import run_in_pieces
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Routes
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.errors import UserError
 from gpuyard.schema.queue import SubmitResult
-from gpuyard.schema.submit_body import ResubmitBody, SubmissionBody
+from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
@@ -33,9 +34,6 @@ class SubmissionHandler:
         self._user = user_name(os.getuid())
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
-    def routes(self) -> Routes:
-        return {("POST", "/submissions"): self.submit, ("POST", "/jobs/{id}/resubmit"): self.resubmit}
-
     async def submit(self, request: Request) -> SubmitResult:
         loop = asyncio.get_running_loop()
         # A file of a hundred thousand commands takes seconds to parse: other requests are served meanwhile.
@@ -46,9 +44,8 @@ class SubmissionHandler:
         )
         return await self.take(submission)
 
-    async def resubmit(self, request: Request, job_id: int) -> SubmitResult:
-        job, body = find_job(self._scheduler, job_id), decode_body(request, ResubmitBody)
-        submission = resubmission(job, body.arguments, body.options, body.token)
+    async def resubmit(self, job_id: int, body: ResubmitBody) -> SubmitResult:
+        submission = resubmission(find_job(self._scheduler, job_id), body.arguments, body.options, body.token)
         check_name(submission.spec.engine or LOCAL)
         return await self.take(submission)
 
@@ -70,12 +67,12 @@ class SubmissionHandler:
         pace = submission.spec.pace
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             look = await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)
-            submission = fit_to_machine(submission, look.snapshot, banned_devices(look.snapshot))
+            submission = fit_to_machine(submission, look.snapshot, load_config().devices.banned_ids(look.snapshot))
         first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         scheduler.wake()
         job = scheduler.store.job(first)
         notes = ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
-        notes += setup_warnings(submission.spec)
+        notes += _notify_warnings(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
@@ -87,12 +84,25 @@ def _read(body: bytes, default_engine: str) -> Submission:
     request = decode_submission(body, SubmissionBody)
     if "engine" not in request.options and "concurrency" not in request.options:
         request.options["engine"] = default_engine
-    submission = parse_submission(_with_defaults(request))
+    # The web page has no directory and no variables: those are the user's home and the daemon's environment.
+    environment = dict(os.environ) if request.environment is None else request.environment
+    submission = parse_submission(replace(request, cwd=request.cwd or str(Path.home()), environment=environment))
     check_name(submission.spec.engine or LOCAL)
     return submission
 
 
-def _with_defaults(request: SubmissionRequest) -> SubmissionRequest:
-    """Fill in the user's home and the daemon's environment: the web page has no directory and no variables."""
-    environment = dict(os.environ) if request.environment is None else request.environment
-    return replace(request, cwd=request.cwd or str(Path.home()), environment=environment)
+def _notify_warnings(spec: JobSpec) -> list[str]:
+    """Return why notifications about the job could not be delivered."""
+    if not spec.notify:
+        return []
+    try:
+        configured = load_config().notify.to
+    except UserError:  # the daemon keeps the settings it read before and has logged the error
+        configured = ()
+    targets = [target for each in spec.notify for target in (configured if each.target is None else (each.target,))]
+    warnings = []
+    if any(each.target is None for each in spec.notify) and not configured:
+        warnings.append("--notify has no target and [notify] in config.toml has none: no notification will be sent")
+    if any(map(is_url, targets)) and not has_apprise():
+        warnings.append(apprise_missing())
+    return warnings

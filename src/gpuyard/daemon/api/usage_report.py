@@ -12,18 +12,14 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from msgspec import Struct
-
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
 from gpuyard.core.snapshot import Device
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.codec import decode_query
-from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.codec import copy_fields
+from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Routes
 from gpuyard.errors import UserError
 from gpuyard.schema.machine import ReportAnswer
 from gpuyard.schema.requests import ReportQuery
@@ -34,35 +30,29 @@ _DEVICES_SEEN_WITHIN_S = 60.0
 _CACHE_FACTOR = 10.0
 
 
-class _CachedReport(Struct, frozen=True):
-    answer: ReportAnswer
-    until: float  # by the monotonic clock
-
-
 class ReportHandler:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
         self._reader = ThreadedReader(scheduler.database.path)  # its own: a search need not wait for a report
         self._turn = asyncio.Lock()
-        self._cache: dict[tuple[float, GroupBy], _CachedReport] = {}
-
-    def routes(self) -> Routes:
-        return {("GET", "/report"): self._report}
+        # Answers, and until when they are used, by the monotonic clock.
+        self._cache: dict[tuple[float, GroupBy], tuple[ReportAnswer, float]] = {}
 
     def close(self) -> None:
         self._reader.close()
 
-    async def _report(self, request: Request) -> ReportAnswer:
-        query = decode_query(request, ReportQuery)
-        span_s = _read_span(query.since)
+    async def report(self, query: ReportQuery) -> ReportAnswer:
+        span_s = parse_duration(query.since)
+        if not 60.0 <= span_s <= _LONGEST_S:
+            raise UserError(f"a report on {query.since} cannot be made", hint="give it from 1m to 3660d, such as 7d")
         key = (span_s, query.by)
         async with self._turn:
             now = time.monotonic()
-            self._cache = {each: cached for each, cached in self._cache.items() if cached.until > now}
+            self._cache = {each: cached for each, cached in self._cache.items() if cached[1] > now}
             if key not in self._cache:
                 answer, busy_s = await self._make(span_s, query.by)
-                self._cache[key] = _CachedReport(answer, time.monotonic() + busy_s * _CACHE_FACTOR)
-            return self._cache[key].answer
+                self._cache[key] = answer, time.monotonic() + busy_s * _CACHE_FACTOR
+            return self._cache[key][0]
 
     async def _make(self, span_s: float, by: GroupBy) -> tuple[ReportAnswer, float]:
         snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
@@ -70,16 +60,13 @@ class ReportHandler:
         window = TimeWindow(max(0.0, until - span_s), until)
         devices = snapshot.usable_devices()
         report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices))
-        answer = ReportAnswer(
+        answer = copy_fields(
+            report,
+            ReportAnswer,
             since=iso_time(window.since),
             until=iso_time(window.until),
             by=by,
             host=snapshot.host.name,
-            total=report.total,
-            groups=report.groups,
-            devices=report.devices,
-            box=report.box,
-            picture=report.picture,
         )
         return answer, busy_s
 
@@ -97,10 +84,3 @@ def work_out(
 
 def _local(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone()
-
-
-def _read_span(text: str) -> float:
-    span_s = parse_duration(text)
-    if not 60.0 <= span_s <= _LONGEST_S:
-        raise UserError(f"a report on {text} cannot be made", hint="give it from 1m to 3660d, such as 7d")
-    return span_s

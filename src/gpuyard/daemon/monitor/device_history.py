@@ -12,11 +12,10 @@ from typing import Any
 
 from gpuyard.control.controller import Step
 from gpuyard.core.snapshot import Device, Host
-from gpuyard.daemon.api.codec import decode_query, encode
+from gpuyard.daemon.api.codec import encode
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.device_list import DeviceList, DeviceUsers
-from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Routes
+from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
 from gpuyard.schema.requests import DeviceHistoryQuery
@@ -107,11 +106,8 @@ class UsageHistory:
         self._adding: asyncio.Task[None] | None = None
         scheduler.listeners.append(self._after_step)
 
-    def routes(self) -> Routes:
-        return {("GET", "/devices/history"): self._history}
-
-    def _history(self, request: Request) -> Response:
-        name = decode_query(request, DeviceHistoryQuery).span
+    def history(self, query: DeviceHistoryQuery) -> Response:
+        name = query.span
         if name not in self._bodies:
             self._bodies[name] = encode(self._spans[name].as_answer(self._scheduler.sampling.now()))
         return Response(body=self._bodies[name])

@@ -14,10 +14,8 @@ from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import iso_time
+from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Routes
-from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.schema.machine import DeviceRow, LeaseRow, MachineState, MemoryParts
 
@@ -55,9 +53,6 @@ class DeviceList:
         self._answer: tuple[DeviceUsers, MachineState] | None = None
         scheduler.listeners.append(self._after_step)
 
-    def routes(self) -> Routes:
-        return {("GET", "/devices"): self._devices}
-
     async def users(self) -> DeviceUsers:
         """Return the users of the devices as of the latest sample."""
         if self._users is None or (self._users.done() and self._users.exception() is not None):
@@ -73,20 +68,16 @@ class DeviceList:
         scheduler = self._scheduler
         attempts = [live.attempt for live in scheduler.controller.transitions.live.values()]
         jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
-        leases, measured = await asyncio.to_thread(_read_ledger, scheduler.ledger, snapshot)
+        leases = await asyncio.to_thread(scheduler.ledger.leases)
+        measured = await asyncio.to_thread(measure, snapshot, leases)
         return DeviceUsers(snapshot=snapshot, leases=leases, measured=measured, jobs=jobs)
 
-    async def _devices(self, _: Request) -> MachineState:
+    async def devices(self) -> MachineState:
         await self._scheduler.sampling.fresh(_RECENT_S)
         users = await self.users()
         if self._answer is None or self._answer[0] is not users:
             self._answer = users, _as_answer(users)
         return self._answer[1]
-
-
-def _read_ledger(ledger: Ledger, snapshot: Snapshot) -> tuple[tuple[Lease, ...], Measured]:
-    leases = ledger.leases()
-    return leases, measure(snapshot, leases)
 
 
 def _as_answer(users: DeviceUsers) -> MachineState:
@@ -101,37 +92,20 @@ def _as_answer(users: DeviceUsers) -> MachineState:
 
 
 def _as_device(users: DeviceUsers, device: Device, *, is_usable: bool) -> DeviceRow:
-    return DeviceRow(
-        id=device.id,
-        index=device.index,
-        vendor=device.vendor,
-        name=device.name,
-        parent=device.parent,
-        pci_bus_id=device.pci_bus_id,
-        memory_total_mb=device.memory_total_mb,
-        memory_used_mb=device.memory_used_mb,
-        memory_free_mb=device.memory_free_mb,
-        utilization_percent=device.utilization_percent,
-        power_draw_w=device.power_draw_w,
-        power_limit_w=device.power_limit_w,
-        temperature_c=device.temperature_c,
-        fault=device.fault,
-        healthy=device.healthy,
+    parts = users.breakdown(device)
+    return copy_fields(
+        device,
+        DeviceRow,
         is_usable=is_usable,
-        memory=_as_memory(users.breakdown(device)),
+        memory=copy_fields(
+            parts,
+            MemoryParts,
+            own_mb=parts.own.charged_mb,
+            own_used_mb=parts.own.used_mb,
+            others_mb=parts.others.charged_mb,
+            others_used_mb=parts.others.used_mb,
+        ),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
-    )
-
-
-def _as_memory(parts: Breakdown) -> MemoryParts:
-    return MemoryParts(
-        capacity_mb=parts.capacity_mb,
-        own_mb=parts.own.charged_mb,
-        own_used_mb=parts.own.used_mb,
-        others_mb=parts.others.charged_mb,
-        others_used_mb=parts.others.used_mb,
-        foreign_mb=parts.foreign_mb,
-        free_mb=parts.free_mb,
     )
 
 

@@ -1,23 +1,34 @@
-"""Sample the machine in a thread of its own, so that a driver that hangs never blocks the daemon's loop."""
+"""Sample the machine in a thread of its own, and write the sample logs of batches."""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from gpuyard.control.batch_gates import GateSample
 from gpuyard.core.snapshot import Host, Sample, Snapshot
+from gpuyard.errors import GpuyardError
 from gpuyard.ports import Clock
+from gpuyard.probes.sample_log import RowLog
 from gpuyard.probes.sampler import Sampler
 
 _log = logging.getLogger(__name__)
+# Of a sample log: the values that the gates of a batch saw.
+COLUMNS = GateSample.__struct_fields__
+_DECIMALS = 2
 _PAUSE_AFTER_FAILURE_S = 1.0
 _EMPTY_SAMPLE = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
 class SamplingThread:
-    """Hold the latest sample and take a new one on request. Requests made while one is being taken share it."""
+    """Hold the latest sample and take a new one on request. Requests made while one is being taken share it.
+
+    A driver that hangs never blocks the daemon's loop.
+    """
 
     def __init__(
         self,
@@ -82,3 +93,33 @@ class SamplingThread:
         if pending is not None and not pending.done():
             pending.set_result(sample)
         self._on_sample()
+
+
+class SampleLogs:
+    """Logs of the values that the gates of batches saw, at each sample and each launch.
+
+    A log that cannot be written is reported once and retried at the next sample. No run waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[str, RowLog] = {}
+        self._failed: set[str] = set()
+
+    def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
+        """Append each row to the log at its path."""
+        for path in {path for path, _ in rows}:
+            try:
+                if path not in self._logs:
+                    self._logs[path] = RowLog(Path(path), COLUMNS)
+                self._logs[path].write_rows([_as_dict(row) for each, row in rows if each == path])
+                self._failed.discard(path)
+            except GpuyardError as error:
+                if path not in self._failed:
+                    _log.warning("%s; its rows are lost until it can be written", error)
+                self._failed.add(path)
+
+
+def _as_dict(row: GateSample) -> dict[str, object]:
+    return {
+        name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in to_builtins(row).items()
+    }

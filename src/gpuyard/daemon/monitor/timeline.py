@@ -11,11 +11,10 @@ from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.codec import decode_query, encode
-from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.codec import encode
+from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import Request, Response
-from gpuyard.daemon.server.router import Routes
+from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import UserError
 from gpuyard.schema.machine import JobTimeline, LaneRow, TimelineRun
 from gpuyard.schema.requests import TimelineQuery
@@ -60,11 +59,7 @@ class Timeline:
         self._reader = reader
         self._cached: dict[float, tuple[float, Response]] = {}  # by span: when it was computed, and the response
 
-    def routes(self) -> Routes:
-        return {("GET", "/timeline"): self._timeline}
-
-    async def _timeline(self, request: Request) -> Response:
-        query = decode_query(request, TimelineQuery)
+    async def timeline(self, query: TimelineQuery) -> Response:
         span_s = parse_duration(query.span)
         if not 0 < span_s <= _MAX_SPAN_S:
             raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")

@@ -172,7 +172,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._parser = Parser(server.limits.body_bytes)
-        self._stop_stream: Callable[[], None] | None = None
+        self._stop_stream: Callable[[], object] | None = None
         self._awaited: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None  # set while other connections get their turn

@@ -13,7 +13,7 @@ from gpuyard.control.controller import Step
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, failure, read_future
 from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
-from gpuyard.daemon.server.watch_targets import target_request, watched_targets
+from gpuyard.daemon.server.router import target_request, watched_targets
 from gpuyard.errors import UserError
 
 _EVERY_S = 0.5

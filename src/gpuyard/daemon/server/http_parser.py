@@ -85,7 +85,7 @@ class ResponseStream(Struct, frozen=True, kw_only=True):
     `start` is called when the head has been sent; it returns a function that is called when the client has gone.
     """
 
-    start: Callable[[StreamClient], Callable[[], None]]
+    start: Callable[[StreamClient], Callable[[], object]]
     content_type: str = "text/event-stream"
     headers: Headers = ()
 

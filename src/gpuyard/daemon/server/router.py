@@ -1,34 +1,33 @@
-"""Find the route for a request. Templates may contain numbers, as in `/jobs/{id}/why`."""
+"""Find the route for a request, and the requests that a client of `/events` watches."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterable
+from urllib.parse import parse_qsl, unquote
 
-from msgspec import Struct
+from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.version import API
 
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
-
-# A Struct of `gpuyard.schema`, which is encoded as JSON.
-Answer = Struct
-RouteAnswer = Answer | Response | ResponseStream
-# Called with the request and the numbers in its path.
-Route = Callable[..., RouteAnswer | Awaitable[RouteAnswer]]
-Routes = Mapping[tuple[str, str], Route]
-
+EVENTS = "/events"
+# A method, and a path that may contain numbers, as in `/jobs/{id}/why`.
+RouteKey = tuple[str, str]
 _NUMBER = r"([1-9][0-9]{0,17})"
 
 
 class Router:
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
-        self._patterns = {path: re.compile(re.sub(r"\{\w+\}", _NUMBER, path)) for _, path in routes if "{" in path}
+    def __init__(self, routes: Iterable[RouteKey]) -> None:
+        self._routes = set(routes)
+        paths = {path for _, path in self._routes if "{" in path}
+        self._patterns = {path: re.compile(re.sub(r"\{\w+\}", _NUMBER, path)) for path in paths}
 
-    def find(self, request: Request) -> Callable[[], RouteAnswer | Awaitable[RouteAnswer]]:
-        """Return the route, ready to be called. Raise 404 for an unknown path, 405 for a method it does not have."""
+    def find(self, request: Request) -> tuple[RouteKey, list[int]]:
+        """Return the route and the numbers in the path.
+
+        Raise 404 for an unknown path, 405 for a method that it does not have.
+        """
         path, numbers = self._match(request.path)
-        method = "GET" if request.method == "HEAD" else request.method
-        route = self._routes.get((method, path))
-        if route is not None:
-            return lambda: route(request, *numbers)
+        key = "GET" if request.method == "HEAD" else request.method, path
+        if key in self._routes:
+            return key, numbers
         known = sorted(method for method, known in self._routes if known == path)
         hint = "see /openapi.json"
         if known:
@@ -41,3 +40,16 @@ class Router:
             if (match := pattern.fullmatch(path)) is not None:
                 return template, [int(number) for number in match.groups()]
         return path, []
+
+
+def watched_targets(request: Request) -> list[str]:
+    """Return the targets that a client of `/events` watches, such as `/status` and `/jobs?state=running`."""
+    return request.query.get("watch", "").split()
+
+
+def target_request(target: str) -> Request:
+    """Return the GET request that a target stands for."""
+    path, _, query = target.partition("?")
+    if not path.startswith("/") or path == EVENTS:
+        raise HttpError(400, f"'{target[:60]}' cannot be watched", hint="name routes that answer GET")
+    return Request(method="GET", path=API + unquote(path), query=dict(parse_qsl(query, keep_blank_values=True)))

@@ -18,7 +18,7 @@ import re
 from msgspec import Struct
 
 from gpuyard.daemon.server.http_parser import HttpError, Request
-from gpuyard.daemon.server.watch_targets import EVENTS, target_request, watched_targets
+from gpuyard.daemon.server.router import EVENTS, target_request, watched_targets
 from gpuyard.version import API
 
 PAGE = "/"

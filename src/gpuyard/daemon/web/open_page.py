@@ -1,31 +1,61 @@
 """Open and close the web page: on request of `gpuyard web` over the unix socket, or as configured.
 
-A request that matches the open page changes nothing; a different one closes the page and opens it again.
+A request that matches the open page changes nothing; a different one closes the page and opens it again. The token is
+in a file that only its user can read, so that open pages survive a daemon restart.
 """
 
 import asyncio
+import errno
+import ipaddress
 import logging
+import os
+import re
+import secrets
+import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from gpuyard.config import load_config
-from gpuyard.daemon.api.codec import decode_body
-from gpuyard.daemon.server.connection import Handler, Server
-from gpuyard.daemon.server.http_parser import Request
-from gpuyard.daemon.server.router import Routes
-from gpuyard.daemon.web.access_rules import AccessRules
-from gpuyard.daemon.web.listener import DEFAULT_PORT, BoundAddress, bind, bracketed, serve_page
+from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server
+from gpuyard.daemon.web.access_rules import LOOPBACK, AccessRules
+from gpuyard.daemon.web.page_files import HEADERS, load_files
 from gpuyard.daemon.web.page_server import PageServer
-from gpuyard.daemon.web.static_files import load_files
-from gpuyard.daemon.web.token_file import make_token, read_token
-from gpuyard.errors import GpuyardError
+from gpuyard.daemon.web.peer_user import plain, refuse_other_users
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.machine import PageState, PageStopResult
 from gpuyard.schema.requests import PageRequest
+from gpuyard.system.atomic_files import write_atomically
 
 LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
+DEFAULT_PORT = 8765
+_PORTS_TRIED = 20
+# The kernel buffers this for a client that does not read, in addition to `unread_bytes`.
+_SEND_BUFFER = 256 * 1024
+_LIMITS = ConnectionLimits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
+_TOKEN_SHAPE = re.compile(r"[A-Za-z0-9_-]{32,}")
+
+
+class BoundAddress(Struct, frozen=True, kw_only=True):
+    """A listening socket, and the host names that a browser may use for it."""
+
+    listening: socket.socket
+    address: str
+    port: int
+    names: frozenset[str]
+    accepts_addresses: bool
+
+    @property
+    def is_loopback(self) -> bool:
+        return plain(self.address).is_loopback
+
+    @property
+    def host(self) -> str:
+        """The host part of the address to open."""
+        return socket.gethostname() if self.accepts_addresses else bracketed(self.address)
 
 
 class _OpenPage(Struct, frozen=True, kw_only=True):
@@ -42,13 +72,6 @@ class PageListener:
         self._page: _OpenPage | None = None
         self._opening = asyncio.Lock()
 
-    def routes(self) -> Routes:
-        return {
-            ("GET", "/web"): lambda _: self._state(),
-            ("POST", "/web"): lambda request: self.open(decode_body(request, PageRequest)),
-            ("POST", "/web/stop"): self._stop,
-        }
-
     async def open_as_configured(self, on_notice: Callable[[str], None]) -> None:
         """Open the page at the start of the daemon, if it is enabled. A failure is reported, not raised."""
         try:
@@ -64,7 +87,7 @@ class PageListener:
         async with self._opening:
             if self._page is None or not _matches(wanted, self._page):
                 await self._reopen(_complete(wanted, self._page))
-            return self._state()
+            return self.state()
 
     def close(self) -> None:
         if self._page is not None:
@@ -85,18 +108,20 @@ class PageListener:
                 accepts_addresses=bound.accepts_addresses,
                 is_read_only=bool(settings.read_only),
             )
-            server = await serve_page(bound, PageServer(self._handle, rules, load_files()))
+            page = PageServer(self._handle, rules, load_files())
+            server = Server(page.handle, _LIMITS, refuse_other_users, page.check_head, common_headers=HEADERS)
+            await server.start(bound.listening)
         except BaseException:
             bound.listening.close()
             raise
         self._page = _OpenPage(settings=settings, bound=bound, rules=rules, server=server)
 
-    def _stop(self, _: Request) -> PageStopResult:
+    def stop(self) -> PageStopResult:
         was_open = self._page is not None
         self.close()
         return PageStopResult(stopped=was_open)
 
-    def _state(self) -> PageState:
+    def state(self) -> PageState:
         if self._page is None:
             return PageState()
         bound, rules = self._page.bound, self._page.rules
@@ -141,3 +166,90 @@ def _notes(page: _OpenPage) -> list[str]:
     if not bound.is_loopback:
         notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
     return notes
+
+
+# The socket
+
+
+def bind(address: str, port: int | None) -> BoundAddress:
+    """Bind to `port`, or without one to the first free port of the 20 from 8765 on."""
+    tried = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else (port,)
+    family, at = _resolve(address)
+    for number in tried:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices clients that vanish
+            listening.bind((at, number))
+            listening.listen(_LIMITS.connections)
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE and number != tried[-1]:
+                continue
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+                raise _unknown_address(address) from error
+            raise _cannot_bind(at, number, error) from error
+        return _as_bound(listening, address)
+    raise AssertionError("the last port is bound or raises")
+
+
+def bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _resolve(address: str) -> tuple[socket.AddressFamily, str]:
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise _unknown_address(address) from error
+    family, _, _, _, (at, *_) = found[0]
+    return family, str(at)
+
+
+def _as_bound(listening: socket.socket, requested: str) -> BoundAddress:
+    at, port = listening.getsockname()[:2]
+    is_any = ipaddress.ip_address(at.partition("%")[0]).is_unspecified
+    own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(at)}
+    names = LOOPBACK | own | {bracketed(requested.lower())}
+    return BoundAddress(listening=listening, address=at, port=port, names=names, accepts_addresses=is_any)
+
+
+def _unknown_address(address: str) -> UserError:
+    return UserError(f"'{address}' is not an address of this machine", hint="such as 127.0.0.1, or 0.0.0.0 for all")
+
+
+def _cannot_bind(address: str, port: int, error: OSError) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"the web page cannot be served at {bracketed(address)}:{port}: {error.strerror}",
+        hint="choose another port with --port, or any free one with --port 0"
+        if error.errno == errno.EADDRINUSE
+        else None,
+    )
+
+
+# The token
+
+
+def read_token(path: Path) -> str:
+    """Return the stored token; make a new one if there is none, it is malformed, or others could have read it."""
+    try:
+        with path.open(encoding="ascii") as file:
+            token, mode = file.read(), os.fstat(file.fileno()).st_mode
+    except FileNotFoundError:
+        return make_token(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentFault(
+            f"{path} cannot be read: {error}", hint="make a new one with `gpuyard web --new-token`"
+        ) from error
+    is_private = not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return token if is_private and _TOKEN_SHAPE.fullmatch(token) else make_token(path)
+
+
+def make_token(path: Path) -> str:
+    token = secrets.token_urlsafe(32)
+    try:
+        write_atomically(path, token.encode(), mode=0o600, is_synced=False)
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
+    return token

@@ -25,9 +25,7 @@ from gpuyard.daemon.web.access_rules import (
     credential_of,
     is_cross_site,
 )
-from gpuyard.daemon.web.locked_page import forward_page, locked_page
-from gpuyard.daemon.web.static_files import INDEX, File, answer_file
-from gpuyard.daemon.web.token_bucket import Bucket
+from gpuyard.daemon.web.page_files import INDEX, File, answer_file, forward_page, locked_page
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
 from gpuyard.version import API
@@ -37,6 +35,25 @@ _BURST, _PER_S = 200, 100
 _WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S = 10, 10 / 60
 _STATIC = "/static/"
 _SESSION = f"{API}/session"
+
+
+class Bucket:
+    """A rate limit: a burst, then a number per second. The caller passes the time."""
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._left = float(burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take one and return 0, or return the seconds to wait until one is available."""
+        if self._at is not None:
+            self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) / self._per_s
+        self._left -= 1
+        return 0.0
 
 
 class PageServer:
@@ -57,7 +74,7 @@ class PageServer:
         check_source(request, self.rules)
         credential = credential_of(request, self.rules)
         if credential is Credential.WRONG_TOKEN:
-            self._count_wrong_token()
+            self._take(self._wrong_tokens, "too many wrong tokens")
         if request.path != PAGE or request.method == "POST":
             check_rights(request, credential, self.rules)
 
@@ -67,9 +84,7 @@ class PageServer:
             return self._page(request)
         if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
-        wait_s = self._requests.take(self._clock())
-        if wait_s:
-            raise _too_often("too many requests", wait_s)
+        self._take(self._requests, "too many requests")
         if request.path == _SESSION:
             return self._session()
         answer = self._handle(request)
@@ -86,16 +101,16 @@ class PageServer:
             return forward_page((("Set-Cookie", f"{value}; HttpOnly; SameSite=Strict; Path=/"),))
         if credential is Credential.COOKIE:
             return answer_file(self._files, INDEX, request)
-        return forward_page() if is_cross_site(request) and "token" not in request.query else locked_page(401)
+        return forward_page() if is_cross_site(request) and "token" not in request.query else locked_page()
 
     def _session(self) -> Response:
         session = PageSession(read_only=self.rules.is_read_only, user=user_name(os.getuid()), host=socket.gethostname())
         return Response(body=msgspec.json.encode(session))
 
-    def _count_wrong_token(self) -> None:
-        wait_s = self._wrong_tokens.take(self._clock())
+    def _take(self, bucket: Bucket, refusal: str) -> None:
+        wait_s = math.ceil(bucket.take(self._clock()))
         if wait_s:
-            raise _too_often("too many wrong tokens", wait_s)
+            raise HttpError(429, refusal, hint=f"try again in {wait_s} s", headers=(("Retry-After", str(wait_s)),))
 
     async def _limit_streams_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
         return self._limit_streams(await answer)
@@ -108,7 +123,7 @@ class PageServer:
             return error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
         return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
-    def _start_stream(self, stream: ResponseStream, client: StreamClient) -> Callable[[], None]:
+    def _start_stream(self, stream: ResponseStream, client: StreamClient) -> Callable[[], object]:
         leave = stream.start(client)
         self._streams += 1
 
@@ -117,9 +132,3 @@ class PageServer:
             leave()
 
         return end
-
-
-def _too_often(message: str, wait_s: float) -> HttpError:
-    return HttpError(
-        429, message, hint=f"try again in {math.ceil(wait_s)} s", headers=(("Retry-After", str(math.ceil(wait_s))),)
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.api.read_in_thread import ThreadedReader
+from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.store.database import Database, open_database
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"

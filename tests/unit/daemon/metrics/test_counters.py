@@ -14,7 +14,7 @@ from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.daemon.metrics.counters import EventCounters, Histogram
+from gpuyard.daemon.metrics import EventCounters, Histogram
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import queue, view
 from tests.unit.daemon.metrics.test_prometheus_text import series_of_counters

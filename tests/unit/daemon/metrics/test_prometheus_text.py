@@ -18,8 +18,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.device_breakdown import break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.daemon.metrics.counters import EventCounters
-from gpuyard.daemon.metrics.prometheus_text import Scrape, write_metrics
+from gpuyard.daemon.metrics import EventCounters, Scrape, write_metrics
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine
 
 DASHBOARD = Path(__file__).parents[4] / "docs/grafana.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.control.batch_gates import GateSample
-from gpuyard.daemon.monitor.sample_logs import COLUMNS, SampleLogs
+from gpuyard.daemon.monitor.sampling import COLUMNS, SampleLogs
 
 LAUNCH = GateSample(
     taken_at="2026-01-01T00:00:00.000Z",

@@ -8,8 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.daemon.web.peer_user import check_listed, is_local, listed_names, plain, refuse_other_users
-from gpuyard.daemon.web.socket_owner import End, find_owner
+from gpuyard.daemon.web.peer_user import (
+    End,
+    check_listed,
+    find_owner,
+    is_local,
+    listed_names,
+    plain,
+    refuse_other_users,
+)
 from tests.in_time import in_time
 
 LINUX = pytest.mark.linux("the kernel reports the user of a socket")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.web.token_bucket import Bucket
+from gpuyard.daemon.web.page_server import Bucket
 
 
 @given(st.integers(1, 50), st.floats(0.1, 100), st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=200))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon.web.token_file import make_token, read_token
+from gpuyard.daemon.web.open_page import make_token, read_token
 from gpuyard.errors import EnvironmentFault
 
 

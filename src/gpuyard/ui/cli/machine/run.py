@@ -122,11 +122,11 @@ def _find_program(name: str) -> tuple[str, int]:
 
 
 def _need(options: _RunOptions, seen: "Snapshot") -> "Need":
+    from gpuyard.config import load_config
     from gpuyard.core.device_names import check_possible
     from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-    from gpuyard.scripting.gpu_info import banned_devices
 
-    banned = banned_devices(seen)
+    banned = load_config().devices.banned_ids(seen)
     only = [device for device in _candidates(options, seen) if device.id not in banned]
     if options.gpus and not only and options.device is None:
         raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")

@@ -157,7 +157,7 @@ def _check_options(plan: BatchPlan) -> None:
 
 def _check_sample_log(plan: BatchPlan) -> None:
     if "sample-log" in plan.options:
-        from gpuyard.daemon.monitor.sample_logs import COLUMNS
+        from gpuyard.daemon.monitor.sampling import COLUMNS
         from gpuyard.probes.sample_log import RowLog
 
         try:

@@ -1,25 +1,169 @@
-"""Write `/metrics` in the Prometheus text format, version 0.0.4.
+"""The route `/metrics`: counts events as they happen and writes them in the Prometheus text format, version 0.0.4.
 
-Units are those of Prometheus: bytes, seconds, ratios. An unknown value is left out rather than written as zero.
+Counting follows every step, up to a thousand times a second with short jobs, so it only adds. Units are those of
+Prometheus: bytes, seconds, ratios. An unknown value is left out rather than written as zero.
 """
 
+import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.control.controller import Step
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.memory.device_breakdown import Breakdown
+from gpuyard.core.memory.oom_avoided import would_have_run_out
+from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.daemon.metrics.counters import EventCounters, Histogram
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.device_list import DeviceList
+from gpuyard.daemon.server.http_parser import Response
+from gpuyard.errors import EnvironmentFault
 from gpuyard.version import __version__
 
+_FRESH_S = 0.5
+# Prometheus itself times out after 10 s.
+_LEDGER_S = 2.0
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_LONG_S = (
+    0.1, 0.3, 1.0, 3.0, 10.0, 30.0, _MINUTE, 3 * _MINUTE, 10 * _MINUTE, 30 * _MINUTE,
+    _HOUR, 3 * _HOUR, 8 * _HOUR, _DAY, 3 * _DAY, 7 * _DAY,
+)  # fmt: skip
+_SHORT_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _BYTES_PER_MB = 1_048_576
 _VALUE_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 Labels = Mapping[str, str]
 Samples = Iterable[tuple[Labels, float | None]]
+
+
+class Metrics:
+    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, started_at: float) -> None:
+        self._scheduler = scheduler
+        self._devices = devices
+        self._started_at = started_at
+        self._counters = EventCounters()
+        scheduler.listeners.append(self._count)
+
+    def _count(self, step: Step) -> None:
+        scheduler, snapshot = self._scheduler, self._scheduler.sampling.latest.snapshot
+        self._counters.count(step, scheduler.step_s or 0.0, scheduler.controller.plan, snapshot)
+
+    async def metrics(self) -> Response:
+        sample = await self._scheduler.sampling.fresh(_FRESH_S)
+        breakdowns, leases = await self._device_users()
+        store = self._scheduler.store
+        scrape = Scrape(
+            started_at=self._started_at,
+            is_paused=bool(store.setting("paused")),
+            counts=store.counts(),
+            snapshot=sample.snapshot,
+            breakdowns=breakdowns,
+            leases=leases,
+            counters=self._counters,
+        )
+        return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
+
+    async def _device_users(self) -> tuple[dict[str, Breakdown], dict[str, int]]:
+        """Return the memory of each device, and the number of leases.
+
+        Both are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
+        """
+        try:
+            users = await asyncio.wait_for(self._devices.users(), _LEDGER_S)
+        except (EnvironmentFault, TimeoutError):
+            return {}, {}
+        own = sum(lease.id in users.jobs for lease in users.leases)
+        breakdowns = {device.id: users.breakdown(device) for device in users.snapshot.devices}
+        return breakdowns, {"own": own, "others": len(users.leases) - own}
+
+
+# Counting
+
+
+class Histogram:
+    """Counts per bucket: values up to each bound, then those above the last one. `total` is the sum of all values."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class EventCounters:
+    """Every label starts at zero: Prometheus would miss the first event of a series that appears with it."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.attempts_ended: dict[OutcomeKind, int] = {
+            kind: 0 for kind in OutcomeKind if kind is not OutcomeKind.NEVER_STARTED
+        }
+        self.jobs_finished = {state: 0 for state in JobState if state in FINISHED}
+        self.out_of_memory = dict.fromkeys(ShortageKind, 0)
+        self.out_of_memory_avoided = 0
+        self.wait_s = Histogram(_LONG_S)
+        self.run_s = Histogram(_LONG_S)
+        self.step_s = Histogram(_SHORT_S)
+        self._avoided: set[int] = set()
+        self._snapshot: Snapshot | None = None
+        self._examined: set[int] = set()
+
+    def count(self, step: Step, step_s: float, plan: Plan, snapshot: Snapshot) -> None:
+        """Count the events of a step that took `step_s`, and the jobs that its plan keeps waiting."""
+        self.step_s.add(step_s)
+        for event in step.events:
+            if event.kind is PublishedEventKind.STARTED:
+                self._count_start(event)
+            elif event.kind is PublishedEventKind.ENDED:
+                self._count_end(event)
+            else:
+                self.jobs_finished[event.job.state] += 1
+                self._avoided.discard(event.job.id)
+        if plan.waiting:
+            self._count_avoided(plan, snapshot)
+
+    def _count_start(self, event: PublishedEvent) -> None:
+        self.starts += 1
+        queued_at = event.job.queued_at
+        self.wait_s.add(max(0.0, event.at - (event.job.submitted_at if queued_at is None else queued_at)))
+
+    def _count_end(self, event: PublishedEvent) -> None:
+        assert event.outcome is not None
+        assert event.attempt is not None
+        self.attempts_ended[event.outcome.kind] += 1
+        if event.attempt.has_started:
+            self.run_s.add(event.attempt.ran_s(event.at))
+        if event.attempt.lack is not None:
+            self.out_of_memory[event.attempt.lack.shortage.where] += 1
+
+    def _count_avoided(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Count each job once. A job waits for many steps, so it is examined once per snapshot."""
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._examined.clear()
+        for waiting in plan.waiting:
+            if waiting.job_id in self._examined:
+                continue
+            self._examined.add(waiting.job_id)
+            if waiting.job_id not in self._avoided and would_have_run_out(waiting, snapshot):
+                self._avoided.add(waiting.job_id)
+                self.out_of_memory_avoided += 1
+
+
+# The text
 
 
 class Scrape(Struct, frozen=True, kw_only=True):

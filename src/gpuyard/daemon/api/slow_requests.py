@@ -1,4 +1,4 @@
-"""Slow database queries run in a thread, over a read-only connection of their own."""
+"""Slow requests do not delay others: they run in pieces, or query the database in a thread."""
 
 import asyncio
 import sqlite3
@@ -7,14 +7,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from gpuyard.control.user_requests import InPieces
 from gpuyard.store.database import open_reader
 from gpuyard.store.job_search import Search
 
 T = TypeVar("T")
 
 
+async def run_in_pieces(pieces: InPieces[T]) -> T:
+    """Exhaust the generator, with a turn of the event loop after each piece; return its result."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await asyncio.sleep(0)
+
+
 class ThreadedReader:
-    """Runs one query at a time: queries never take more than one core from the jobs."""
+    """Runs one query at a time, over a read-only connection: queries take at most one core from the jobs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

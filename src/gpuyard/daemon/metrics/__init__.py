@@ -1,1 +1,0 @@
-"""Counters and the Prometheus text of `/metrics`."""
