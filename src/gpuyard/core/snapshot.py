@@ -110,8 +110,12 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     def usable_devices(self) -> tuple[Device, ...]:
         """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
+        return tuple(device for device in self.unsplit_devices() if device.healthy)
+
+    def unsplit_devices(self) -> tuple[Device, ...]:
+        """Return all devices but cards that are split into parts."""
         split = {device.parent for device in self.devices}
-        return tuple(device for device in self.devices if device.healthy and device.id not in split)
+        return tuple(device for device in self.devices if device.id not in split)
 
 
 class Sample(Struct, frozen=True, kw_only=True):

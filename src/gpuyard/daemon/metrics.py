@@ -18,8 +18,8 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.memory.device_breakdown import Breakdown
-from gpuyard.core.memory.oom_avoided import would_have_run_out
 from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -158,7 +158,8 @@ class EventCounters:
             if waiting.job_id in self._examined:
                 continue
             self._examined.add(waiting.job_id)
-            if waiting.job_id not in self._avoided and would_have_run_out(waiting, snapshot):
+            is_known = waiting.job_id in self._avoided
+            if not is_known and would_have_run_out(waiting.need, waiting.reasons, snapshot):
                 self._avoided.add(waiting.job_id)
                 self.out_of_memory_avoided += 1
 

@@ -4,8 +4,7 @@ from msgspec import Struct, field
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.report.hourly import HourlyPicture
-from gpuyard.core.report.totals import ReportGroup, ReportTotals
-from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy
+from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy, ReportGroup, ReportTotals
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.schema.queue import Iso
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
@@ -17,11 +17,18 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
 
     `options` replace those of the job; an option that is None is removed.
     """
-    _refuse_task_or_batch(job)
+    spec = job.spec
+    belongs_to = ""
+    if spec.task is not None:
+        belongs_to = f"a task of the workspace {spec.task.workspace}, which has one for each config"
+    elif spec.pace is not None:
+        belongs_to = "a run of a batch, which is paced as a whole"
+    if belongs_to:
+        hint = f"`gpuyard retry {job.id}` runs it again after it has ended"
+        raise UserError(f"job {job.id} is {belongs_to}", hint=hint)
     for name, value in options.items():
         if value is not None and name in SUBMIT_OPTIONS and SUBMIT_OPTIONS[name].makes_many:
             raise UserError(f"--{name} makes many jobs, and resubmit makes one", hint="use `gpuyard submit`")
-    spec = job.spec
     request = SubmissionRequest(
         cwd=spec.cwd,
         environment=spec.environment,
@@ -30,11 +37,9 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
         command=command or spec.command or job.argv,
         options=_change_options(options_of(job), options),
     )
-    element = (
-        ArrayElement(index=job.index, values=job.values, command=job.command)
-        if command is None
-        else ArrayElement(index=job.index)
-    )
+    element = ArrayElement(index=job.index)
+    if command is None:
+        element = ArrayElement(index=job.index, values=job.values, command=job.command)
     submission = replace(parse_submission(request), elements=(element,))
     if "notify" in options:
         return submission
@@ -57,13 +62,6 @@ def options_of(job: Job) -> dict[str, Any]:
         "max-cpu": need.max_cpu_percent,
         "ram": _digits(need.min_host_memory_mb),
         "priority": job.priority,
-        **_spec_options(spec),
-    }
-    return {name: value for name, value in found.items() if value is not None and value is not False}
-
-
-def _spec_options(spec: JobSpec) -> dict[str, Any]:
-    return {
         "name": spec.name,
         "tag": spec.tag or None,
         "retries": spec.retries,
@@ -80,6 +78,7 @@ def _spec_options(spec: JobSpec) -> dict[str, Any]:
         "cpus": spec.cpus,
         "notify": list(map(subscription_text, spec.notify)) or None,
     }
+    return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
 def _change_options(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -93,19 +92,6 @@ def _change_options(before: dict[str, Any], changes: dict[str, Any]) -> dict[str
         and not (moves and (SUBMIT_OPTIONS[name].is_local or name == "engine-option"))
     }
     return {**kept, **changes}
-
-
-def _refuse_task_or_batch(job: Job) -> None:
-    if job.spec.task is not None:
-        raise UserError(
-            f"job {job.id} is a task of the workspace {job.spec.task.workspace}, which has one for each config",
-            hint=f"`gpuyard retry {job.id}` runs it again after it has ended",
-        )
-    if job.spec.pace is not None:
-        raise UserError(
-            f"job {job.id} is a run of a batch, which is paced as a whole",
-            hint=f"`gpuyard retry {job.id}` runs it again after it has ended",
-        )
 
 
 def _digits(number: float | None) -> str | None:

@@ -22,7 +22,7 @@ from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
-from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, Subscription, parse_subscription
+from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
@@ -103,15 +103,15 @@ def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionReq
 
 def parse_submission(request: SubmissionRequest) -> Submission:
     options = Options(request.options)
+    engine = "" if options["engine"] in (None, LOCAL) else options["engine"]
+    _check(request, options, engine)
     pace = _parse_pace(options) if "concurrency" in options else None
-    if pace is None:
-        _refuse_batch_options(options)
     need = _parse_need(options, pace)
     count, elements, group_limit = _expand(request, options)
     on_reboot = options["on-reboot"]
     spec = JobSpec(
         command=request.command or (),
-        cwd=_check_absolute(request.cwd),
+        cwd=request.cwd,
         environment={**(request.environment or {}), **dict(map(_parse_variable, options["env"]))},
         need=need,
         name=options["name"],
@@ -130,15 +130,11 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         pace=pace,
         tag_sharing=request.crew,
         task=request.task,
-        engine="" if options["engine"] in (None, LOCAL) else options["engine"],
-        engine_options=tuple(map(_check_printable, options["engine-option"])),
+        engine=engine,
+        engine_options=tuple(options["engine-option"]),
         cpus=options["cpus"],
-        notify=_parse_subscriptions(options["notify"]),
+        notify=tuple(map(parse_subscription, options["notify"])),
     )
-    if spec.engine:
-        _refuse_local_options(spec.engine, options)
-    if spec.tag_sharing is not None and not spec.tag:
-        raise UserError("`crew` is the sharing rule of a tag, and these jobs have no tag", hint="give them a tag")
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]
     priority: int | None = options["priority"]
@@ -156,19 +152,25 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     )
 
 
-def _refuse_batch_options(options: Options) -> None:
+def _check(request: SubmissionRequest, options: Options, engine: str) -> None:
+    """Refuse options that the batch or the engine does not take, and values that no job may have."""
     for option in options.given():
-        if option.is_for_batch:
+        if option.is_for_batch and "concurrency" not in options:
             raise UserError(f"--{option.name} is an option of a batch", hint="give a concurrency, or leave it out")
-
-
-def _refuse_local_options(engine: str, options: Options) -> None:
-    for option in options.given():
-        if option.is_local:
+        if option.is_local and engine:
             raise UserError(
                 f"--{option.name} is about this machine, and {engine} places the job itself",
                 hint="leave it out; --engine-option passes options to the engine",
             )
+    if not request.cwd.startswith("/"):
+        raise UserError(f"the working directory '{request.cwd}' is not an absolute path")
+    if not all(map(str.isprintable, options["engine-option"])):
+        raise UserError("--engine-option takes plain text", hint="remove characters that cannot be printed")
+    times = len(options["notify"])
+    if times > MAX_SUBSCRIPTIONS:
+        raise UserError(f"--notify is given {times} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
+    if request.crew is not None and not options["tag"]:
+        raise UserError("`crew` is the sharing rule of a tag, and these jobs have no tag", hint="give them a tag")
 
 
 def _parse_pace(options: Options) -> BatchPace:
@@ -208,33 +210,20 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
         raise UserError(
             "--preempt takes GPUs from other jobs, and --gpus 0 asks for none", hint="leave out one of them"
         )
+    memory: MemoryNeed = UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
+    free_ram = [bound for bound in (options["min-free-mem-mb"], options["ram"]) if bound is not None]
     is_single = pace is None
     return Need(
         devices=gpus,
-        memory=_memory_need(vram_mb, is_exclusive=is_exclusive or gpus == 0),
+        memory=WholeDevice(vram_mb) if is_exclusive or gpus == 0 else memory,
         vendor=vendor and Vendor(vendor),
         model=model,
         max_utilization_percent=options["max-gpu"] if is_single else None,
         max_power_w=options["max-power-w"],
         max_memory_used_mb=options["max-gpu-mem-mb"] if is_single else None,
         max_cpu_percent=options["max-cpu"] if is_single else None,
-        min_host_memory_mb=_free_ram_needed(options) if is_single else None,
+        min_host_memory_mb=max(free_ram, default=None) if is_single else None,
     )
-
-
-def _memory_need(vram_mb: float | None, *, is_exclusive: bool) -> MemoryNeed:
-    if is_exclusive:
-        return WholeDevice(vram_mb)
-    return UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
-
-
-def _free_ram_needed(options: Options) -> float | None:
-    """Return the RAM that must be available at the start: the larger of --ram and --min-free-mem-mb."""
-    bounds = (options["min-free-mem-mb"], options["ram"])
-    return max((bound for bound in bounds if bound is not None), default=None)
-
-
-# The jobs of one submission
 
 
 def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
@@ -359,29 +348,8 @@ def _expand_rows(text: str) -> Iterator[ArrayElement]:
         raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
 
 
-# Single values
-
-
-def _check_absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise UserError(f"the working directory '{path}' is not an absolute path")
-    return path
-
-
 def _parse_variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
     return name, value
-
-
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise UserError("--engine-option takes plain text", hint="remove characters that cannot be printed")
-    return text
-
-
-def _parse_subscriptions(texts: list[str]) -> tuple[Subscription, ...]:
-    if len(texts) > MAX_SUBSCRIPTIONS:
-        raise UserError(f"--notify is given {len(texts)} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
-    return tuple(map(parse_subscription, texts))

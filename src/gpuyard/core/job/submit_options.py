@@ -22,11 +22,6 @@ class SubmitOption:
     `makes_many`: one submission becomes many jobs. `is_for_batch`: only a batch takes it, and `gpuyard submit` does
     not."""
 
-    __slots__ = (
-        "choices", "default", "help", "is_for_batch", "is_for_gpu", "is_local", "kind", "label", "least", "makes_many",
-        "metavar", "most", "name", "note",
-    )  # fmt: skip
-
     def __init__(  # noqa: PLR0913 - the columns of the table
         self,
         name: str,

@@ -5,7 +5,7 @@ memory is left for them. So an exclusive lease, which is charged the whole devic
 process on it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
@@ -37,9 +37,9 @@ def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractS
     state = DeviceState(device, promises, None)
     size = state.capacity_mb
     if size is None or state.free_mb is None:
-        parts = MemoryPart(used_mb=mine_mb), MemoryPart(used_mb=others_mb)
-        return Breakdown(capacity_mb=None, own=parts[0], others=parts[1], foreign_mb=None, free_mb=None)
-    charged = _charged(mine, size), _charged(others, size)
+        own_part, other_part = MemoryPart(used_mb=mine_mb), MemoryPart(used_mb=others_mb)
+        return Breakdown(capacity_mb=None, own=own_part, others=other_part, foreign_mb=None, free_mb=None)
+    charged = [sum((charged_mb(promise, size) for promise in part), 0.0) for part in (mine, others)]
     left = size
     mine_used, left = _take(left, mine_mb or 0.0)
     others_used, left = _take(left, others_mb or 0.0)
@@ -60,15 +60,7 @@ def _take(left: float, wanted: float) -> tuple[float, float]:
     return taken, left - taken
 
 
-def _used(promises: Iterable[PromisedShare]) -> float | None:
+def _used(promises: Sequence[PromisedShare]) -> float | None:
     """Return the measured use of all; None where the driver hides that of any."""
-    total = 0.0
-    for promise in promises:
-        if promise.measured_mb is None:
-            return None
-        total += promise.measured_mb
-    return total
-
-
-def _charged(promises: Iterable[PromisedShare], size: float) -> float:
-    return sum((charged_mb(promise, size) for promise in promises), 0.0)
+    known = [promise.measured_mb for promise in promises if promise.measured_mb is not None]
+    return sum(known, 0.0) if len(known) == len(promises) else None

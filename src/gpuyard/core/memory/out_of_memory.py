@@ -20,12 +20,11 @@ When in doubt the program ran out of memory: another run with more memory costs 
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from math import prod
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
-from gpuyard.core.memory import oom_numbers, oom_patterns
-from gpuyard.core.memory.oom_numbers import OomNumbers
+from gpuyard.core.memory import oom_patterns
 from gpuyard.core.memory.oom_patterns import OomPattern
 
 _LAST_LINES = 200
@@ -55,6 +54,59 @@ _OTHER_ERRORS = frozenset({
     "OverflowError", "PermissionError", "RecursionError", "SyntaxError", "TypeError", "UnboundLocalError",
     "UnicodeDecodeError", "UnicodeEncodeError", "UnpicklingError", "ValueError", "ZeroDivisionError",
 })  # fmt: skip
+
+# Numbers: each library words them differently, and most give only some. Sizes are in bytes or in units of 1,024,
+# whatever the unit is called; that is what all of these libraries mean by it.
+_NUMBER = r"(\d{1,3}(?:,\d{3}){1,6}|\d{1,20}(?:\.\d{1,9})?)"
+_SIZE = _NUMBER + r"\s?(bytes|[KMGTP]i?B?|B)(?![a-z])"
+_MB_PER_UNIT = {"B": 2.0**-20, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30}
+# A petabyte or more is an overflow, or a mistake in a shape: no card has it, and no need should grow to it.
+_ABSURD_MB = 2.0**30
+
+
+def _patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(text, re.IGNORECASE | re.ASCII) for text in texts)
+
+
+_ASKED = _patterns(
+    rf"\b(?:alloc|allocate|allocating|calloc|request for|allocation of)\s{_SIZE}",
+    r"\bof size (\d{1,20})(?![\d.])()",
+    rf"\bmemory utilization \([\d.]{{1,9}}, {_SIZE}",
+)
+_FREE = _patterns(
+    rf"\bof which {_SIZE} is free\b",
+    rf"; {_SIZE} free\b",
+    rf"\bavailable memory is only {_SIZE}",
+    rf"\bon device [^(]{{0,20}}\({_NUMBER}/[\d.]{{1,12}} (GiB)\)",
+)
+_TOTAL = _patterns(
+    rf"\btotal capac[a-z]{{0,3}}ty of {_SIZE}",  # PyTorch wrote "capacty" for years
+    rf"\b{_SIZE} total capacity\b",
+    rf"\bmax allowed: {_SIZE}",
+    rf"\bon device [^(]{{0,20}}\([\d.]{{1,12}}/{_NUMBER} (GiB)\)",
+)
+_HELD = _patterns(
+    rf"\bthis process has {_SIZE} memory in use\b",
+    rf"; {_SIZE} reserved in total\b",
+    rf"; {_SIZE} already allocated\b",
+    rf"\bMPS allocated: {_SIZE}",
+    rf"\ballocated so far: {_SIZE}",
+    rf"\(total {_SIZE}\)",
+)
+_HELD_IN_PARTS = _patterns(
+    rf"\b{_SIZE} is allocated by PyTorch, and {_SIZE} is reserved by PyTorch but unallocated\b",
+)[0]
+_INDEX = _patterns(
+    r"\bGPU[ :_](\d{1,3})(?!\d)",
+    r"\bdevice (?:ordinal )?(\d{1,3})(?![\d.])",
+    r"\b(?:cuda|hip|xpu):(\d{1,3})(?!\d)",
+    r"\b(?:CUDA|ROCm|Vulkan|SYCL)(\d{1,2}) buffer\b",
+)
+_TENSOR = re.compile(r"\bshape ?\[([\d,]{1,200})\] and type (\w{1,20})", re.ASCII)
+_BYTES_PER_TYPE = {
+    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "int16": 2, "uint16": 2, "float": 4, "int32": 4,
+    "uint32": 4, "double": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 
 
 class ShortageKind(StrEnum):
@@ -89,11 +141,17 @@ def recognise(text: str) -> Shortage | None:
         pattern, place = found
         if any(_overrules(error, pattern) for error in _errors_after(lines, at)):
             return None
+        numbers = _line_with_numbers(lines, at, pattern)
+        index = _first(_INDEX, numbers)
         return Shortage(
             where=ShortageKind.HOST if pattern.is_host else ShortageKind.DEVICE,
             says=_shortened(lines[at], place),
+            asked_mb=_asked_mb(numbers),
+            free_mb=_first_size(_FREE, numbers),
+            total_mb=_first_size(_TOTAL, numbers),
+            held_mb=_held_mb(numbers),
+            device_index=None if index is None else int(index[1]),
             framework=pattern.framework,
-            **asdict(_numbers(lines, at, pattern)),
         )
     return None
 
@@ -125,15 +183,12 @@ def killed_by_kernel(
 def _errors_after(lines: Sequence[str], at: int) -> Iterator[str]:
     """Yield the error lines of tracebacks that start after the line `at` and are failures of their own."""
     for header in range(at + 1, len(lines)):
-        if _TRACEBACK in lines[header] and not _is_consequence(lines, header):
-            error = next((line for line in lines[header + 1 :] if line and not line[0].isspace()), None)
-            if error is not None:
-                yield error
-
-
-def _is_consequence(lines: Sequence[str], header: int) -> bool:
-    before = next((line for line in reversed(lines[:header]) if line.strip()), "")
-    return any(sentence in before for sentence in _NO_NEW_FAILURE)
+        if _TRACEBACK not in lines[header]:
+            continue
+        before = next((line for line in reversed(lines[:header]) if line.strip()), "")
+        error = next((line for line in lines[header + 1 :] if line and not line[0].isspace()), None)
+        if error is not None and not any(sentence in before for sentence in _NO_NEW_FAILURE):
+            yield error
 
 
 def _overrules(error: str, pattern: OomPattern) -> bool:
@@ -145,17 +200,15 @@ def _overrules(error: str, pattern: OomPattern) -> bool:
     return match[1].rpartition(".")[2] in _OTHER_ERRORS
 
 
-def _numbers(lines: Sequence[str], at: int, pattern: OomPattern) -> OomNumbers:
-    numbers = oom_numbers.read(lines[at])
-    if numbers.asked_mb is not None:
-        return numbers
+def _line_with_numbers(lines: Sequence[str], at: int, pattern: OomPattern) -> str:
+    """Return the line at `at`; where it does not say how much was requested, a matching line before it that does."""
+    if _asked_mb(lines[at]) is not None:
+        return lines[at]
     for line in reversed(lines[max(0, at - _NEARBY_LINES + 1) : at]):
         found = oom_patterns.find(line)
-        if found is not None and found[0].is_host == pattern.is_host:
-            before = oom_numbers.read(line)
-            if before.asked_mb is not None:
-                return before
-    return numbers
+        if found is not None and found[0].is_host == pattern.is_host and _asked_mb(line) is not None:
+            return line
+    return lines[at]
 
 
 def _shortened(line: str, at: int) -> str:
@@ -164,3 +217,39 @@ def _shortened(line: str, at: int) -> str:
     part = line[start : start + 2 * _SAYS_CHARS]
     text = " ".join("".join(char if char.isprintable() else " " for char in part).split())
     return text if len(text) <= _SAYS_CHARS else f"{text[: _SAYS_CHARS - 1]}…"
+
+
+def _first(patterns: Sequence[re.Pattern[str]], line: str) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.search(line)) is not None), None)
+
+
+def _first_size(patterns: Sequence[re.Pattern[str]], line: str) -> float | None:
+    match = _first(patterns, line)
+    return None if match is None else _megabytes(match[1], match[2])
+
+
+def _held_mb(line: str) -> float | None:
+    held = _first_size(_HELD, line)
+    match = _HELD_IN_PARTS.search(line)
+    if held is not None or match is None:
+        return held
+    return (_megabytes(match[1], match[2]) or 0.0) + (_megabytes(match[3], match[4]) or 0.0)
+
+
+def _asked_mb(line: str) -> float | None:
+    return _first_size(_ASKED, line) or _tensor_mb(line)
+
+
+def _tensor_mb(line: str) -> float | None:
+    """Return the size of the tensor that TensorFlow names in place of a size."""
+    match = _TENSOR.search(line)
+    each = _BYTES_PER_TYPE.get(match[2]) if match is not None else None
+    if match is None or each is None:
+        return None
+    whole = prod(int(side) for side in match[1].split(",") if side) * each
+    return whole / 2**20 if whole < _ABSURD_MB * 2**20 else None
+
+
+def _megabytes(number: str, unit: str) -> float | None:
+    megabytes = float(number.replace(",", "")) * _MB_PER_UNIT[(unit or "B")[0].upper()]
+    return megabytes if megabytes < _ABSURD_MB else None

@@ -63,7 +63,8 @@ def size_need(  # noqa: PLR0913 - all that is known about the job
     sibling_mb: the memory that running jobs of the same batch are known to need.
     """
     sizes = devices if isinstance(devices, DeviceSizes) else DeviceSizes(devices)
-    need = replace(job.spec.need, load_percent=_known_load(exact, program))
+    loads = (each.load_percent for each in (exact, program) if each is not None)
+    need = replace(job.spec.need, load_percent=next((load for load in loads if load is not None), None))
     growth = job.growth
     if growth.ram_mb is not None:
         need = replace(need, min_host_memory_mb=max(growth.ram_mb, need.min_host_memory_mb or 0.0))
@@ -88,17 +89,13 @@ def size_need(  # noqa: PLR0913 - all that is known about the job
 def _first_run(
     need: Need, sharing: TagSharing | None, program: Profile | None, sizes: "DeviceSizes", part: float
 ) -> Need:
-    if sharing is not None and _can_be_shared(need, sharing, sizes):
+    found = sizes.suitable(need).sizes
+    if sharing is not None and sharing.most_per_device > 1 and found and found[-1] > 0:
         return replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
     least_mb = _first_run_mb(need, program, sizes, part)
     if least_mb is None:
         return replace(need, memory=WholeDevice())
     return _alone(need, sizes) if _takes_all(least_mb, need, sizes) else replace(need, memory=RestOfDevice(least_mb))
-
-
-def _can_be_shared(need: Need, sharing: TagSharing, sizes: "DeviceSizes") -> bool:
-    found = sizes.suitable(need).sizes
-    return sharing.most_per_device > 1 and bool(found) and found[-1] > 0
 
 
 class SuitableSizes(Struct, frozen=True, kw_only=True):
@@ -289,7 +286,3 @@ def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
 
 def _with_margin(peak_mb: float) -> float:
     return peak_mb + max(_SETTLED_LEAST_MB, peak_mb * _SETTLED_MARGIN)
-
-
-def _known_load(exact: Profile | None, program: Profile | None) -> float | None:
-    return next((each.load_percent for each in (exact, program) if each and each.load_percent is not None), None)

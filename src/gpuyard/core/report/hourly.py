@@ -75,13 +75,24 @@ def hourly_picture(window: TimeWindow, local: LocalTime, used: Hours, busy: Hour
     moments = [local(used.first + at * HOUR_S) for at in range(used.count)]
     first_day, last_day = moments[0].toordinal(), moments[-1].toordinal()
     days = _days_per_row(last_day - first_day + 1)
-    builders = [_RowBuilder() for _ in range((last_day - first_day) // days + 1)]
+    # For each hour of each row, sums of: use, time in use, time of all devices. An hour that occurs twice on one day
+    # (end of summer time) is one cell of double length.
+    sums = [[[0.0, 0.0, 0.0] for _ in range(_HOURS_OF_DAY)] for _ in range((last_day - first_day) // days + 1)]
     for at, (moment, used_s, busy_s) in enumerate(zip(moments, used.seconds(), busy.seconds(), strict=True)):
         start = used.first + at * HOUR_S
         in_window_s = max(0.0, min(start + HOUR_S, window.until) - max(start, window.since))
-        row = builders[(moment.toordinal() - first_day) // days]
-        row.add(moment.hour, used_s, busy_s, in_window_s * devices)
-    rows = [builder.row(first_day + number * days) for number, builder in enumerate(builders)]
+        cell = sums[(moment.toordinal() - first_day) // days][moment.hour]
+        cell[0] += used_s
+        cell[1] += busy_s
+        cell[2] += in_window_s * devices
+    rows = [
+        DayRow(
+            day=date.fromordinal(first_day + number * days).isoformat(),
+            gpu_hours=tuple(used_s / HOUR_S for used_s, _, _ in row),
+            used_percent=tuple(min(100.0, 100 * busy_s / all_s) if all_s > 0 else None for _, busy_s, all_s in row),
+        )
+        for number, row in enumerate(sums)
+    ]
     return HourlyPicture(days_per_row=days, rows=tuple(rows))
 
 
@@ -92,29 +103,6 @@ def _days_per_row(days: int) -> int:
     while -(-days // (7 * weeks)) > MAX_ROWS:
         weeks *= 2
     return 7 * weeks
-
-
-class _RowBuilder:
-    """Sums of one row. An hour that occurs twice on one day (end of summer time) is one cell of double length."""
-
-    def __init__(self) -> None:
-        self._used_s, self._busy_s, self._device_s = ([0.0] * _HOURS_OF_DAY for _ in range(3))
-
-    def add(self, hour: int, used_s: float, busy_s: float, device_s: float) -> None:
-        self._used_s[hour] += used_s
-        self._busy_s[hour] += busy_s
-        self._device_s[hour] += device_s
-
-    def row(self, day: int) -> DayRow:
-        return DayRow(
-            day=date.fromordinal(day).isoformat(),
-            gpu_hours=tuple(used / HOUR_S for used in self._used_s),
-            used_percent=tuple(map(_percent, self._busy_s, self._device_s)),
-        )
-
-
-def _percent(busy_s: float, device_s: float) -> float | None:
-    return min(100.0, 100 * busy_s / device_s) if device_s > 0 else None
 
 
 def merge_intervals(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

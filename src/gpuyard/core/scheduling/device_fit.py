@@ -3,7 +3,7 @@
 The checks are separate from the text because they run for every waiting job.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from gpuyard.core.lease import Need, RestOfDevice
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
-from gpuyard.core.snapshot import Device, Host
+from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.core.units import format_size
 
 # A device on which a desktop or an idle notebook holds no more than this still counts as empty.
@@ -49,6 +49,25 @@ def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
     if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
         text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
         yield Reason(ReasonKind.HOST_TOO_FULL, text, remedy=REMEDIES[ReasonKind.HOST_TOO_FULL])
+
+
+def would_have_run_out(need: Need, reasons: Sequence[Reason], snapshot: Snapshot) -> bool:
+    """Return whether a job waits for memory that is free now but promised to others.
+
+    A scheduler that goes by free memory alone would start it, and one of the jobs would run out of memory. False where
+    the job's memory is unknown, or where it waits for a whole device.
+    """
+    if not need.devices or need.required_mb is None or need.is_exclusive:
+        return False
+    promised = {each.device_id for each in reasons if each.kind in (ReasonKind.NO_ROOM, ReasonKind.LEASED)}
+    large_enough = [
+        device.id
+        for device in snapshot.usable_devices()
+        if device.memory_free_mb is not None and device.memory_free_mb >= need.required_mb
+        if check_suitable(need, device) is None
+    ]
+    # The planner gives no reasons where leases fill every device.
+    return len(large_enough) >= need.devices and not (reasons and promised.isdisjoint(large_enough))
 
 
 def check_suitable(need: Need, device: Device) -> ReasonKind | None:

@@ -117,7 +117,7 @@ class PlacementState:
                 view.loads.get(device.id),
                 view.foreign.get(device.id, NO_FOREIGN_LOAD),
             )
-            for device in _unsplit_devices(view.snapshot)
+            for device in view.snapshot.unsplit_devices()  # also unhealthy ones, to be explained
         }
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
@@ -132,7 +132,10 @@ class PlacementState:
 
     def has_capacity(self) -> bool:
         """Return whether a device is neither held exclusively nor full. If none is, no job with devices can start."""
-        return not all(state.is_exclusive or _is_full(state) for state in self.states.values())
+        return any(
+            not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
+            for state in self.states.values()
+        )
 
     def choose(self, need: Need) -> PlacementChoice:
         claim = self.find_claim(need)
@@ -208,7 +211,10 @@ class PlacementState:
         fitting = {state.device.id for state in self._fitting(need)}
         queue = [(now, device_id, True) for device_id in fitting]
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        queue += [(at, state.device.id, False) for state in others if (at := _first_end(state, ends, now)) is not None]
+        for state in others:
+            times = [max(now, ends.get(lease_id, now)) for lease_id in _lease_ids(state)]
+            if times:
+                queue.append((min(times), state.device.id, False))
         heapq.heapify(queue)
         found: list[tuple[float, str]] = []
         while queue and len(found) < need.devices:
@@ -316,10 +322,6 @@ def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _is_full(state: DeviceState) -> bool:
-    return bool(state.promises) and state.free_mb is not None and state.free_mb <= 0.0
-
-
 def _leased_shares(view: PlacementView) -> dict[str, list[PromisedShare]]:
     promises: dict[str, list[PromisedShare]] = {}
     for lease in view.leases:
@@ -328,12 +330,6 @@ def _leased_shares(view: PlacementView) -> dict[str, list[PromisedShare]]:
             promise = PromisedShare(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
             promises.setdefault(share.device_id, []).append(promise)
     return promises
-
-
-def _unsplit_devices(snapshot: Snapshot) -> tuple[Device, ...]:
-    """Return all devices but cards that are split into parts. Unhealthy devices stay, to be explained."""
-    split = {device.parent for device in snapshot.devices}
-    return tuple(device for device in snapshot.devices if device.id not in split)
 
 
 def _claimed_share(need: Need, state: DeviceState) -> Share:
@@ -352,11 +348,6 @@ def _share(need: Need, device: Device) -> Share:
 
 def _lease_ids(state: DeviceState) -> set[str]:
     return {each.lease_id for each in state.promises if each.lease_id is not None}
-
-
-def _first_end(state: DeviceState, ends: Mapping[str, float], now: float) -> float | None:
-    first = min([ends.get(lease_id, now) for lease_id in _lease_ids(state)], default=None)
-    return None if first is None else max(now, first)
 
 
 def _kind(need: Need) -> tuple[object, ...]:

@@ -53,7 +53,7 @@ def find_victims(
     found = [victims for state in states if (victims := _victims_on(need, placement, state, may_leave)) is not None]
     if len(found) < need.devices:
         return ()
-    cheapest = sorted(found, key=_cost)[: need.devices]
+    cheapest = sorted(found, key=lambda victims: sum(run.preempt_cost_s or 0.0 for run in victims))[: need.devices]
     chosen = {run.job_id: run for victims in cheapest for run in victims}
     return _without_useless(need, placement, states, list(chosen.values()), need.devices)
 
@@ -87,7 +87,3 @@ def _without_useless(
 def _fits(need: Need, placement: PlacementState, state: DeviceState, victims: Iterable[RunningJob]) -> bool:
     gone = frozenset(run.lease_id for run in victims if run.lease_id is not None)
     return placement.fits(need, state.without(gone) if gone else state)
-
-
-def _cost(victims: Iterable[RunningJob]) -> float:
-    return sum(run.preempt_cost_s or 0.0 for run in victims)

@@ -112,19 +112,19 @@ class QueueOrder:
         """Consider MOST_LANES lanes, and always `explained_lane`; with `all_lanes`, all of them."""
         self._now = now
         self._used = dict(used)
-        heads = ((queue, next(queue.jobs, None)) for queue in queues)
-        self._heads = [(queue, head) for queue, head in heads if head is not None]
+        first = ((queue, next(queue.jobs, None)) for queue in queues)
+        self._heads = {queue.lane.id: (queue, head) for queue, head in first if head is not None}
         if len(self._heads) > MOST_LANES and not all_lanes:
-            with_devices = [entry for entry in self._heads if entry[0].lane.need.devices]
-            without = [entry for entry in self._heads if not entry[0].lane.need.devices]
-            first = [entry for kind in (with_devices, without) for entry in sorted(kind, key=self._rank)[:MOST_LANES]]
-            explained = [entry for entry in self._heads if entry[0].lane.id == explained_lane and entry not in first]
-            self._heads = first + explained
+            ranked = sorted(self._heads.values(), key=self._rank)
+            with_devices = [queue.lane.id for queue, _ in ranked if queue.lane.need.devices]
+            without = [queue.lane.id for queue, _ in ranked if not queue.lane.need.devices]
+            kept = {*with_devices[:MOST_LANES], *without[:MOST_LANES], explained_lane}
+            self._heads = {lane_id: head for lane_id, head in self._heads.items() if lane_id in kept}
 
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:
             return None
-        queue, head = min(self._heads, key=self._rank)
+        queue, head = min(self._heads.values(), key=self._rank)
         return queue.lane, head
 
     def advance(self, lane: Lane) -> None:
@@ -134,18 +134,14 @@ class QueueOrder:
 
     def pass_over(self, lane: Lane) -> None:
         """Replace the lane's first job, which cannot start, by its next one."""
-        for place, (queue, _) in enumerate(self._heads):
-            if queue.lane is lane:
-                following = next(queue.jobs, None)
-                if following is None:
-                    del self._heads[place]
-                else:
-                    self._heads[place] = (queue, following)
-                return
+        queue, _ = self._heads.pop(lane.id)
+        following = next(queue.jobs, None)
+        if following is not None:
+            self._heads[lane.id] = queue, following
 
     def drop(self, lane: Lane) -> None:
         """Remove a lane of which no job can start now."""
-        self._heads = [entry for entry in self._heads if entry[0].lane is not lane]
+        del self._heads[lane.id]
 
     def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
         queue, head = entry

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Need, WholeDevice
-from gpuyard.core.memory.oom_avoided import would_have_run_out
-from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.device_fit import Packing, would_have_run_out
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.snapshot import Device
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
@@ -23,7 +22,8 @@ def is_avoided(
     seen = view(queue(1, need), on=on, leases=leases, **changes)
     plan = decide(replace(seen, placement=replace(seen.placement, packing=packing or Packing())))
     assert not plan.starts
-    return would_have_run_out(waiting_job(plan, 1), on)
+    job = waiting_job(plan, 1)
+    return would_have_run_out(job.need, job.reasons, on)
 
 
 def test_reserved_memory_that_is_not_used_yet_would_have_been_given_away() -> None:
