@@ -11,6 +11,7 @@ from bench.order import bench_order
 from bench.queue import bench_queue
 from bench.queue_pages import bench_pages
 from bench.simulate import bench_simulate
+from bench.versions import bench_versions
 from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
 from gpuyard.probes.local_machine import local_machine
@@ -90,6 +91,8 @@ elif sys.argv[1:2] == ["delay"]:
     bench_delay()
 elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
+elif sys.argv[1:2] == ["versions"]:
+    bench_versions(sys.argv[2:])
 else:
     bench_start()
     bench_snapshot()

@@ -21,13 +21,14 @@ _LIMIT_S = 120.0
 class PrivateGpuyard(msgspec.Struct, frozen=True):
     home: Path
     env: dict[str, str]
+    command: str = GPUYARD
 
     def __call__(self, *arguments: str) -> str:
         """Run a command of gpuyard, and return its output. Raises ToolFailed."""
-        command = f"'gpuyard {' '.join(arguments[:2])}'"
+        typed = f"'gpuyard {' '.join(arguments[:2])}'"
         try:
             done = subprocess.run(
-                [GPUYARD, *arguments],
+                [self.command, *arguments],
                 env=self.env,
                 cwd=self.home,
                 capture_output=True,
@@ -36,9 +37,9 @@ class PrivateGpuyard(msgspec.Struct, frozen=True):
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise ToolFailed(f"{command} was not done within {_LIMIT_S:.0f} s") from None
+            raise ToolFailed(f"{typed} was not done within {_LIMIT_S:.0f} s") from None
         if done.returncode != 0:
-            raise ToolFailed(f"{command} ended with {done.returncode}: {' '.join(done.stderr.split())}")
+            raise ToolFailed(f"{typed} ended with {done.returncode}: {' '.join(done.stderr.split())}")
         return done.stdout
 
     def status(self) -> dict[str, int]:
@@ -51,11 +52,11 @@ class PrivateGpuyard(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def private_gpuyard(home: Path, devices: str) -> Iterator[PrivateGpuyard]:
+def private_gpuyard(home: Path, devices: str, command: str = GPUYARD) -> Iterator[PrivateGpuyard]:
     home.mkdir(exist_ok=True)
     # Without the user's own settings, such as a shared lease directory.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GPUYARD_")}
-    gpuyard = PrivateGpuyard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices})
+    gpuyard = PrivateGpuyard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices}, command)
     gpuyard("daemon", "start")
     try:
         yield gpuyard

@@ -156,14 +156,14 @@ def bench_commands(folder: Path) -> None:
         gpuyard("pause")
         for _ in range(_COMMANDS):
             for name, command in commands.items():
-                taken[name].append(_process_s(gpuyard, command))
+                taken[name].append(process_s(gpuyard, command))
     floor = statistics.median(taken["python -c pass"])
     for name, seconds in taken.items():
         median = statistics.median(seconds)
         print(f"{name:<44}{median * 1e3:10.2f} ms{median / floor:10.2f} x python")
 
 
-def _process_s(gpuyard: PrivateGpuyard, command: Sequence[str]) -> float:
+def process_s(gpuyard: PrivateGpuyard, command: Sequence[str]) -> float:
     started = time.perf_counter()
     subprocess.run(command, env=gpuyard.env, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
@@ -193,7 +193,7 @@ def _step_us(gpuyard: PrivateGpuyard) -> float:
 
 
 def _page_s(gpuyard: PrivateGpuyard) -> float:
-    return statistics.median(_process_s(gpuyard, (GPUYARD, "queue")) for _ in range(_STEPS))
+    return statistics.median(process_s(gpuyard, (GPUYARD, "queue")) for _ in range(_STEPS))
 
 
 def bench_idle(folder: Path) -> None:
@@ -204,8 +204,12 @@ def bench_idle(folder: Path) -> None:
         used = _cpu_s(pid)
         time.sleep(period)
         used = _cpu_s(pid) - used
-        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = resident_bytes(pid)
     print(f"{f'idle daemon over {period:.0f} s':<44}{used / period:10.3%} of a core{resident / 1e6:10.1f} MB")
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_s(pid: int) -> float:
