@@ -1,17 +1,14 @@
 """A real Ray for tests: a head on loopback that leaves no process behind once it is stopped.
 
-All of its processes descend from a warden (this file run as a program): a subreaper, so that even those whose parents
-are gone stay its own. It ends them all when the test lets go of its input, and so when the test is killed.
+All of its processes descend from the program `ray_warden.py`, which kills them all when the test closes its standard
+input or is killed.
 """
 
 import contextlib
-import ctypes
 import http.client
 import importlib.util
 import os
-import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import psutil
 import pytest
 
+from tests.free_ports import free_ports
+
 CPUS, GPUS = 4, 2
+_STARTS = 3
 _UP_WITHIN_S, _DOWN_WITHIN_S = 120.0, 30.0
 _LEAST_STORE_BYTES = 80_000_000
 _PORTS = (
@@ -62,7 +62,7 @@ if argv and argv[0].endswith("/setup_worker.py"):
         rest = [word for word in argv[1:] if not word.startswith(ours)]
         os.execv(context["py_executable"], [context["py_executable"], *rest])
 """
-_SET_CHILD_SUBREAPER = 36
+_WARDEN = Path(__file__).with_name("ray_warden.py")
 
 
 def require_ray() -> None:
@@ -78,11 +78,15 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "ray.log"
-        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._ports: dict[str, int] = {}
         self._warden: subprocess.Popen[bytes] | None = None
         # The sockets in there have long names already, and a path to one may have 107 characters.
         self._home = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-        self.start()
+        for _ in range(_STARTS):
+            self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+            if self._comes_up():
+                return
+        self._fail()
 
     @property
     def port(self) -> int:
@@ -99,21 +103,36 @@ class RayCluster:
         self.stop()
 
     def start(self) -> None:
+        if not self._comes_up():
+            self._fail()
+
+    def _comes_up(self) -> bool:
+        """Start the head. Return False if Ray gives up, which it does 30 s after a start that hangs."""
         site = self._home / "site"
         site.mkdir(parents=True, exist_ok=True)
         (site / "sitecustomize.py").write_text(_QUICK_SETUP)
         environment = {**_environment(), "PYTHONPATH": str(site)}
         with self._log.open("ab") as log:
-            argv = [sys.executable, __file__, *self._command()]
+            argv = [sys.executable, str(_WARDEN), *self._command()]
             self._warden = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
         until = time.monotonic() + _UP_WITHIN_S
         while not self._is_up():
             if self._warden.poll() is not None or time.monotonic() > until:
+                self._append_raylet_log()
                 self.stop()
-                pytest.fail(f"Ray did not come up:\n{self._log.read_text(errors='replace')[-3000:]}")
+                return False
             time.sleep(0.05)
+        return True
+
+    def _append_raylet_log(self) -> None:
+        with self._log.open("ab") as log:
+            for path in sorted(self._home.glob("session_2*/logs/raylet.*")):
+                log.write(f"\n{path.name}:\n".encode() + path.read_bytes()[-1500:])
+
+    def _fail(self) -> NoReturn:
+        pytest.fail(f"Ray did not come up:\n{self._log.read_text(errors='replace')[-5000:]}")
 
     def _command(self) -> Iterator[str]:
         yield from (sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats")
@@ -165,39 +184,3 @@ def _get(port: int, path: str) -> bytes:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
         connection.request("GET", path)
         return connection.getresponse().read()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
-
-
-# The warden
-
-
-def _ward(command: list[str]) -> int:
-    """Run the command; return at once if it fails, else wait for the end of stdin."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        return 1
-    starter = os.posix_spawn(command[0], command, os.environ)
-    while not select.select([0], [], [], 0.1)[0]:
-        if (starter, True) in _reap():
-            break
-    while left := psutil.Process().children(recursive=True):
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        list(_reap())
-    return 0
-
-
-def _reap() -> Iterator[tuple[int, bool]]:
-    """Yield the pid of each ended child, and whether it failed."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended[0], ended[1] != 0
-
-
-if __name__ == "__main__":
-    sys.exit(_ward(sys.argv[1:]))

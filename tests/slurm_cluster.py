@@ -8,7 +8,6 @@ and cannot be made to do it more often; a cancelled job that keeps running is ki
 import contextlib
 import os
 import pwd
-import secrets
 import socket
 import subprocess
 import time
@@ -18,6 +17,8 @@ from typing import Self
 
 import psutil
 import pytest
+
+from tests.free_ports import free_ports
 
 needs_slurm = pytest.mark.needs("munged", "slurmctld", "slurmd", "sbatch")
 NODES = {"n0": ("/dev/null", "/dev/zero"), "n1": ("/dev/full", "/dev/random")}
@@ -76,7 +77,7 @@ class SlurmCluster:
         self.environment = {"SLURM_CONF": f"{folder}/client.conf"}
         self._daemons_environment = {"SLURM_CONF": f"{folder}/slurm.conf"}  # for jobs too
         self._folder = folder
-        self._ports = _free_ports(1 + len(NODES))
+        self._ports = free_ports(1 + len(NODES))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -233,17 +234,6 @@ def _cards_of(node: str) -> str:
 def _is_answering(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports outside the range for outgoing connections, so that a restarted daemon finds its own free."""
-    found: list[int] = []
-    while len(found) < count:
-        port = 20000 + secrets.randbelow(12000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-    return found
 
 
 def _wait(what: str, is_up: Callable[[], bool]) -> None:
