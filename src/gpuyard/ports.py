@@ -74,12 +74,12 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """An attempt that is ready to start; its program has not run yet. `keeper_pid` is the
-    keeper, which will be the parent process; 0 if the attempt will run on another machine."""
+    """An attempt that is ready to start; its program has not run yet. `keeper_pid` is the keeper, which will be the
+    parent process; 0 if the attempt will run on another machine."""
 
     job_id: int
     attempt: int
-    keeper_pid: int
+    keeper_pid: int = 0
     log: str
 
 

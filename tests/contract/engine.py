@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, OutcomeKind, Started
 from gpuyard.errors import UserError
 from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
@@ -95,9 +95,8 @@ def attempt_of(place: Place, prepared: Prepared) -> Attempt:
     return Attempt(
         job_id=prepared.job_id,
         number=prepared.attempt,
-        keeper_pid=prepared.keeper_pid,
+        phase=Started(at=0.0, keeper_pid=prepared.keeper_pid),
         boot_id=place.boot_id(),
-        started_at=0.0,
         log=prepared.log,
     )
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.engine import LocalEngine
@@ -70,9 +70,8 @@ class LocalPlace:
             Attempt(
                 job_id=1,
                 number=1,
-                keeper_pid=prepared.keeper_pid,
+                phase=Started(at=time.time(), keeper_pid=prepared.keeper_pid),
                 boot_id=boot_id(),
-                started_at=time.time(),
                 devices=("SIM-0",),
             )
         )
@@ -129,9 +128,8 @@ class SimulatedPlace:
         return Attempt(
             job_id=1,
             number=1,
-            keeper_pid=program.pid,
+            phase=Started(at=self._world.now, keeper_pid=program.pid),
             boot_id="boot-1",
-            started_at=self._world.now,
             devices=program.devices,
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, OutcomeKind, Started
 from gpuyard.core.snapshot import Device
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -125,7 +125,7 @@ sys.stdin.read()
 def able(suspender: LocalSuspender) -> None:
     pytest.importorskip("torch")
     snapshot = local_machine().snapshot()
-    attempt = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, devices=(card().id,))
+    attempt = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=1), boot_id=None, devices=(card().id,))
     refusal = suspender.refusal(attempt, snapshot)
     if refusal is not None:
         pytest.skip(refusal)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms
-from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, HandedOver, OutcomeKind
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import ClusterSubmission, Site, SiteReport
@@ -121,4 +121,4 @@ class EngineHarness:
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, keeper_pid=0, boot_id=None, started_at=0.0, engine="yonder")
+    return Attempt(job_id=job_id, number=1, phase=HandedOver(at=0.0), engine="yonder")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, Outcome
+from gpuyard.core.job.job import Attempt, Outcome, Started
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch, Prepared
 
@@ -54,9 +54,8 @@ def attempt_of(prepared: Prepared) -> Attempt:
     return Attempt(
         job_id=prepared.job_id,
         number=prepared.attempt,
-        keeper_pid=prepared.keeper_pid,
+        phase=Started(at=0.0, keeper_pid=prepared.keeper_pid),
         boot_id=None,
-        started_at=0.0,
         log=prepared.log,
     )
 

@@ -154,13 +154,13 @@ def test_a_daemon_that_a_job_started_does_not_kill_itself_with_the_job(tmp_path:
     script = f"""
 import select, signal
 from pathlib import Path
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)
 engine.start_prepared()
-job = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0)
+job = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=1), boot_id=None)
 print(engine.signal(job, signal.SIGKILL))
 while not (ended := engine.ended()):
     select.select([engine.fileno()], [], [])

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need, UnknownMemory
@@ -47,9 +47,8 @@ def transitions_with_leases(*lease_ids: str) -> Iterator[JobTransitions]:
                 Attempt(
                     job_id=number,
                     number=1,
-                    keeper_pid=1,
+                    phase=Started(at=0.0, keeper_pid=1),
                     boot_id=None,
-                    started_at=0.0,
                     lease_id=lease_id,
                     devices=("G0",),
                     reserved_mb=1024.0,

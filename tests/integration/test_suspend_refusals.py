@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from tests.fakes.cuda import build_fake_cuda
@@ -26,7 +26,7 @@ def suspender(tmp_path: Path) -> Iterator[LocalSuspender]:
 
 def attempt_on(*devices: Device) -> Attempt:
     ids = tuple(device.id for device in devices)
-    return Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, devices=ids)
+    return Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=1), boot_id=None, devices=ids)
 
 
 def refusal(suspender: LocalSuspender, *devices: Device, visible: tuple[Device, ...] | None = None) -> str | None:

@@ -134,7 +134,9 @@ class ClusterChecker(Checker):
         for job, attempt in store.live_attempts():
             if job.state in (JobState.PENDING, JobState.RUNNING):
                 has_started = job.state is JobState.RUNNING
-                assert attempt.has_started is has_started, f"job {job.id} is {job.state}, and at {attempt.place}"
+                assert (attempt.started is not None) is has_started, (
+                    f"job {job.id} is {job.state}, and at {attempt.place}"
+                )
 
     def _check_overlapping_attempts(self) -> None:
         """Assert that a job runs beside an earlier attempt of itself only if that attempt was lost."""

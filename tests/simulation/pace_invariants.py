@@ -150,7 +150,7 @@ class PaceWatch:
             assert seen.taken_at is not None
             assert seen.taken_at > last, f"job {job.id} began after a sample that is older than the last launch"
         for other, attempt in self._store.live_attempts():
-            is_later = other.spec.pace is not None and attempt.started_at >= (seen.taken_at or 0.0)
+            is_later = other.spec.pace is not None and attempt.since >= (seen.taken_at or 0.0)
             assert other.id == job.id or not is_later, (
                 f"job {job.id} and {other.id}, of any batch, began after one sample"
             )

@@ -83,7 +83,7 @@ class AttemptEnds:
 
 def _time_of_end(ended: Ended, attempt: Attempt, now: float) -> float:
     """Return when the program ended, which may have been while no daemon could record it."""
-    return now if ended.at is None else min(now, max(attempt.started_at, ended.at))
+    return now if ended.at is None else min(now, max(attempt.since, ended.at))
 
 
 def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:

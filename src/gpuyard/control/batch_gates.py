@@ -213,7 +213,7 @@ class BatchGates:
         for live in self._runs.values():
             if live.job.group is not None:
                 counts[live.job.group] = counts.get(live.job.group, 0) + 1
-            starts.append(live.attempt.started_at)
+            starts.append(live.attempt.since)
         return counts, max(starts, default=None)
 
     def _note_ends(self, now: float) -> None:
@@ -256,7 +256,7 @@ class BatchGates:
         runs that they still show: a run that replaces another changes nothing. A run without an estimate is assumed to
         keep one core and its devices busy; without devices of its own, the devices that its gates watch."""
         cpu_percent, loads = 0.0, dict[str, float]()
-        changes = [(live.attempt.started_at, live, 1.0) for live in self._runs.values()]
+        changes = [(live.attempt.since, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
             cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
             known = self._transitions.estimates.load_percent(live.job)

@@ -52,7 +52,7 @@ class ClusterDispatch:
             live = self._transitions.live.get(status.job_id)
             if live is None or live.attempt.number != status.attempt:
                 continue
-            if status.place is not None or not live.attempt.has_started:
+            if status.place is not None or live.attempt.started is None:
                 known = replace(status, site_id=status.site_id or live.attempt.site_id or "")
                 self._transitions.update_site(live, known, now)
 

@@ -1,7 +1,7 @@
 """How an attempt is launched: its command, and an environment that names its devices, its lease and the job."""
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Snapshot
@@ -67,8 +67,8 @@ def attempt_of(  # noqa: PLR0913 - everything that is known at the start
     boot_id: str | None,
     now: float,
 ) -> Attempt:
-    """Return the attempt as it is recorded. With `terms` it runs on another machine: its time limit counts from its
-    start there, and a reboot of this machine does not end it."""
+    """Return the attempt as it is recorded. With `terms` it is handed over to another machine: its time limit counts
+    from its start there, and a reboot of this machine does not end it."""
     terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
     reserved_mb = shares[0].memory_mb if shares else None
     if terms is not None and not terms.need.is_exclusive:
@@ -76,9 +76,8 @@ def attempt_of(  # noqa: PLR0913 - everything that is known at the start
     return Attempt(
         job_id=job.id,
         number=prepared.attempt,
-        keeper_pid=prepared.keeper_pid,
+        phase=Started(at=now, keeper_pid=prepared.keeper_pid) if terms is None else HandedOver(at=now),
         boot_id=boot_id if terms is None else None,
-        started_at=now,
         lease_id=held.lease.id if held is not None else None,
         devices=tuple(share.device_id for share in shares),
         log=prepared.log,

@@ -184,7 +184,7 @@ def _lease_of(attempt: Attempt, me: Holder) -> Lease:
     """Return the lease of an attempt without a holder process: a process that is just ending no longer shows its lease,
     and as a descendant of the daemon it could be counted for any job."""
     shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NO_PID), shares=shares, since=attempt.started_at)
+    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NO_PID), shares=shares, since=attempt.since)
 
 
 def _by_device(live: Sequence[Live]) -> dict[str, list[Live]]:

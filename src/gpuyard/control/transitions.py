@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
-from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.retry import Verdict, judge
@@ -77,38 +77,34 @@ class JobTransitions:
     def start(self, job: Job, attempt: Attempt) -> None:
         """Record a new attempt: the job runs, or is pending with its engine."""
         self.store.start_attempt(attempt)
-        self.last_start_at = attempt.started_at
+        self.last_start_at = attempt.since
         if job.spec.tag_sharing is not None:
-            self._last_starts[job.spec.tag] = attempt.started_at
-        event = JobEvent.START if attempt.has_started else JobEvent.HAND_OVER
+            self._last_starts[job.spec.tag] = attempt.since
+        event = JobEvent.HAND_OVER if attempt.started is None else JobEvent.START
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
-        if attempt.has_started:
-            self.events.append(
-                PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
-            )
+        if attempt.started is not None:
+            self._publish_start(job, attempt)
+
+    def _publish_start(self, job: Job, attempt: Attempt) -> None:
+        self.events.append(PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.since))
 
     def update_site(self, live: Live, seen: SiteStatus, now: float) -> None:
         """Record where a cluster engine has the attempt: it waits there, or runs since `seen.at`."""
-        job, attempt = live.job, replace(live.attempt, site_id=seen.site_id, place=seen.place)
+        job, attempt = live.job, replace(live.attempt, site_id=seen.site_id)
         where = " ".join(filter(None, (attempt.engine, seen.site_id)))
         reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
-        if attempt.has_started and (seen.at is not None or not live.attempt.has_started):
-            # The clock of the other machine may be wrong: it has not started before it was handed over, nor much before
-            # an earlier report of its start.
-            earliest = live.attempt.started_at - (_CLOCK_ERROR_S if live.attempt.has_started else 0.0)
-            limit, started_at = job.spec.time_limit_s, min(now, max(earliest, seen.at or now))
-            attempt = replace(attempt, started_at=started_at, stop_at=None if limit is None else started_at + limit)
+        if seen.place is not None:
+            attempt = _started_at_site(job, attempt, seen.place, seen.at, now)
         if attempt != live.attempt:
             self.store.locate_attempt(attempt)
-        if can(job.state, JobEvent.START) and (attempt.has_started or reason != job.reason):
-            state = advance(job.state, JobEvent.START) if attempt.has_started else job.state
-            job = replace(job, state=state, reason=None if attempt.has_started else reason)
+        has_started = attempt.started is not None
+        if can(job.state, JobEvent.START) and (has_started or reason != job.reason):
+            state = advance(job.state, JobEvent.START) if has_started else job.state
+            job = replace(job, state=state, reason=None if has_started else reason)
             self.store.change_state(job.id, job.state, reason=job.reason)
-            if attempt.has_started:
-                self.events.append(
-                    PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.started_at)
-                )
+            if has_started:
+                self._publish_start(job, attempt)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
@@ -211,17 +207,18 @@ class JobTransitions:
         """Record how the live attempt ended, and what becomes of its job. `pid` is the program's; `verdict` replaces
         the general rules for retries."""
         live = self.live.take(job_id)
-        job, attempt = live.job, replace(live.attempt, lack=lack)
+        job, attempt = live.job, live.attempt
         if attempt.log is not None:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
         if attempt.stopping is not None and not _succeeded_before_stop(attempt.stopping, outcome):
             outcome = replace(outcome, kind=attempt.stopping, reason=_STOP_REASONS[attempt.stopping])
+        before = attempt.last_live_phase
+        before = replace(before, pid=pid) if isinstance(before, Started) else before
+        attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
         if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
         else:
-            if attempt.usage is not None or lack is not None:
-                self.store.update_attempt(attempt)
-            self.store.end_attempt(job_id, attempt.number, outcome, now, pid)
+            self.store.update_attempt(attempt)
             self._charge(job, attempt, now)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
@@ -366,7 +363,7 @@ class JobTransitions:
 
     def _end_after(self, job_id: int, seconds: float | None) -> float | None:
         attempt = self.live[job_id].attempt
-        return None if seconds is None else attempt.started_at + attempt.suspended_s + seconds
+        return None if seconds is None else attempt.since + attempt.suspended_s + seconds
 
     def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
         party = (job.user, job.spec.tag)
@@ -395,6 +392,20 @@ def _succeeded_before_stop(stopping: OutcomeKind, outcome: Outcome) -> bool:
     return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
 
 
+def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:
+    """Return an attempt that its engine reports to run at `place`. Its time limit counts from the start there.
+
+    The clock of the other machine may be wrong: the attempt has not started before it was handed over, nor much before
+    an earlier report of its start. A later report without a time changes only the place.
+    """
+    if attempt.started is not None and at is None:
+        return replace(attempt, phase=replace(attempt.started, place=place))
+    earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
+    limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
+    stop_at = None if limit is None else started_at + limit
+    return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)
+
+
 def _running(live: Live) -> RunningJob:
     job, attempt = live.job, live.attempt
     return RunningJob(
@@ -402,7 +413,7 @@ def _running(live: Live) -> RunningJob:
         user=job.user,
         tag=job.spec.tag,
         devices=len(attempt.devices),
-        started_at=attempt.started_at,
+        started_at=attempt.since,
         group=job.group,
         lease_id=attempt.lease_id,
         priority=job.priority,

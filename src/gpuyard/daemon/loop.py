@@ -17,7 +17,7 @@ from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller, Step
 from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -138,7 +138,9 @@ class SchedulerLoop:
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """Return a live attempt with the pid of its program, if it runs on this machine and is known."""
-        return attempt if attempt.engine else replace(attempt, pid=self._engine.pid_of(attempt))
+        if attempt.engine or not isinstance(attempt.phase, Started):
+            return attempt
+        return replace(attempt, phase=replace(attempt.phase, pid=self._engine.pid_of(attempt)))
 
     # A step
 

@@ -144,7 +144,7 @@ class EventCounters:
         assert event.outcome is not None
         assert event.attempt is not None
         self.attempts_ended[event.outcome.kind] += 1
-        if event.attempt.has_started:
+        if event.attempt.started is not None:
             self.run_s.add(event.attempt.ran_s(event.at))
         if event.attempt.lack is not None:
             self.out_of_memory[event.attempt.lack.shortage.where] += 1

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from gpuyard.errors import EnvironmentFault, StoreFault
 
 # Schemas 1 to 5 were never released.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024

@@ -29,7 +29,6 @@ SELECT lane FROM ready WHERE lane IS NOT NULL
 """
 # Most steps start few jobs of a lane, so the first page of a lane is small.
 _FIRST_PAGE, _NEXT_PAGE = 4, 64
-_ATTEMPT_PARAMETERS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 
 
 class JobStore:
@@ -274,49 +273,31 @@ class JobStore:
     # Attempts
 
     def start_attempt(self, attempt: Attempt) -> None:
+        row = row_codec.attempt_to_row(attempt)
         self._execute(
-            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_ATTEMPT_PARAMETERS})",  # noqa: S608
-            row_codec.attempt_to_row(attempt),
+            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_parameters(row)})",  # noqa: S608
+            row,
         )
+        state = JobState.PENDING if attempt.started is None else JobState.RUNNING
         self._execute(
             "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
             "ended_at = NULL WHERE id = ?",
-            (
-                JobState.RUNNING if attempt.has_started else JobState.PENDING, attempt.number,
-                attempt.started_at if attempt.has_started else None, attempt.job_id,
-            ),
-        )  # fmt: skip
-
-    def locate_attempt(self, attempt: Attempt) -> None:
-        """Store where its engine runs it, and since when."""
-        self._execute(
-            "UPDATE attempts SET started_at = ?, stop_at = ?, place = ?, site_id = ? WHERE job = ? AND number = ?",
-            (
-                attempt.started_at, attempt.stop_at, row_codec.printable(attempt.place), attempt.site_id,
-                attempt.job_id, attempt.number,
-            ),
-        )  # fmt: skip
-        if attempt.has_started:
-            self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
-
-    def end_attempt(self, job_id: int, number: int, outcome: Outcome, at: float, pid: int | None = None) -> None:
-        """Store the outcome. `pid` is the program's own, if it is known."""
-        self._execute(
-            "UPDATE attempts SET ended_at = ?, outcome = ?, pid = ? WHERE job = ? AND number = ?",
-            (at, row_codec.outcome_to_text(outcome), pid, job_id, number),
+            (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
     def update_attempt(self, attempt: Attempt) -> None:
-        """Store every column that changes while the attempt is live."""
+        job_id, number, *values = row_codec.attempt_to_row(attempt)
         self._execute(
-            "UPDATE attempts SET stop_at = ?, kill_at = ?, stopping = ?, reserved_mb = ?, parked = ?, "
-            "suspended_at = ?, suspended_s = ?, usage = ?, shortage = ? WHERE job = ? AND number = ?",
-            (
-                attempt.stop_at, attempt.kill_at, attempt.stopping, attempt.reserved_mb, attempt.parked,
-                attempt.suspended_at, attempt.suspended_s, row_codec.value_to_text(attempt.usage),
-                row_codec.lack_to_text(attempt.lack), attempt.job_id, attempt.number,
-            ),
-        )  # fmt: skip
+            f"UPDATE attempts SET ({row_codec.ATTEMPT_VALUES}) = ({_parameters(values)}) "  # noqa: S608
+            "WHERE job = ? AND number = ?",
+            (*values, job_id, number),
+        )
+
+    def locate_attempt(self, attempt: Attempt) -> None:
+        """Store where its engine runs it, and since when."""
+        self.update_attempt(attempt)
+        if attempt.started is not None:
+            self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
         """Return every live attempt with its job."""
@@ -404,3 +385,7 @@ class JobStore:
     def _read_lane(self, lane_id: int) -> Lane:
         row = self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()
         return row_codec.lane_from_text(lane_id, row[0])
+
+
+def _parameters(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))

@@ -10,7 +10,7 @@ from gpuyard.core.job.job import Outcome, OutcomeKind
 
 _FINISHED = """
 SELECT attempts.job, number, attempts.started_at, attempts.ended_at, devices, attempts.outcome, reserved_mb,
-    suspended_s > 0 OR suspended_at IS NOT NULL, engine, place, jobs.name, user,
+    suspended_s > 0 OR suspended_at IS NOT NULL, engine, jobs.name, user,
     coalesce(jobs.command, specs.command)
 FROM attempts INDEXED BY attempts_ended CROSS JOIN jobs ON jobs.id = attempts.job CROSS JOIN specs ON specs.id = spec
 WHERE attempts.ended_at IS NOT NULL AND attempts.ended_at > ? AND attempts.started_at < ?
@@ -31,7 +31,6 @@ class PastRun(Struct, frozen=True, kw_only=True):
     outcome: OutcomeKind
     reserved_mb: float | None
     engine: str
-    place: str | None
     name: str | None
     user: str
     command: str
@@ -39,7 +38,10 @@ class PastRun(Struct, frozen=True, kw_only=True):
 
 
 def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:
-    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out."""
+    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out.
+
+    An attempt that never started has no start time, so no comparison finds it.
+    """
     rows = connection.execute(_FINISHED, (since, until, limit)).fetchall()
     left_out = 0
     if len(rows) == limit:
@@ -52,7 +54,7 @@ def _moves(connection: sqlite3.Connection, job_id: int) -> tuple[tuple[float, st
 
 
 def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> PastRun:
-    job, number, begins, ends, devices, outcome, reserved_mb, _, engine, place, name, user, command = row
+    job, number, begins, ends, devices, outcome, reserved_mb, _, engine, name, user, command = row
     return PastRun(
         job=job,
         attempt=number,
@@ -62,7 +64,6 @@ def _run(row: tuple[Any, ...], moves: tuple[tuple[float, str], ...]) -> PastRun:
         outcome=msgspec.json.decode(outcome, type=Outcome).kind,
         reserved_mb=reserved_mb,
         engine=engine,
-        place=place,
         name=name,
         user=user,
         command=command,

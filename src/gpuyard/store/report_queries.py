@@ -29,7 +29,7 @@ WITH wanted (job, number) AS MATERIALIZED (
     ORDER BY job, number LIMIT -1
 )
 SELECT attempts.job, attempts.number, attempts.started_at, attempts.ended_at, attempts.outcome, devices, reserved_mb,
-    peaks_mb, shortage, suspended_at, suspended_s, engine, place, jobs.state, jobs.submitted_at, jobs.queued_at,
+    peaks_mb, shortage, suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at, jobs.queued_at,
     jobs.lane, jobs.spec, CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
 FROM wanted
 CROSS JOIN attempts ON attempts.job = wanted.job AND attempts.number = wanted.number
@@ -76,22 +76,23 @@ class _AttemptReader:
         self._by = by
 
     def attempt(  # noqa: PLR0913, PLR0917 - the columns
-        self, job: int, number: int, started_at: float, ended_at: float | None, outcome: str | None,
+        self, job: int, number: int, started_at: float | None, ended_at: float | None, outcome: str | None,
         devices: str | None, reserved_mb: float | None, peaks: str | None, shortage: str | None,
-        suspended_at: float | None, suspended_s: float, engine: str, place: str | None, state: str,
+        suspended_at: float | None, suspended_s: float, engine: str, state: str,
         submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
     ) -> PastAttempt:  # fmt: skip
         lane = self._lane(lane_id)
         held = _read_devices(devices) if devices else ()
         ended = None if outcome is None else _read_outcome(outcome)
-        is_first = number == 1
+        was_suspended = suspended_s or suspended_at is not None
         return PastAttempt(
             job=job,
             group=self._group(group, spec),
             started_at=started_at,
             ended_at=ended_at,
-            queued_at=self._waited_since(job, started_at, submitted_at, queued_at) if is_first else None,
-            has_started=not engine or place is not None,
+            queued_at=None
+            if number > 1 or started_at is None
+            else self._waited_since(job, started_at, submitted_at, queued_at),
             devices=held,
             gpus=lane.need.devices if engine else len(held),
             reserved_mb=reserved_mb,
@@ -101,7 +102,7 @@ class _AttemptReader:
             status=None if ended is None else ended.status,
             lacked=_read_lack(shortage).shortage.where if shortage else None,
             is_healed=state == JobState.SUCCEEDED,
-            suspended=self._suspended(job, started_at, ended_at) if suspended_s or suspended_at is not None else (),
+            suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
         )
 
     def _group(self, value: str | None, spec: int) -> str:

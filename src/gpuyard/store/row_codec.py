@@ -10,11 +10,14 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import (
     Attempt,
     Growth,
+    HandedOver,
     Job,
     JobSpec,
     MemoryLack,
     Outcome,
     OutcomeKind,
+    Over,
+    Started,
     SuspendedBy,
     Usage,
     fill_in,
@@ -28,10 +31,11 @@ JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
     "due_at, started_at, ended_at, outcome, reason, queued_at, growth"
 )
-ATTEMPT_COLUMNS = (
-    "job, number, keeper_pid, boot_id, started_at, lease, devices, log, stop_at, kill_at, stopping, ended_at, outcome, "
-    "reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, shortage, engine, place, site_id, pid"
+ATTEMPT_VALUES = (
+    "boot_id, handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, shortage, lease, devices, log, "
+    "stop_at, kill_at, stopping, reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, engine, site_id"
 )
+ATTEMPT_COLUMNS = f"job, number, {ATTEMPT_VALUES}"
 
 
 def spec_to_text(spec: JobSpec) -> str:
@@ -130,31 +134,29 @@ def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
 
 
 def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
+    """Return the values of ATTEMPT_COLUMNS."""
+    started, over = attempt.started, attempt.over
     return (
         attempt.job_id,
         attempt.number,
-        attempt.keeper_pid,
         attempt.boot_id,
-        attempt.started_at,
+        attempt.since if started is None else None,
+        *((None,) * 4 if started is None else (started.at, started.keeper_pid, started.pid, printable(started.place))),
+        *((None,) * 3 if over is None else (over.at, outcome_to_text(over.outcome), lack_to_text(over.lack))),
         attempt.lease_id,
         " ".join(attempt.devices) or None,
         attempt.log,
         attempt.stop_at,
         attempt.kill_at,
         attempt.stopping,
-        attempt.ended_at,
-        outcome_to_text(attempt.outcome),
         attempt.reserved_mb,
         attempt.predicted_mb,
         attempt.parked,
         attempt.suspended_at,
         attempt.suspended_s,
         value_to_text(attempt.usage),
-        lack_to_text(attempt.lack),
         attempt.engine,
-        printable(attempt.place),
         attempt.site_id,
-        attempt.pid,
     )
 
 
@@ -162,29 +164,36 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
     return Attempt(
         job_id=row[0],
         number=row[1],
-        keeper_pid=row[2],
-        boot_id=row[3],
-        started_at=row[4],
-        lease_id=row[5],
-        devices=tuple(row[6].split()) if row[6] else (),
-        log=row[7],
-        stop_at=row[8],
-        kill_at=row[9],
-        stopping=None if row[10] is None else OutcomeKind(row[10]),
-        ended_at=row[11],
-        outcome=outcome_from_text(row[12]),
-        reserved_mb=row[13],
-        predicted_mb=row[14],
-        parked=None if row[15] is None else SuspendedBy(row[15]),
-        suspended_at=row[16],
-        suspended_s=row[17],
-        usage=None if row[18] is None else msgspec.json.decode(row[18], type=Usage),
-        lack=None if row[19] is None else msgspec.json.decode(row[19], type=MemoryLack),
-        engine=row[20],
-        place=row[21],
-        site_id=row[22],
-        pid=row[23],
+        boot_id=row[2],
+        phase=_phase_from_columns(*row[3:11]),
+        lease_id=row[11],
+        devices=tuple(row[12].split()) if row[12] else (),
+        log=row[13],
+        stop_at=row[14],
+        kill_at=row[15],
+        stopping=None if row[16] is None else OutcomeKind(row[16]),
+        reserved_mb=row[17],
+        predicted_mb=row[18],
+        parked=None if row[19] is None else SuspendedBy(row[19]),
+        suspended_at=row[20],
+        suspended_s=row[21],
+        usage=None if row[22] is None else msgspec.json.decode(row[22], type=Usage),
+        engine=row[23],
+        site_id=row[24],
     )
+
+
+def _phase_from_columns(  # noqa: PLR0913, PLR0917 - the columns
+    handed_over_at: float, started_at: float | None, keeper_pid: int, pid: int | None, place: str | None,
+    ended_at: float | None, outcome: str, shortage: str | None,
+) -> HandedOver | Started | Over:  # fmt: skip
+    live: HandedOver | Started = HandedOver(at=handed_over_at)
+    if started_at is not None:
+        live = Started(at=started_at, keeper_pid=keeper_pid, pid=pid, place=place)
+    if ended_at is None:
+        return live
+    lack = None if shortage is None else msgspec.json.decode(shortage, type=MemoryLack)
+    return Over(before=live, at=ended_at, outcome=msgspec.json.decode(outcome, type=Outcome), lack=lack)
 
 
 def lane_of(job: Job, batch: int | None = None) -> Lane:

@@ -98,35 +98,41 @@ CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.
 END;
 
 -- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb`, so it has a column of its own.
--- `keeper_pid` is 0 for an attempt on another machine; `pid` is the program's, known once it has ended.
+-- The phase of an attempt: `handed_over_at` is set until it starts, then `started_at`, with `keeper_pid` on this machine
+-- or `place` on another; `ended_at`, `outcome` and `shortage` (JSON, with the memory that it lacked) once it is over.
+-- `pid` is the program's, recorded at the end.
 CREATE TABLE attempts (
     job INTEGER NOT NULL REFERENCES jobs (id),
     number INTEGER NOT NULL,
-    keeper_pid INTEGER NOT NULL,
     boot_id TEXT,
-    started_at REAL NOT NULL,
+    handed_over_at REAL,
+    started_at REAL,
+    keeper_pid INTEGER,
+    pid INTEGER,
+    place TEXT,
+    ended_at REAL,
+    outcome TEXT,
+    shortage TEXT,
     lease TEXT,
     devices TEXT,
     log TEXT,
     stop_at REAL,
     kill_at REAL,
     stopping TEXT,
-    ended_at REAL,
-    outcome TEXT,
-    pid INTEGER,
     reserved_mb REAL,
     predicted_mb REAL,
     parked TEXT,
     suspended_at REAL,
     suspended_s REAL NOT NULL DEFAULT 0,
-    shortage TEXT,
     engine TEXT NOT NULL DEFAULT '',
-    place TEXT,
     site_id TEXT,
     peaks_mb TEXT GENERATED ALWAYS AS (json_extract(usage, '$.peaks_mb')) STORED,
     usage TEXT,
     PRIMARY KEY (job, number),
-    CHECK ((ended_at IS NULL) = (outcome IS NULL))
+    CHECK ((handed_over_at IS NULL) = (started_at IS NOT NULL)),
+    CHECK (started_at IS NOT NULL OR coalesce(keeper_pid, pid, place) IS NULL),
+    CHECK ((ended_at IS NULL) = (outcome IS NULL)),
+    CHECK (ended_at IS NOT NULL OR shortage IS NULL)
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX one_live_attempt ON attempts (job) WHERE ended_at IS NULL;

@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
 from tests.unit.store import QueueDb
@@ -30,7 +30,12 @@ def running(queue_db: QueueDb) -> tuple[JobTransitions, int]:
     (job_id,) = queue_db.add()
     queue_db.store.start_attempt(
         Attempt(
-            job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0",), lease_id=LEASE.id
+            job_id=job_id,
+            number=1,
+            phase=Started(at=110.0, keeper_pid=9),
+            boot_id="b",
+            devices=("G0",),
+            lease_id=LEASE.id,
         )
     )
     transitions = JobTransitions(queue_db.store)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.batch_gates import BatchGates, BatchGateState, GateSample
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
@@ -62,7 +62,8 @@ class Bench:
     ) -> None:
         (lane,) = [queue.lane for queue in self.queue_db.store.ready_queues()]
         self.transitions.start(
-            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=now)
+            self.queue_db.job(job_id),
+            Attempt(job_id=job_id, number=1, phase=Started(at=now, keeper_pid=9), boot_id="b"),
         )
         start = Start(job_id=job_id, lane=lane, claim=Claim(shares=shares), charged_mb=charged_mb)
         self.batch_gates.record(Plan(starts=(start,)), sample, now)
@@ -71,7 +72,8 @@ class Bench:
         """Run and end a run that held this much RAM, so that there is an estimate."""
         job_id = self.runs[-1]
         self.transitions.start(
-            self.queue_db.job(job_id), Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=NOW)
+            self.queue_db.job(job_id),
+            Attempt(job_id=job_id, number=1, phase=Started(at=NOW, keeper_pid=9), boot_id="b"),
         )
         self.transitions.note_usage(job_id, Usage(ram_mb=ram_mb))
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
@@ -330,7 +332,9 @@ def test_estimates_of_runs_do_not_depend_on_their_seeds() -> None:
     )
     other = queue_db.add(1, command=("sh", "-c", "else"))[0]
     transitions = JobTransitions(queue_db.store)
-    transitions.start(queue_db.job(first), Attempt(job_id=first, number=1, keeper_pid=9, boot_id="b", started_at=NOW))
+    transitions.start(
+        queue_db.job(first), Attempt(job_id=first, number=1, phase=Started(at=NOW, keeper_pid=9), boot_id="b")
+    )
     transitions.note_usage(first, Usage(peaks_mb={"SIM-0": 3 * GB}))
     transitions.end(first, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW)
     learned = transitions.estimates.predicted_mb(queue_db.job(second))
@@ -343,7 +347,8 @@ def test_estimates_of_runs_do_not_depend_on_their_seeds() -> None:
 def test_the_ram_of_runs_of_another_batch_is_counted(bench: Bench) -> None:
     other = bench.queue_db.add(2, is_array=True, pace=replace(PACE, run_ram_mb=5 * GB), command=("other",))
     bench.transitions.start(
-        bench.queue_db.job(other[0]), Attempt(job_id=other[0], number=1, keeper_pid=9, boot_id="b", started_at=NOW)
+        bench.queue_db.job(other[0]),
+        Attempt(job_id=other[0], number=1, phase=Started(at=NOW, keeper_pid=9), boot_id="b"),
     )
     bench.add_sample(memory_available_mb=10 * GB)
     assert bench.state.memory.judged == 5 * GB

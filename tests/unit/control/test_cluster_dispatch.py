@@ -8,7 +8,7 @@ import pytest
 from gpuyard.control.controller import Step
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.core.cluster.offer import Amount, Offer
-from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, PartOfDevice
@@ -41,7 +41,7 @@ class ClusterEngine(PlacesNothing):
         if self.fault is not None:
             raise EnvironmentFault(self.fault)
         self._prepared.append(launch)
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=0, log="/log")
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, log="/log")
 
     def start_prepared(self) -> None:
         self.submitted |= {launch.job_id: launch for launch in self._prepared}
@@ -381,7 +381,7 @@ class Door:
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, keeper_pid=0, boot_id=None, started_at=0.0, engine="yonder")
+    return Attempt(job_id=job_id, number=1, phase=HandedOver(at=0.0), engine="yonder")
 
 
 @pytest.mark.parametrize(

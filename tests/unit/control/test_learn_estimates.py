@@ -1,14 +1,14 @@
 """Estimates are known as soon as an attempt ends, and survive the daemon once they are stored."""
 
 from gpuyard.control.learn_estimates import LearnedEstimates
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
 from tests.unit.store import QueueDb
 
 
 def test_stored_estimates_survive_the_daemon(queue_db: QueueDb) -> None:
     job = queue_db.job(*queue_db.add())
     attempt = Attempt(
-        job_id=job.id, number=1, keeper_pid=9, boot_id="b", started_at=100.0, devices=("G0",),
+        job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
         usage=Usage(peaks_mb={"G0": 4096.0}, ram_mb=512.0, load_percent=40.0),
     )  # fmt: skip
     estimates = LearnedEstimates(queue_db.store)

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from tests.unit.store import QueueDb
@@ -20,7 +20,7 @@ def begin(transitions: JobTransitions, queue_db: QueueDb, job_id: int) -> None:
     number = queue_db.job(job_id).attempts + 1
     transitions.start(
         queue_db.job(job_id),
-        Attempt(job_id=job_id, number=number, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0",)),
+        Attempt(job_id=job_id, number=number, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0",)),
     )
 
 

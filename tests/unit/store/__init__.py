@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, Over, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need
@@ -16,6 +16,11 @@ from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.store.row_codec import lane_of
 
 SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
+
+
+def end_attempt(store: JobStore, job_id: int, number: int, outcome: Outcome, at: float) -> None:
+    attempt = store.attempts(job_id)[number - 1]
+    store.update_attempt(replace(attempt, phase=Over(before=attempt.last_live_phase, at=at, outcome=outcome)))
 
 
 class QueueDb:
@@ -56,7 +61,7 @@ class QueueDb:
 
     def run(self, job_id: int, number: int = 1) -> Attempt:
         attempt = Attempt(
-            job_id=job_id, number=number, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1")
+            job_id=job_id, number=number, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0", "G1")
         )
         self.store.start_attempt(attempt)
         return attempt

@@ -9,6 +9,7 @@ from gpuyard.core.job.job import (
     Dependency,
     DependencyKind,
     Growth,
+    HandedOver,
     Job,
     JobSpec,
     MemoryLack,
@@ -16,6 +17,8 @@ from gpuyard.core.job.job import (
     OnReboot,
     Outcome,
     OutcomeKind,
+    Over,
+    Started,
     SuspendedBy,
     Usage,
 )
@@ -29,6 +32,7 @@ from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
+from tests.unit.store import end_attempt
 
 SPEC = JobSpec(command=("python", "train.py"), cwd="/data/me", environment={"LANG": "caf\udce9"}, need=Need())
 FULL = JobSpec(
@@ -103,9 +107,8 @@ def attempt(job_id: int, number: int = 1) -> Attempt:
     return Attempt(
         job_id=job_id,
         number=number,
-        keeper_pid=4000 + job_id,
+        phase=Started(at=1010.0, keeper_pid=4000 + job_id),
         boot_id="boot-1",
-        started_at=1010.0,
         lease_id=f"lease-{job_id}",
         devices=("GPU-a", "GPU-b"),
         log=f"/logs/{job_id}.{number}",
@@ -129,7 +132,7 @@ def _add_plain(store: JobStore) -> None:
     store.add_dependencies([blocked], [Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)])
     delayed = submit(store, like())  # 4
     store.start_attempt(attempt(delayed))
-    store.end_attempt(delayed, 1, FAILED, 1020.0)
+    end_attempt(store, delayed, 1, FAILED, 1020.0)
     store.change_state(delayed, JobState.DELAYED, reason="again", due_at=1030.0, outcome=FAILED, failures=1)
     store.start_attempt(attempt(submit(store, like())))  # 5, running
     stopping = submit(store, like())  # 6
@@ -138,14 +141,14 @@ def _add_plain(store: JobStore) -> None:
     store.change_state(stopping, JobState.STOPPING, reason="stopping: cancelled")
     succeeded = submit(store, like())  # 7
     store.start_attempt(attempt(succeeded))
-    store.end_attempt(succeeded, 1, FAILED, 1020.0)
+    end_attempt(store, succeeded, 1, FAILED, 1020.0)
     store.start_attempt(attempt(succeeded, 2))
-    store.end_attempt(succeeded, 2, SUCCEEDED, 1030.0)
+    end_attempt(store, succeeded, 2, SUCCEEDED, 1030.0)
     store.change_state(succeeded, JobState.SUCCEEDED, ended_at=1030.0, outcome=SUCCEEDED)
     store.add_event(succeeded, 1020.0, "delayed", "exit status 3; again at once")
     failed = submit(store, like())  # 8
     store.start_attempt(attempt(failed))
-    store.end_attempt(failed, 1, FAILED, 1020.0)
+    end_attempt(store, failed, 1, FAILED, 1020.0)
     store.change_state(failed, JobState.FAILED, reason="exit status 3", ended_at=1020.0, outcome=FAILED, failures=1)
     store.add_event(failed, 1020.0, "failed", "exit status 3")
     cancelled = submit(store, like())  # 9
@@ -177,8 +180,8 @@ def _add_suspended(store: JobStore) -> None:
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="out of memory: CUDA out of memory")
     store.start_attempt(attempt(short))
     lack = MemoryLack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
-    store.update_attempt(replace(attempt(short), usage=USAGE, lack=lack))
-    store.end_attempt(short, 1, outcome, 1020.0)
+    over = Over(before=attempt(short).last_live_phase, at=1020.0, outcome=outcome, lack=lack)
+    store.update_attempt(replace(attempt(short), usage=USAGE, phase=over))
     store.change_state(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
     store.set_growth(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
     learned = Profile(label="python train.py", peaks_mb=(6144.0, 6200.0), floor_mb=8192.0, ram_mb=900.0, seen_at=1020.0)
@@ -190,9 +193,9 @@ def _add_batch(store: JobStore) -> None:
     seeds = [ArrayElement(values={"index": str(index), "seed": str(70 + index)}) for index in range(3)]
     first = submit(store, replace(like(PACED), group_limit=2), seeds, token="batch")  # 18 to 20
     store.start_attempt(attempt(first))
-    store.end_attempt(first, 1, SUCCEEDED, 1040.0)
+    end_attempt(store, first, 1, SUCCEEDED, 1040.0)
     store.change_state(first, JobState.SUCCEEDED, ended_at=1040.0, outcome=SUCCEEDED)
-    store.start_attempt(replace(attempt(first + 1), started_at=1030.0))
+    store.start_attempt(replace(attempt(first + 1), phase=Started(at=1030.0)))
     store.set_batch_state(first, '{"waits_s":{"cpu":12.5,"gpu-memory":3.0},"unknown":["--max-gpu"]}')
 
 
@@ -200,8 +203,12 @@ def _add_dispatched(store: JobStore) -> None:
     """Add a job that is pending at a cluster and a job that runs there."""
     for place in (None, "n0"):  # 21 and 22
         job_id = submit(store, like(ELSEWHERE))
-        dispatched = replace(attempt(job_id), pid=0, boot_id=None, lease_id=None, devices=(), engine="slurm")
+        handed_over = HandedOver(at=1010.0)
+        dispatched = replace(
+            attempt(job_id), phase=handed_over, boot_id=None, lease_id=None, devices=(), engine="slurm"
+        )
         store.start_attempt(dispatched)
-        store.locate_attempt(replace(dispatched, site_id=f"{job_id}_0", place=place))
+        phase = handed_over if place is None else Started(at=1012.0, place=place)
+        store.locate_attempt(replace(dispatched, site_id=f"{job_id}_0", phase=phase))
         state = JobState.PENDING if place is None else JobState.RUNNING
         store.change_state(job_id, state, reason=None if place else f"slurm {job_id}_0: Resources")

@@ -2,18 +2,18 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, end_attempt
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 PACE = BatchPace(max_cpu_percent=85.0, max_gpu_memory_mb=8000.0, stagger_s=2.0, sample_log="/data/samples.csv")
 
 
 def attempt_of(job_id: int) -> Attempt:
-    return Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=0.0)
+    return Attempt(job_id=job_id, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id="b")
 
 
 def test_the_record_of_a_batch_is_replaced(queue_db: QueueDb) -> None:
@@ -29,9 +29,9 @@ def test_the_last_start_of_a_batch_counts_its_own_runs_in_any_state(queue_db: Qu
     (other,) = queue_db.add()
     assert queue_db.store.last_start_in_batch(first) is None
     for job_id, at in ((second, 300.0), (first, 200.0), (other, 900.0)):
-        queue_db.store.start_attempt(replace(attempt_of(job_id), started_at=at))
+        queue_db.store.start_attempt(replace(attempt_of(job_id), phase=Started(at=at)))
     assert queue_db.store.last_start_in_batch(first) == 300.0
-    queue_db.store.end_attempt(second, 1, FAILED, 310.0)
+    end_attempt(queue_db.store, second, 1, FAILED, 310.0)
     queue_db.store.change_state(second, JobState.QUEUED)
     assert queue_db.store.last_start_in_batch(first) == 300.0
     assert queue_db.store.last_start_in_batch(third) is None
@@ -39,8 +39,8 @@ def test_the_last_start_of_a_batch_counts_its_own_runs_in_any_state(queue_db: Qu
 
 def test_a_dropped_attempt_may_delay_the_next_start_and_never_advances_it(queue_db: QueueDb) -> None:
     first, second = queue_db.add(2, is_array=True, pace=PACE)
-    queue_db.store.start_attempt(replace(attempt_of(first), started_at=200.0))
-    queue_db.store.start_attempt(replace(attempt_of(second), started_at=300.0))
+    queue_db.store.start_attempt(replace(attempt_of(first), phase=Started(at=200.0)))
+    queue_db.store.start_attempt(replace(attempt_of(second), phase=Started(at=300.0)))
     queue_db.store.drop_attempt(second, 1)
     assert (queue_db.store.last_start_in_batch(first) or 0.0) >= 200.0
 

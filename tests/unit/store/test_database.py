@@ -13,7 +13,17 @@ import pytest
 
 from gpuyard.control.batch_gates import BatchGates, BatchGateState
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import DependencyKind, Growth, OnPreempt, OnReboot, Outcome, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import (
+    DependencyKind,
+    Growth,
+    HandedOver,
+    OnPreempt,
+    OnReboot,
+    Outcome,
+    OutcomeKind,
+    Started,
+    SuspendedBy,
+)
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.lease import FixedMemory, Need
@@ -126,9 +136,9 @@ def test_a_job_at_a_cluster_is_read_back_with_its_place(reopened: Database) -> N
     store = JobStore(reopened)
     live = {job.id: (job, attempt) for job, attempt in store.live_attempts()}
     (pending, waiting), (running, started) = live[21], live[22]
-    assert (waiting.engine, waiting.site_id, waiting.place, waiting.has_started) == ("slurm", "21_0", None, False)
-    assert (started.engine, started.site_id, started.place, started.has_started) == ("slurm", "22_0", "n0", True)
-    assert (pending.started_at, running.started_at) == (None, started.started_at)
+    assert (waiting.engine, waiting.site_id, waiting.phase) == ("slurm", "21_0", HandedOver(at=1010.0))
+    assert (started.engine, started.site_id, started.phase) == ("slurm", "22_0", Started(at=1012.0, place="n0"))
+    assert (pending.started_at, running.started_at) == (None, 1012.0)
     assert (pending.spec.engine, pending.spec.engine_options, pending.spec.cpus) == ("slurm", ("--partition=big",), 4)
 
 

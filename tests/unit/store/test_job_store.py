@@ -15,6 +15,8 @@ from gpuyard.core.job.job import (
     MemoryLack,
     Outcome,
     OutcomeKind,
+    Over,
+    Started,
     SuspendedBy,
     Usage,
 )
@@ -26,7 +28,7 @@ from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.queue_order import Lane, WeightedUse
 from gpuyard.errors import StoreFault
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import QueueDb, full_scans
+from tests.unit.store import QueueDb, end_attempt, full_scans
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")
 
@@ -39,7 +41,7 @@ def test_a_second_live_attempt_of_a_job_is_refused(queue_db: QueueDb) -> None:
     queue_db.run(job_id)
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
         queue_db.run(job_id, 2)
-    queue_db.store.end_attempt(job_id, 1, FAILED, 120.0)
+    end_attempt(queue_db.store, job_id, 1, FAILED, 120.0)
     queue_db.run(job_id, 2)
     assert [(job.id, attempt.number) for job, attempt in queue_db.store.live_attempts()] == [(job_id, 2)]
 
@@ -360,7 +362,6 @@ def test_an_attempt_and_its_stop_request_are_read_back(queue_db: QueueDb) -> Non
 
 def test_all_changes_of_a_live_attempt_are_read_back(queue_db: QueueDb) -> None:
     begun = queue_db.run(*queue_db.add())
-    shortage = Shortage(where=ShortageKind.DEVICE, says="caf\udce9: out of memory", asked_mb=10.0)
     changed = replace(
         begun,
         reserved_mb=2048.0,
@@ -368,11 +369,27 @@ def test_all_changes_of_a_live_attempt_are_read_back(queue_db: QueueDb) -> None:
         suspended_at=150.0,
         suspended_s=7.5,
         usage=Usage(peaks_mb={"G0": 10.0}, curve=((0.5, 10.0),), grew_at_s=0.5, levels_mb={"G0": 10.0}),
-        lack=MemoryLack(shortage=shortage, others=(("bob, pid 7", None),)),
     )
     queue_db.store.update_attempt(changed)
-    shown = MemoryLack(shortage=replace(shortage, says="caf?: out of memory"), others=(("bob, pid 7", None),))
-    assert [attempt for _, attempt in queue_db.store.live_attempts()] == [replace(changed, lack=shown)]
+    assert [attempt for _, attempt in queue_db.store.live_attempts()] == [changed]
+
+
+def test_the_end_of_an_attempt_is_read_back(queue_db: QueueDb) -> None:
+    begun = queue_db.run(*queue_db.add())
+    shortage = Shortage(where=ShortageKind.DEVICE, says="caf\udce9: out of memory", asked_mb=10.0)
+    lack = MemoryLack(shortage=shortage, others=(("bob, pid 7", None),))
+    shown = replace(lack, shortage=replace(shortage, says="caf?: out of memory"))
+    over = Over(before=Started(at=110.0, keeper_pid=9, pid=33), at=120.0, outcome=FAILED, lack=lack)
+    queue_db.store.update_attempt(replace(begun, phase=over))
+    assert queue_db.store.attempts(begun.job_id) == [replace(begun, phase=replace(over, lack=shown))]
+    assert queue_db.store.live_attempts() == []
+
+
+def test_an_attempt_is_either_handed_over_or_started(queue_db: QueueDb) -> None:
+    queue_db.run(*queue_db.add())
+    for half in ("handed_over_at = 1.0", "started_at = NULL", "handed_over_at = 1.0, started_at = NULL"):
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+            queue_db.db.execute(f"UPDATE attempts SET {half}")
 
 
 def test_a_job_that_ran_out_of_memory_moves_to_a_lane_with_individual_needs(queue_db: QueueDb) -> None:
@@ -399,7 +416,7 @@ def test_a_reason_with_a_name_that_is_not_utf_8_can_be_written(queue_db: QueueDb
     (job_id,) = queue_db.add()
     queue_db.run(job_id)
     outcome = Outcome(kind=OutcomeKind.CANNOT_START, status=127, reason="there is no program caf\udce9")
-    queue_db.store.end_attempt(job_id, 1, outcome, 120.0)
+    end_attempt(queue_db.store, job_id, 1, outcome, 120.0)
     queue_db.store.change_state(job_id, JobState.FAILED, reason=outcome.reason, ended_at=120.0, outcome=outcome)
     queue_db.store.add_event(job_id, 120.0, "failed", outcome.reason)
     shown = "there is no program caf?"

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Outcome, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.past_runs import PastRun, runs_between
+from tests.unit.store import end_attempt
 from tests.unit.store.sample_queue import SPEC, SUCCEEDED, attempt, like, submit
 
 
@@ -20,12 +21,13 @@ class Queue:
         self.store = store
         self._path = path
 
-    def run(self, begins: float, ends: float, *elements: ArrayElement, outcome: Outcome = SUCCEEDED) -> int:
+    def run(self, begins: float | None, ends: float, *elements: ArrayElement, outcome: Outcome = SUCCEEDED) -> int:
         spec = replace(SPEC, command=("train", "--lr", "{lr}"), name="big")
         with self.store.transaction():
             job_id = submit(self.store, like(spec), elements or (ArrayElement(),))
-            self.store.start_attempt(replace(attempt(job_id), started_at=begins, reserved_mb=512.0))
-            self.store.end_attempt(job_id, 1, outcome, ends)
+            phase = HandedOver(at=0.0) if begins is None else Started(at=begins)
+            self.store.start_attempt(replace(attempt(job_id), phase=phase, reserved_mb=512.0))
+            end_attempt(self.store, job_id, 1, outcome, ends)
         return job_id
 
     def between(self, since: float, until: float, limit: int = 100) -> tuple[list[PastRun], int]:
@@ -48,6 +50,13 @@ def test_attempts_that_overlap_the_time_are_found(queue: Queue) -> None:
     assert [run.job for run in queue.between(60, 100)[0]] == []
 
 
+def test_an_attempt_that_never_started_is_neither_found_nor_counted(queue: Queue) -> None:
+    queue.run(None, 20)
+    ran = queue.run(10, 15)
+    found, left_out = queue.between(0, 100, limit=1)
+    assert ([run.job for run in found], left_out) == ([ran], 0)
+
+
 def test_beyond_the_limit_the_last_are_returned_and_the_rest_counted(queue: Queue) -> None:
     jobs = [queue.run(begins, begins + 1) for begins in range(6)]
     found, left_out = queue.between(0, 100, limit=4)
@@ -67,6 +76,7 @@ def test_a_suspended_run_has_the_times_of_its_moves(queue: Queue) -> None:
     with queue.store.transaction():
         for at, kind in ((2.0, "suspending"), (3.0, "suspended"), (4.0, "priority"), (5.0, "resumed")):
             queue.store.add_event(job_id, at, kind)
-        queue.store.update_attempt(replace(attempt(job_id), parked=SuspendedBy.FOR_ROOM, suspended_s=3.0))
+        (run_once,) = queue.store.attempts(job_id)
+        queue.store.update_attempt(replace(run_once, parked=SuspendedBy.FOR_ROOM, suspended_s=3.0))
     ((run,), _) = queue.between(0, 99)
     assert run.moves == ((2.0, "suspending"), (5.0, "resumed"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import Dependency, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection
-from tests.unit.store import QueueDb, full_scans
+from tests.unit.store import QueueDb, end_attempt, full_scans
 
 # Selecting
 
@@ -168,7 +168,7 @@ def test_old_jobs_are_deletable_once_no_job_depends_on_them(queue_db: QueueDb) -
     queue_db.store.add_dependencies([waiting], [Dependency(job_id=awaited)])
     for job_id, at in ((old, 10.0), (awaited, 11.0), (new, 99.0)):
         queue_db.run(job_id)
-        queue_db.store.end_attempt(job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), at)
+        end_attempt(queue_db.store, job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), at)
         queue_db.finish(job_id, at)
     assert queue_db.queries.deletable(50.0, 10) == [(old, 1)]
     queue_db.finish(waiting, 98.0)
@@ -182,7 +182,7 @@ def test_deleting_a_job_deletes_all_its_rows_and_no_others(queue_db: QueueDb) ->
     queue_db.store.add_dependencies([stays], [Dependency(job_id=gone)])
     for job_id in (gone, stays, alone):
         queue_db.run(job_id)
-        queue_db.store.end_attempt(job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), 10.0)
+        end_attempt(queue_db.store, job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), 10.0)
         queue_db.store.add_event(job_id, 10.0, "queued")
         queue_db.finish(job_id, 10.0)
     with queue_db.store.transaction():

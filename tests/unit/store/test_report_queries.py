@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, HandedOver, MemoryLack, Outcome, OutcomeKind, Over, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
@@ -30,14 +30,21 @@ def only(queue_db: QueueDb, by: GroupBy = GroupBy.USER) -> PastAttempt:
 
 
 def begin(queue_db: QueueDb, job_id: int, **fields: Any) -> Attempt:
-    attempt = Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=110.0, devices=("G0", "G1"))
+    attempt = Attempt(job_id=job_id, number=1, phase=Started(at=110.0, keeper_pid=9), boot_id="b", devices=("G0", "G1"))
     attempt = replace(attempt, **fields)
     queue_db.store.start_attempt(attempt)
     return attempt
 
 
-def end(queue_db: QueueDb, attempt: Attempt, at: float, kind: OutcomeKind = OutcomeKind.SUCCEEDED) -> None:
-    queue_db.store.end_attempt(attempt.job_id, attempt.number, Outcome(kind=kind, status=3), at)
+def end(
+    queue_db: QueueDb,
+    attempt: Attempt,
+    at: float,
+    kind: OutcomeKind = OutcomeKind.SUCCEEDED,
+    lack: MemoryLack | None = None,
+) -> None:
+    over = Over(before=attempt.last_live_phase, at=at, outcome=Outcome(kind=kind, status=3), lack=lack)
+    queue_db.store.update_attempt(replace(attempt, phase=over))
 
 
 def test_attempts_that_ended_later_and_live_attempts_are_read(queue_db: QueueDb) -> None:
@@ -53,8 +60,8 @@ def test_all_fields_of_an_attempt_are_read(queue_db: QueueDb) -> None:
     (job,) = queue_db.add(need=Need(memory=FixedMemory(900.0)))
     usage = Usage(peaks_mb={"G0": 700.0, "G1": 800.0}, curve=((0.0, 1.0), (1.0, 2.0)))
     lack = MemoryLack(shortage=Shortage(where=ShortageKind.HOST, says="no more"))
-    attempt = begin(queue_db, job, reserved_mb=900.0, usage=usage, lack=lack)
-    end(queue_db, attempt, 200.0, OutcomeKind.OUT_OF_MEMORY)
+    attempt = begin(queue_db, job, reserved_mb=900.0, usage=usage)
+    end(queue_db, attempt, 200.0, OutcomeKind.OUT_OF_MEMORY, lack)
     queue_db.finish(job, 300.0)
     assert only(queue_db) == PastAttempt(
         job=job, group="me", started_at=110.0, ended_at=200.0, queued_at=100.0, devices=("G0", "G1"), gpus=2,
@@ -90,7 +97,7 @@ def test_the_wait_of_a_requeued_job_is_the_wait_before_its_first_start(queue_db:
     end(queue_db, begin(queue_db, job), 120.0, OutcomeKind.FAILED)
     queue_db.store.add_event(job, 120.0, JobState.QUEUED)
     queue_db.store.change_state(job, JobState.QUEUED, queued_at=120.0)
-    begin(queue_db, job, number=2, started_at=130.0)
+    begin(queue_db, job, number=2, phase=Started(at=130.0))
     assert [each.queued_at for each in found(queue_db)] == [105.0, None]
 
 
@@ -105,13 +112,13 @@ def test_suspended_times_are_those_of_the_attempt(queue_db: QueueDb) -> None:
 
 def test_an_attempt_at_an_engine_has_as_many_gpus_as_its_job_needs(queue_db: QueueDb) -> None:
     (job,) = queue_db.add(need=Need(devices=4), engine="slurm")
-    begin(queue_db, job, engine="slurm", devices=(), place="node7")
-    assert (only(queue_db).gpus, only(queue_db).devices, only(queue_db).has_started) == (4, (), True)
+    begin(queue_db, job, engine="slurm", devices=(), phase=Started(at=110.0, place="node7"))
+    assert (only(queue_db).gpus, only(queue_db).devices, only(queue_db).started_at) == (4, (), 110.0)
 
 
 def test_an_attempt_that_its_engine_has_not_started_is_marked(queue_db: QueueDb) -> None:
-    begin(queue_db, queue_db.add(engine="slurm")[0], engine="slurm", devices=())
-    assert not only(queue_db).has_started
+    begin(queue_db, queue_db.add(engine="slurm")[0], engine="slurm", devices=(), phase=HandedOver(at=110.0))
+    assert (only(queue_db).started_at, only(queue_db).queued_at) == (None, None)
 
 
 def test_groups_are_workspaces_tags_names_or_a_dash(queue_db: QueueDb) -> None:

@@ -1,8 +1,6 @@
 """Tag sharing in the store: the rule in the lane, the last start of a tag, and stopped tags."""
 
-from msgspec.structs import replace
-
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.store.job_store import JobStore
@@ -27,8 +25,7 @@ def test_the_last_start_of_a_tag_counts_its_own_jobs(queue_db: QueueDb) -> None:
     (other,) = queue_db.add(tag="other")
     assert queue_db.store.last_start_with_tag("w") is None
     for job_id, at in ((first, 300.0), (second, 200.0), (other, 900.0)):
-        begun = Attempt(job_id=job_id, number=1, keeper_pid=9, boot_id="b", started_at=0.0)
-        queue_db.store.start_attempt(replace(begun, started_at=at))
+        queue_db.store.start_attempt(Attempt(job_id=job_id, number=1, phase=Started(at=at, keeper_pid=9), boot_id="b"))
     assert queue_db.store.last_start_with_tag("w") == 300.0
 
 

@@ -207,55 +207,119 @@ class MemoryLack(Struct, frozen=True, kw_only=True):
     others: tuple[tuple[str, float | None], ...] = ()
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
-    """One run of a job. It is live from the moment it is recorded until its outcome is recorded.
+class HandedOver(Struct, frozen=True, kw_only=True, tag="handed-over"):
+    """An engine that places work itself got the attempt `at` this time. It has not started there."""
 
-    - `keeper_pid`: process that is the parent of the program; 0 on another machine. `pid`: the program itself, once
-      known.
+    at: float
+
+
+class Started(Struct, frozen=True, kw_only=True, tag="started"):
+    """The attempt runs. `at`: when it was recorded, right before its keeper got it; on another machine, when it started
+    there.
+
+    - `keeper_pid`: process that is the parent of the program; 0 on another machine. `pid`: the program, once known.
+    - `place`: where its engine runs it; None on this machine.
+    """
+
+    at: float
+    keeper_pid: int = 0
+    pid: int | None = None
+    place: str | None = None
+
+
+class Over(Struct, frozen=True, kw_only=True, tag="over"):
+    """The attempt ended `at` this time. `before` is the phase in which it ended: HandedOver if it never started."""
+
+    before: HandedOver | Started
+    at: float
+    outcome: Outcome
+    lack: MemoryLack | None = None
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One run of a job. It is live from the moment it is recorded until its phase is Over.
+
+    - `boot_id`: boot of this machine in which it was recorded; None if it runs on another machine.
     - `stop_at`: when it is asked to stop; `kill_at`: when it is killed. `stopping`: its outcome once it has stopped.
     - `reserved_mb`: memory reserved on each device. `predicted_mb`: what it was estimated to need.
     - `suspended_at`: since when it is suspended; `suspended_s`: how long it was suspended before. `parked`: why.
-    - `engine`: set if an engine places it, which calls it `site_id` and runs it at `place`. Without a place it has not
-      started, and `started_at` is when it was handed over.
+    - `engine`: set if an engine places it, which calls it `site_id`.
     """
 
     job_id: int
     number: int
-    keeper_pid: int
-    boot_id: str | None
-    started_at: float
+    phase: HandedOver | Started | Over
+    boot_id: str | None = None
     lease_id: str | None = None
     devices: tuple[str, ...] = ()
-    pid: int | None = None
     log: str | None = None
     stop_at: float | None = None
     kill_at: float | None = None
     stopping: OutcomeKind | None = None
-    ended_at: float | None = None
-    outcome: Outcome | None = None
     reserved_mb: float | None = None
     predicted_mb: float | None = None
     parked: SuspendedBy | None = None
     suspended_at: float | None = None
     suspended_s: float = 0.0
     usage: Usage | None = None
-    lack: MemoryLack | None = None
     engine: str = ""
-    place: str | None = None
     site_id: str | None = None
-
-    @property
-    def has_started(self) -> bool:
-        return not self.engine or self.place is not None
 
     @property
     def key(self) -> str:
         """Name of the attempt in the keeper's journal."""
         return f"{self.job_id}.{self.number}"
 
+    @property
+    def last_live_phase(self) -> HandedOver | Started:
+        return self.phase.before if isinstance(self.phase, Over) else self.phase
+
+    @property
+    def started(self) -> Started | None:
+        """Where and since when it runs or ran; None if it has not started."""
+        phase = self.last_live_phase
+        return phase if isinstance(phase, Started) else None
+
+    @property
+    def over(self) -> Over | None:
+        return self.phase if isinstance(self.phase, Over) else None
+
+    @property
+    def since(self) -> float:
+        """When it started or, if it has not, when it was handed over."""
+        return self.last_live_phase.at
+
+    @property
+    def started_at(self) -> float | None:
+        return None if self.started is None else self.started.at
+
+    @property
+    def keeper_pid(self) -> int:
+        return 0 if self.started is None else self.started.keeper_pid
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.started is None else self.started.pid
+
+    @property
+    def place(self) -> str | None:
+        return None if self.started is None else self.started.place
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return None if self.over is None else self.over.outcome
+
+    @property
+    def ended_at(self) -> float | None:
+        return None if self.over is None else self.over.at
+
+    @property
+    def lack(self) -> MemoryLack | None:
+        return None if self.over is None else self.over.lack
+
     def ran_s(self, now: float) -> float:
         """Return how long it has run until `now`, without the time in which it was suspended."""
-        if not self.has_started:
+        if self.started is None:
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
-        return max(0.0, now - self.started_at - paused)
+        return max(0.0, now - self.started.at - paused)

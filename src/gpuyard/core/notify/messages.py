@@ -126,7 +126,7 @@ def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
     yield plain(shlex.join(job.argv))
     if job.reason and not is_finished:
         yield plain(job.reason)
-    if occurrence.attempt is not None and occurrence.attempt.has_started:
+    if occurrence.attempt is not None and occurrence.attempt.started is not None:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."
     if occurrence.log and not is_finished:
         yield f"Log: {plain(occurrence.log)}"

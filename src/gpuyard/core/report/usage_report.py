@@ -40,16 +40,16 @@ _CauseKey = tuple[str, int | None, str | None]
 class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     """An attempt as a report reads it.
 
-    `queued_at` is when its job was queued, if this was its first start. For an attempt on another machine only the
+    Without `started_at` it never started: it has no run time and is not counted as running. `queued_at` is when its job
+    was queued, if this was its first start. For an attempt on another machine only the
     number of `gpus` is known, not the `devices`. `suspended` are intervals, in order.
     """
 
     job: int
     group: str
-    started_at: float
+    started_at: float | None
     ended_at: float | None = None
     queued_at: float | None = None
-    has_started: bool = True
     devices: tuple[str, ...] = ()
     gpus: int = 0
     reserved_mb: float | None = None
@@ -147,7 +147,9 @@ class UsageReport(Struct, frozen=True, kw_only=True):
 
 def run_intervals(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, float]]:
     """Return the intervals inside the window in which the attempt ran."""
-    start, end = _bounds(ran, window)
+    if ran.started_at is None:
+        return []
+    start, end = _bounds(ran.started_at, ran.ended_at, window)
     if end <= start:
         return []
     found: list[tuple[float, float]] = []
@@ -161,10 +163,8 @@ def run_intervals(ran: PastAttempt, window: TimeWindow) -> list[tuple[float, flo
     return [*found, (start, end)]
 
 
-def _bounds(ran: PastAttempt, window: TimeWindow) -> tuple[float, float]:
-    ended_at = window.until if ran.ended_at is None else min(ran.ended_at, window.until)
-    start = max(ran.started_at, window.since)
-    return start, ended_at if ran.has_started else start
+def _bounds(started_at: float, ended_at: float | None, window: TimeWindow) -> tuple[float, float]:
+    return max(started_at, window.since), window.until if ended_at is None else min(ended_at, window.until)
 
 
 class TotalsBuilder:
@@ -254,8 +254,9 @@ class Reporter:
         group = self._groups[ran.group]
         group.attempts += 1
         group.jobs.add(ran.job)
-        group.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=ran.has_started)
-        if ran.queued_at is not None and ran.has_started and ran.started_at >= self._window.since:
+        has_started = ran.started_at is not None
+        group.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=has_started)
+        if ran.queued_at is not None and ran.started_at is not None and ran.started_at >= self._window.since:
             group.waits.append(max(0.0, ran.started_at - ran.queued_at))
         self._add_time(ran, group)
 
@@ -265,8 +266,8 @@ class Reporter:
         for start, end in found:
             ran_s += end - start
             self._hours.add(start, end, ran.gpus)
-        if ran.suspended:
-            start, end = _bounds(ran, self._window)
+        if ran.suspended and ran.started_at is not None:
+            start, end = _bounds(ran.started_at, ran.ended_at, self._window)
             group.suspended_s += max(0.0, end - start - ran_s)
         group.gpu_s += ran_s * ran.gpus
         for device_id in ran.devices:

@@ -74,11 +74,12 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
             where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
         elif attempt.pid is not None:
             where = f"{where}, pid {attempt.pid}"
-        if attempt.has_started:
-            events.append((attempt.started_at, "started", f"attempt {attempt.number} {where}"))
-        if attempt.outcome is not None and attempt.ended_at is not None:
-            how = attempt.outcome.reason or f"status {attempt.outcome.status}"
-            events.append((attempt.ended_at, "ended", f"attempt {attempt.number} {attempt.outcome.kind}: {how}"))
+        if attempt.started is not None:
+            events.append((attempt.started.at, "started", f"attempt {attempt.number} {where}"))
+        if attempt.over is not None:
+            outcome = attempt.over.outcome
+            how = outcome.reason or f"status {outcome.status}"
+            events.append((attempt.over.at, "ended", f"attempt {attempt.number} {outcome.kind}: {how}"))
     # At the same time: an attempt ends before its consequences, and starts after its causes.
     rank = {"submitted": 0, "ended": 1, "started": 3}
     events.sort(key=lambda event: (event[0], rank.get(event[1], 2)))

@@ -151,7 +151,7 @@ def _make_attempt(attempt: Attempt, now: float) -> AttemptRow:
         attempt,
         AttemptRow,
         lease=attempt.lease_id,
-        started_at=iso_time(attempt.started_at) if attempt.has_started else None,
+        started_at=iso_time(attempt.started_at),
         ended_at=iso_time(attempt.ended_at),
         outcome=outcome.kind if outcome is not None else None,
         status=outcome.status if outcome is not None else None,
@@ -186,7 +186,7 @@ def _elapsed_s(job: Job, attempt: Attempt | None, now: float) -> float | None:
     if attempt is None or not job.attempts:
         return None
     if job.state in LIVE:
-        return attempt.ran_s(now) if attempt.has_started else None
+        return None if attempt.started is None else attempt.ran_s(now)
     return None if job.ended_at is None else attempt.ran_s(job.ended_at)
 
 

@@ -83,7 +83,7 @@ class Timeline:
 
     def _running(self) -> Iterator[RunningAttempt]:
         for live in self._scheduler.controller.transitions.live.values():
-            if live.attempt.has_started:
+            if live.attempt.started is not None:
                 yield RunningAttempt(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
 
     def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
@@ -97,9 +97,7 @@ def _render(
 ) -> bytes:
     runs, left_out = runs_between(past, since, until, _MAX_ENTRIES)
     seen = {(each.job.id, each.attempt.number) for each in running}
-    entries = [
-        entry for each in running if each.attempt.started_at < until for entry in _running_entries(each, snapshot)
-    ]
+    entries = [entry for each in running if each.attempt.since < until for entry in _running_entries(each, snapshot)]
     for run in runs:
         if (run.job, run.attempt) not in seen:  # else it ended after `running` was read
             entries += _past_entries(run, snapshot)
@@ -114,11 +112,11 @@ def _running_entries(running: RunningAttempt, snapshot: Snapshot) -> Iterator[Ti
         name=job.spec.name,
         command=_shorten(" ".join(job.argv)),
         user=job.user,
-        since=attempt.started_at,
+        since=attempt.since,
         until=None,
         state=str(job.state),
         outcome=None,
-        suspended=suspensions(running.moves, attempt.started_at, None),
+        suspended=suspensions(running.moves, attempt.since, None),
         reserved_mb=attempt.reserved_mb,
     )
     for lane in _lanes(attempt.devices, attempt.engine, snapshot):
@@ -126,8 +124,6 @@ def _running_entries(running: RunningAttempt, snapshot: Snapshot) -> Iterator[Ti
 
 
 def _past_entries(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
-    if run.engine and run.place is None:
-        return  # it never started there
     row = TimelineRun(
         job=run.job,
         attempt=run.attempt,

@@ -76,7 +76,7 @@ class ClusterEngine:
         check_arguments(launch, launch.environment)
         self._make_folders()
         self._prepared.append(launch)
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=0, log=self._log_of(launch))
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=self._log_of(launch))
 
     def _make_folders(self) -> None:
         """Create the folders before a job is recorded as submitted: if they are missing later, they are unreachable."""

@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.job.crash_recovery import after_reboot, died_with_the_machine, ended_before_reboot
-from gpuyard.core.job.job import Attempt, Job, JobSpec, OnReboot, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, JobSpec, OnReboot, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent, JobState, can
 from gpuyard.core.lease import Need
 
@@ -21,7 +21,7 @@ def job_with(**fields: object) -> Job:
 def test_only_an_attempt_of_a_known_other_boot_died_with_the_machine(
     boot_of_attempt: str | None, boot_now: str | None, died: bool
 ) -> None:
-    attempt = Attempt(job_id=1, number=1, keeper_pid=9, boot_id=boot_of_attempt, started_at=0.0)
+    attempt = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=boot_of_attempt)
     assert died_with_the_machine(attempt, boot_now) is died
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,
@@ -53,7 +53,7 @@ def job(need: Need | None = None, growth: Growth | None = None, **changes: Any) 
 
 
 def attempt(usage: Usage | None = None, **changes: Any) -> Attempt:
-    began = Attempt(job_id=1, number=1, keeper_pid=9, boot_id="b", started_at=0.0, devices=("G0",), usage=usage)
+    began = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id="b", devices=("G0",), usage=usage)
     return replace(began, **changes)
 
 

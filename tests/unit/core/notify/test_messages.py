@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Holder, Lease, Need, Share
@@ -37,7 +37,7 @@ def job(job_id: int = 17, state: JobState = JobState.SUCCEEDED, *subscriptions: 
 
 
 def attempt(job_id: int = 17) -> Attempt:
-    return Attempt(job_id=job_id, number=1, keeper_pid=1, boot_id=None, started_at=100.0, log="/logs/17.1.log")
+    return Attempt(job_id=job_id, number=1, phase=Started(at=100.0, keeper_pid=1), boot_id=None, log="/logs/17.1.log")
 
 
 def ended(of: Job, kind: OutcomeKind) -> PublishedEvent:

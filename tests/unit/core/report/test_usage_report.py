@@ -68,8 +68,11 @@ def attempts_(draw: st.DrawFn) -> PastAttempt:
 def quarters_of(each: PastAttempt) -> set[int]:
     """Return the quarters of the window in which the attempt ran, counted one by one."""
 
+    started_at = each.started_at
+    assert started_at is not None
+
     def runs(moment: float) -> bool:
-        is_there = each.started_at <= moment and (each.ended_at is None or moment < each.ended_at)
+        is_there = started_at <= moment and (each.ended_at is None or moment < each.ended_at)
         return is_there and not any(begin <= moment and (end is None or moment < end) for begin, end in each.suspended)
 
     return {quarter for quarter in range(12) if runs(at((quarter + 0.5) / 4))}
@@ -160,7 +163,7 @@ def test_an_attempt_at_an_engine_counts_as_many_gpus_as_it_asked_for() -> None:
 
 
 def test_a_submitted_attempt_that_has_not_begun_takes_no_time() -> None:
-    report = report_on(ran(ended_at=None, outcome=None, has_started=False, queued_at=at(-1)))
+    report = report_on(ran(started_at=None, ended_at=None, outcome=None))
     assert (report.total.attempts, report.total.gpu_hours, report.total.running) == (1, 0.0, 0)
     assert report.total.waits.jobs == 0
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Usage
+from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.memory.sizing import settled_shares
@@ -119,7 +119,9 @@ class Ledger:
         if one is None or not all(share.is_exclusive for share in one.shares):
             return
         peaks = {share.device_id: self.used.get((one.id, share.device_id), 0.0) for share in one.shares}
-        attempt = Attempt(job_id=1, number=1, keeper_pid=1, boot_id=None, started_at=0.0, usage=Usage(peaks_mb=peaks))
+        attempt = Attempt(
+            job_id=1, number=1, phase=Started(at=0.0, keeper_pid=1), boot_id=None, usage=Usage(peaks_mb=peaks)
+        )
         cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
         shares = settled_shares(attempt, one.shares, cards, 10 * SETTLE_S, SETTLE_S)
         if shares is not None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Step
-from gpuyard.core.job.job import Attempt, Job, JobSpec, MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, HandedOver, Job, JobSpec, MemoryLack, Outcome, OutcomeKind, Over, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Need
@@ -21,7 +21,7 @@ from tests.unit.daemon.metrics.test_prometheus_text import series_of_counters
 
 SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=1, spec=SPEC, state=JobState.RUNNING, priority=0, user="me", submitted_at=100.0)
-ATTEMPT = Attempt(job_id=1, number=1, keeper_pid=9, boot_id="b", started_at=200.0)
+ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=200.0, keeper_pid=9), boot_id="b")
 EMPTY = Snapshot(taken_at=0.0, host=Host())
 
 
@@ -39,9 +39,16 @@ def started(job: Job = JOB, at: float = 200.0) -> PublishedEvent:
     return PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=ATTEMPT, at=at)
 
 
-def ended(kind: OutcomeKind, at: float = 260.0, **attempt: Any) -> PublishedEvent:
+def ended(
+    kind: OutcomeKind,
+    before: HandedOver | Started = Started(at=200.0, keeper_pid=9),  # noqa: B008 - a frozen value
+    lack: MemoryLack | None = None,
+    **attempt: Any,
+) -> PublishedEvent:
+    over = Over(before=before, at=260.0, outcome=Outcome(kind=kind), lack=lack)
+    over_attempt = replace(ATTEMPT, phase=over, **attempt)
     return PublishedEvent(
-        kind=PublishedEventKind.ENDED, job=JOB, attempt=replace(ATTEMPT, **attempt), outcome=Outcome(kind=kind), at=at
+        kind=PublishedEventKind.ENDED, job=JOB, attempt=over_attempt, outcome=over.outcome, at=over.at
     )
 
 
@@ -92,8 +99,8 @@ def test_a_clock_set_back_gives_no_negative_wait() -> None:
 
 
 def test_run_time_excludes_suspension_and_attempts_that_never_started() -> None:
-    suspended = ended(OutcomeKind.SUCCEEDED, at=260.0, suspended_s=20.0)
-    series = series_of_counters(count_events(suspended, ended(OutcomeKind.CANCELLED, engine="slurm", place=None)))
+    suspended = ended(OutcomeKind.SUCCEEDED, suspended_s=20.0)
+    series = series_of_counters(count_events(suspended, ended(OutcomeKind.CANCELLED, HandedOver(at=200.0))))
     assert (series["gpuyard_run_seconds_sum", ""], series["gpuyard_run_seconds_count", ""]) == (40.0, 1)
     assert series["gpuyard_attempts_ended_total", "cancelled"] == 1
 

@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.process_tree import TrackedProcess, signal_all
 
-ATTEMPT = Attempt(job_id=1, number=1, keeper_pid=9, boot_id=None, started_at=0.0)
+ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=None)
 
 
 @pytest.mark.parametrize(("signum", "reached"), [(signal.SIGKILL, [10, 11, 12]), (signal.SIGTERM, [10])])
