@@ -43,6 +43,7 @@ _SMALL = 1000
 
 class RequestRefused(Struct, frozen=True, kw_only=True):
     id: int
+    state: JobState
     reason: str
 
 
@@ -255,12 +256,13 @@ class UserRequests:
             with self._transitions.in_step(), self._store.transaction(is_synced=True):
                 for job_id in piece:
                     job = self._store.job(job_id)
+                    if job is None or (selection.states and job.state not in selection.states):
+                        continue
                     try:
-                        if job is not None and (not selection.states or job.state in selection.states):
-                            act(job, now)
-                            changed.append(job_id)
+                        act(job, now)
+                        changed.append(job_id)
                     except UserError as error:
-                        refused.append(RequestRefused(id=job_id, reason=str(error)))
+                        refused.append(RequestRefused(id=job_id, state=job.state, reason=str(error)))
             yield
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
 

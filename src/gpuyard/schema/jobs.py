@@ -165,6 +165,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     growth: GrownNeed | None
     after: list[DependencyRow]
     attempts: list[AttemptRow]
+    device_indexes: dict[str, int | None]
     memory: NextMemory | None
     advice: list[str]
 
@@ -177,6 +178,7 @@ class WaitExplanation(Struct, frozen=True, kw_only=True):
     summary: str
     ahead: int | None
     reasons: tuple[Reason, ...]
+    device_indexes: dict[str, int | None]
     estimated_start: Iso | None
     estimate: str
 

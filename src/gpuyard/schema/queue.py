@@ -69,6 +69,7 @@ class SubmitResult(Struct, frozen=True, kw_only=True):
 
 class UnchangedJob(Struct, frozen=True, kw_only=True):
     id: int
+    state: JobState
     reason: str
 
 

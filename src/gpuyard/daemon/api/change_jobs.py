@@ -36,7 +36,7 @@ class ChangeHandler:
         for selection in await self._selections(body):
             changed = await run_in_pieces(change(selection))
             ids += changed.ids
-            unchanged += [UnchangedJob(id=each.id, reason=each.reason) for each in changed.unchanged]
+            unchanged += [UnchangedJob(id=each.id, state=each.state, reason=each.reason) for each in changed.unchanged]
         self._scheduler.finish_signal.tell()
         self._scheduler.wake()
         return ChangeSummary(

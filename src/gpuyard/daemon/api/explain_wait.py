@@ -9,6 +9,7 @@ from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import format_duration
+from gpuyard.daemon.api.job_rows import indexes_by_id
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
 
@@ -43,6 +44,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         summary=summary,
         ahead=ahead,
         reasons=reasons,
+        device_indexes=indexes_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=iso_time(starts_at),
         estimate=estimate,
     )

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import asdict
 
@@ -86,6 +86,7 @@ def make_details(  # noqa: PLR0913 - details are made of these
     memory: NextMemory | None,
     advice: list[str],
     with_environment: bool,
+    device_indexes: dict[str, int | None],
     now: float,
 ) -> JobDetails:
     """Return all details of a job. Values of its variables may be secrets: they are left out by default."""
@@ -107,6 +108,7 @@ def make_details(  # noqa: PLR0913 - details are made of these
             for other, kind, state in after
         ],
         attempts=[_make_attempt(attempt, now) for attempt in attempts],
+        device_indexes=device_indexes,
         memory=memory,
         advice=advice,
     )
@@ -135,6 +137,10 @@ def gpu_index(scheduler: SchedulerLoop, device_id: str) -> int | None:
 
 def gpu_indexes(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[int | None]:
     return [gpu_index(scheduler, device_id) for device_id in attempt.devices] if attempt is not None else []
+
+
+def indexes_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, int | None]:
+    return {device_id: gpu_index(scheduler, device_id) for device_id in device_ids}
 
 
 def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:

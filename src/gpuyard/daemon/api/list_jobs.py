@@ -14,7 +14,7 @@ from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api import memory_estimates
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
-from gpuyard.daemon.api.job_rows import MOST_ROWS, make_details, make_row
+from gpuyard.daemon.api.job_rows import MOST_ROWS, indexes_by_id, make_details, make_row
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
@@ -100,6 +100,7 @@ class JobListHandler:
             memory=memory_estimates.next_memory(scheduler, job),
             advice=memory_estimates.advice(scheduler, job, attempts),
             with_environment=query.environment,
+            device_indexes=indexes_by_id(scheduler, (device for each in attempts for device in each.devices)),
             now=time.time(),
         )
 
