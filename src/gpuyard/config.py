@@ -1,62 +1,7 @@
 """The configuration file, and the directories that gpuyard uses.
 
 `GPUYARD_HOME=DIR` puts everything into one directory, so that a trial or a test touches nothing else. The file is
-`config.toml` there, or in the platform's configuration directory. Defaults are in brackets where they differ from the
-example:
-
-    [devices]
-    banned = [3, "GPU-…"]            # indexes or ids of devices that are never used [none]
-    banned_names = ["GT 1030"]       # parts of names of such devices [none]
-    visible = "index"                # how CUDA_VISIBLE_DEVICES names devices for programs; also "uuid"
-
-    [leases]
-    directory = "/var/lib/gpuyard"   # a directory that several users share [your own]
-
-    [queue]
-    cpu_jobs = 4                     # the most jobs without a GPU at once [the number of CPUs]
-    max_cpu_percent = 95             # no job starts while the smoothed CPU load is above this [no limit]
-    min_free_memory_mb = 512         # no job starts while less RAM is available
-    max_foreign_load_percent = 50    # no job starts on a GPU with more load from foreign processes; 100: no limit
-    engine = "slurm"                 # the engine of jobs that name none [local]
-    [queue.tags]
-    download = 2                     # the most jobs with a tag at once
-
-    [packing]
-    max_jobs_per_device = 4          # the most jobs that share a GPU [no limit]
-    max_load_percent = 200           # the highest sum of their loads; 0: no limit
-    first_run_part = 0.5             # the part of a GPU that must be free for a new program; 1: a whole GPU
-    settle_s = 60                    # a new program reserves its measured memory after this time; 0: never
-
-    [suspend]
-    ram_reserve_mb = 2048            # RAM that stays free when the memory of a job is moved there
-
-    [notify]
-    on = ["failed", "queue-empty"]   # also finished, out-of-memory, gpu-free
-    to = ["ntfy://topic", "notify-send \"$GPUYARD_TITLE\" \"$GPUYARD_BODY\""]  # URLs of services, and commands [none]
-    per_minute = 6                   # the most messages to each of them per minute; the rest is summed up in one
-    gpu_free_s = 30                  # a GPU that was in use counts as free after it was idle for this long
-
-    [web]                            # the daemon serves its page from the start; so does `web = true` at the top
-    enabled = true                   # false: only after `gpuyard web`
-    address = "127.0.0.1"            # any other address is reachable from other machines, unencrypted
-    port = 8765                      # 0: any free port [8765, or the next free port]
-    read_only = false
-
-    [slurm]
-    folder = "/home/me/gpuyard"      # a directory that the nodes see too, for logs and results [the queue's own]
-    partition = "gpu"                # also account, qos, and options = ["--constraint=a100"] for every job
-    gpu_memory = "80G"               # of each card
-    shard_mb = 1024                  # the memory of a shard, if the site has shards
-    nice_base = 0                    # the niceness of priority 0; a larger value allows for higher priorities
-    most_jobs = 5000                 # the most jobs at the site at once
-    poll_s = 10                      # how often Slurm is asked
-
-    [ray]
-    folder = "/home/me/gpuyard"
-    address = "http://127.0.0.1:8265"  # of the dashboard [RAY_API_SERVER_ADDRESS]
-    gpu_memory = "80G"
-    most_jobs = 1000
-    poll_s = 10
+`config.toml` there, or in the platform's configuration directory; docs/reference/configuration.md explains each key.
 """
 
 import difflib

@@ -1,21 +1,6 @@
-"""All exceptions that gpuyard raises on purpose, in one tree.
-
-    GpuyardError
-    ├── UserError             the user's mistake: the message says what to type instead
-    └── EnvironmentFault      a fault of the machine: the message says what to try
-        ├── SimulatedOutOfMemory  a simulated device is full
-        ├── DeviceFull        a device has too little free memory for an asset or a render output
-        ├── AssetError        a scene's or an actor's file cannot be read
-        ├── WaitedTooLong     no device was free in time, or the ledger stayed locked; also a TimeoutError
-        ├── StoreFault        the queue's database is damaged or cannot be written
-        └── ProbeError        a probe could not read its devices
-            ├── ProbeMissing    the tool or library is not installed
-            ├── ProbeDenied     it is installed, but this user may not use it
-            ├── ProbeTimeout    it did not answer in time
-            ├── ProbeCrashed    it exited with an error
-            └── ProbeGarbled    its output cannot be parsed
-
-Any other exception that escapes is a bug in gpuyard.
+"""All exceptions that gpuyard raises on purpose, in one tree: a UserError is the user's mistake, and says what to type
+instead; an EnvironmentFault is a fault of the machine, and says what to try. Any other exception that escapes is a bug
+in gpuyard.
 
 Each error has a `code` for programs, which never changes: in HTTP answers, in the exceptions of `gpuyard.Client`, and
 in the JSON that the command line prints with `--json`."""
@@ -111,20 +96,20 @@ class ProbeError(EnvironmentFault):
 
 
 class ProbeMissing(ProbeError):
-    kind = "missing"
+    kind = "missing"  # the tool or library is not installed
 
 
 class ProbeDenied(ProbeError):
-    kind = "denied"
+    kind = "denied"  # it is installed, but this user may not use it
 
 
 class ProbeTimeout(ProbeError):
-    kind = "timeout"
+    kind = "timeout"  # it did not answer in time
 
 
 class ProbeCrashed(ProbeError):
-    kind = "crashed"
+    kind = "crashed"  # it exited with an error
 
 
 class ProbeGarbled(ProbeError):
-    kind = "garbled"
+    kind = "garbled"  # its output cannot be parsed

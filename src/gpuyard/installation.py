@@ -19,7 +19,7 @@ _PACKAGE = "gpuyard"
 _EXTRA_REQUIREMENT = re.compile(r"""([\w.-]+).*;.*\bextra == ['"]([\w-]+)['"]""")
 
 
-class Installation(Struct, frozen=True, kw_only=True):
+class Installation(Struct, frozen=True):
     """How gpuyard is installed in the environment `folder`.
 
     `upgrade`, `remove` and `install` are shell commands. `source` is the package name, or the directory or file that it
@@ -29,8 +29,8 @@ class Installation(Struct, frozen=True, kw_only=True):
     folder: str
     upgrade: str
     remove: str
-    source: str
     install: str
+    source: str
     kept: tuple[str, ...] = ()
 
     def with_extra(self, extra: str) -> str:
@@ -44,7 +44,9 @@ def find_installation(folder: str = sys.prefix, python: str = sys.executable) ->
     try:
         installed = metadata.distribution(_PACKAGE)
     except metadata.PackageNotFoundError:  # for example imported through PYTHONPATH
-        return _copied(folder, shlex.quote(python))
+        here = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
+        commands = (f"put the newer version into {here}", f"rm -r {here}", f"{shlex.quote(python)} -m pip install")
+        return Installation(folder, *commands, source=_PACKAGE)
     source, is_editable = _source(installed)
     kept: tuple[str, ...] = ()
     if os.path.exists(os.path.join(folder, "pipx_metadata.json")):
@@ -60,8 +62,7 @@ def find_installation(folder: str = sys.prefix, python: str = sys.executable) ->
         commands = (f"git -C {checkout} pull && make -C {checkout} install", f"make -C {checkout} clean", pip)
     else:
         commands = _in_environment(installed, shlex.quote(python), source, is_editable=is_editable)
-    upgrade, remove, install = commands
-    return Installation(folder=folder, upgrade=upgrade, remove=remove, source=source, install=install, kept=kept)
+    return Installation(folder, *commands, source=source, kept=kept)
 
 
 def _in_environment(
@@ -73,17 +74,6 @@ def _in_environment(
     if is_editable:
         install += " --editable"
     return f"{install} --upgrade {shlex.quote(source)}", f"{remove} {_PACKAGE}", install
-
-
-def _copied(folder: str, python: str) -> Installation:
-    here = shlex.quote(os.path.dirname(os.path.abspath(__file__)))
-    return Installation(
-        folder=folder,
-        upgrade=f"put the newer version into {here}",
-        remove=f"rm -r {here}",
-        source=_PACKAGE,
-        install=f"{python} -m pip install",
-    )
 
 
 def _extras(installed: metadata.Distribution) -> tuple[str, ...]:

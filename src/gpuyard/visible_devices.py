@@ -57,7 +57,7 @@ def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if amd := [device for device in chosen if device.vendor is Vendor.AMD]:
         rocr = _rocr_numbers(seen)
-        variables[_ROCR] = ",".join(device.id if _has_rocm_id(device) else str(rocr[device.id]) for device in amd)
+        variables[_ROCR] = ",".join(device.id if _has_driver_id(device) else str(rocr[device.id]) for device in amd)
         # An inherited value would now select other devices or none.
         variables[_HIP] = ",".join(str(number) for number in range(len(amd)))
     if intel := [device for device in chosen if device.vendor is Vendor.INTEL]:
@@ -130,13 +130,13 @@ def _cuda_names(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool) -> l
     order = _cuda_order(seen)
     by_uuid = by_uuid or any(device.parent is not None for device in chosen)
     return [
-        device.id if (by_uuid and _has_uuid(device)) or device.id not in order else str(order.index(device.id))
+        device.id if (by_uuid and _has_driver_id(device)) or device.id not in order else str(order.index(device.id))
         for device in chosen
     ]
 
 
-def _has_uuid(device: Device) -> bool:
-    """Return whether the id is a UUID that CUDA knows; gpuyard makes up other ids."""
+def _has_driver_id(device: Device) -> bool:
+    """Return whether CUDA or ROCr knows the device by its id; gpuyard makes up other ids, and marks some with "#"."""
     return device.id.startswith(("GPU-", "MIG-", "SIM-")) and "#" not in device.id
 
 
@@ -165,7 +165,9 @@ def _cuda_numbers(seen: Snapshot) -> Mapping[int, str]:
     if not {_uuid_digits(device_id) for device_id in ids}.isdisjoint(map(_uuid_digits, by_torch)):
         return dict(enumerate(by_torch))
     is_real = any(device.vendor is Vendor.NVIDIA for device in seen.devices)
-    by_driver = _driver_order(_relevant_environment()) if is_real else ()
+    names = (_CUDA, "CUDA_DEVICE_ORDER")
+    relevant = tuple((name, os.environ[name]) for name in names if name in os.environ)
+    by_driver = _driver_order(relevant) if is_real else ()
     return dict(enumerate(by_driver)) or _read_variable(os.environ.get(_CUDA), dict(enumerate(_cuda_order(seen))), ids)
 
 
@@ -195,22 +197,12 @@ def _driver_order(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(result.stdout.split()) if result.returncode == 0 else ()
 
 
-def _relevant_environment() -> tuple[tuple[str, str], ...]:
-    names = (_CUDA, "CUDA_DEVICE_ORDER")
-    return tuple((name, os.environ[name]) for name in names if name in os.environ)
-
-
 def _uuid_digits(device_id: str) -> str:
     """Return the digits of a UUID, which tools write in different ways."""
     return device_id.lower().removeprefix("gpu-").removeprefix("mig-").replace("-", "")
 
 
 # ROCm
-
-
-def _has_rocm_id(device: Device) -> bool:
-    """Return whether ROCr knows the card by its id. (gpuyard marks the ids of partitions with "#".)"""
-    return device.id.startswith("GPU-") and "#" not in device.id
 
 
 def _rocr_numbers(seen: Snapshot) -> dict[str, int]:

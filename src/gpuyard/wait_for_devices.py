@@ -13,6 +13,7 @@ from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.units import format_count
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
@@ -166,6 +167,6 @@ class Acquisition:
         reasons = [reason for reason in self.reasons if reason.kind is not ReasonKind.NOT_ASKED_FOR]
         lines = [f"  {reason.device_id or 'machine'}: {reason.text}" for reason in reasons]
         lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in reasons) if remedy]
-        count = self._need.devices
-        missing = f"{count} device{'' if count == 1 else 's'} could not be leased" if count else "RAM was not free"
+        devices = format_count(self._need.devices, "device")
+        missing = f"{devices} could not be leased" if self._need.devices else "RAM was not free"
         return "\n".join([f"{missing} within {waited_s:g} s", *lines])

@@ -86,7 +86,8 @@ def end_queue() -> None:
 
 
 def test_the_reference_names_every_command_and_option() -> None:
-    from gpuyard.ui.cli import VERBS, cli
+    from gpuyard.ui.cli import VERBS
+    from gpuyard.ui.cli.click_group import cli
 
     page = (ROOT / "docs/reference/commands.md").read_text()
     context = cli.make_context("gpuyard", ["--help"], resilient_parsing=True)

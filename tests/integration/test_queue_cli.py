@@ -149,7 +149,7 @@ def test_queue_in_a_pipe_is_a_plain_table(daemon: StandIn) -> None:
     assert headings.split() == ["ID", "STATE", "COMMAND", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
     assert rows[0].split() == ["1", "running", "big", "0,1", "8", "GB", "0", "3m", "20s"]
     assert rows[1].endswith("GPU 0 is held by ada, pid 7")
-    assert rows[2].endswith("1s  exit 3")
+    assert rows[2].endswith("1s  exit status 3")
 
 
 def test_queue_on_a_terminal_fits_its_width_and_has_colours(daemon: StandIn) -> None:
@@ -210,11 +210,12 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
     }
     daemon.answers["GET /jobs/17/why"] = {
         "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU", "ahead": 3,
-        "reasons": [{**reason, "holders": [holder, holder]}],
+        "reasons": [{**reason, "holders": [holder, holder]}, {**reason, "device_id": "SIM-1", "holders": []}],
+        "device_indexes": {"SIM-0": 0, "SIM-1": None},
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
     output = run("why", "17").stdout
-    assert output.startswith("job 17 waits for 1 GPU\n  SIM-0: 2 GB free, 8 GB needed\n")
+    assert output.startswith("job 17 waits for 1 GPU\n  GPU 0: 2 GB free, 8 GB needed\n  SIM-1: 2 GB free")
     assert output.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in output
 
@@ -267,7 +268,8 @@ def changed(
 
 def finished(count: int) -> list[dict[str, Any]]:
     reasons = ("it has already failed", "it has already succeeded", "it is rejected, not held")
-    return [{"id": number + 1, "reason": reasons[number % 3]} for number in range(count)]
+    states = ("failed", "succeeded", "rejected")
+    return [{"id": number + 1, "state": states[number % 3], "reason": reasons[number % 3]} for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def finished(count: int) -> list[dict[str, Any]]:
         ("name=big", changed("", 0, finished(2)), ["2 had finished already"]),
         (
             "all",
-            changed("40", 1, [*finished(2), {"id": 9, "reason": "it runs already"}]),
+            changed("40", 1, [*finished(2), {"id": 9, "state": "running", "reason": "it runs already"}]),
             ["9 is not held: it runs already", "and 2 others had finished already"],
         ),
         ("all", changed("999", 1, finished(500)), ["and 500 others did not change, some of them finished"]),

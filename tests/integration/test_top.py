@@ -162,7 +162,9 @@ def test_pages_show_the_details_of_a_job_and_why_it_waits(queue: QueueUnderTest)
         gate.write_text("\n")
         await screen.shows(f"job {waiting} has succeeded")
         await screen.type("escape", "enter")
-        await screen.shows("result: exit 0", "history", "submitted  by", "attempt 1 succeeded", "environment: PATH")
+        await screen.shows(
+            "result: exit status 0", "history", "submitted  by", "attempt 1 succeeded", "environment: PATH"
+        )
         await screen.type("q", "l")
         await screen.shows("started", "Esc: back")
         await screen.type("escape", "question_mark")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.core.device_names import banned_ids, find_devices
 from gpuyard.core.lease import Need, WholeDevice
+from gpuyard.core.scheduling.placement import PlacementView, choose
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.probes.local_machine import snapshot
@@ -75,8 +76,6 @@ def find_free_gpus(
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
     """Return the numbers of the GPUs that are within these limits and that have no lease."""
-    from gpuyard.core.scheduling.placement import PlacementView, choose
-
     seen = snapshot()
     here = number_as_process(seen)
     leases = open_ledger().leases()

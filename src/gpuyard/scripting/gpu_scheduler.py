@@ -20,7 +20,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.lease import FixedMemory, Lease, MemoryNeed, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
@@ -28,7 +28,7 @@ from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.scripting.gpu_info import all_banned_devices, as_names, number_as_process, visible_devices
 from gpuyard.scripting.torch_device import TorchDeviceSelection
-from gpuyard.scripting.wait_messages import WaitMessages
+from gpuyard.scripting.wait_messages import WaitMessages, print_to_stderr
 from gpuyard.visible_devices import process_numbers
 from gpuyard.wait_for_devices import Acquisition, enclosing_lease
 
@@ -74,7 +74,8 @@ class GPUScheduler:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="request at least one GPU")
-        self._memory_mb = memory_free_threshold_gb * 1024 if vram is None else _to_megabytes(vram)
+        vram_mb = parse_size(vram) if isinstance(vram, str) else vram
+        self._memory_mb = memory_free_threshold_gb * 1024 if vram_mb is None else float(vram_mb)
         if vram is not None and not 0 < self._memory_mb < math.inf:
             raise UserError(f"vram is {vram}", hint='give a size such as "8G"')
         self._is_exclusive = vram is None
@@ -88,8 +89,8 @@ class GPUScheduler:
         self._ignores_health = debug_mode
         self._priority = operator.index(priority)
         self._label = label or os.path.basename(sys.argv[0] or "python")
-        self._quiet = quiet
-        self._progress = progress
+        self._write = progress or (_discard if quiet else print_to_stderr)
+        self._writes_changes = progress is not None
         self._thread = threading.local()
 
     def acquire(self) -> list[int]:
@@ -110,7 +111,7 @@ class GPUScheduler:
             mutex_timeout_s=self._mutex_timeout_s,
             max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
         )
-        messages = WaitMessages(need, here, quiet=self._quiet, progress=self._progress)
+        messages = WaitMessages(need, here, self._write, writes_changes=self._writes_changes)
         held = acquisition.wait(self._max_wait_s, self._poll_interval_s, messages.report_wait)
         _held_leases.add(held)
         try:
@@ -123,11 +124,7 @@ class GPUScheduler:
     def _enter(self, held: HeldLease | None, lease: Lease, seen: Snapshot) -> list[int]:
         """Make the first GPU PyTorch's current device, and return the numbers of all."""
         ids = [share.device_id for share in lease.shares]
-
-        def number() -> int | None:
-            return process_numbers(seen).get(ids[0])
-
-        reservation = _Reservation(held, TorchDeviceSelection(number))
+        reservation = _Reservation(held, TorchDeviceSelection(lambda: process_numbers(seen).get(ids[0])))
         self._stack().append(reservation)
         try:
             reservation.selection.start()
@@ -177,21 +174,17 @@ class GPUScheduler:
     def _need(self, seen: Snapshot, here: Snapshot) -> Need:
         banned = all_banned_devices(seen, here)
         only = [device for device in self._candidates(here) if device.id not in banned]
-        check_possible(self._num_gpus, None if self._ignores_health else self._memory_mb, only)
+        least_mb = None if self._ignores_health else self._memory_mb
+        check_possible(self._num_gpus, least_mb, only)
         return Need(
             devices=self._num_gpus,
-            memory=self._memory_need(),
+            memory=WholeDevice(least_mb) if self._is_exclusive else FixedMemory(self._memory_mb),
             only=tuple(device.id for device in only),
             banned=banned,
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
         )
-
-    def _memory_need(self) -> MemoryNeed:
-        if not self._is_exclusive:
-            return FixedMemory(self._memory_mb)
-        return WholeDevice(None if self._ignores_health else self._memory_mb)
 
     def _candidates(self, here: Snapshot) -> list[Device]:
         """Return the devices to choose from; CUDA has to see them in this process."""
@@ -224,8 +217,8 @@ def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:
         )
 
 
-def _to_megabytes(size: str | float) -> float:
-    return parse_size(size) if isinstance(size, str) else float(size)
+def _discard(line: str) -> None:
+    """Ignore the line, for `quiet`."""
 
 
 @atexit.register

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.ui.cli.jobs.memory_chart import draw
+from gpuyard.ui.cli.jobs.show import draw
 
 
 def picture(points: list[tuple[float, float]], seconds: float, width: int, rows: int = 1) -> list[str]:

@@ -90,7 +90,7 @@ def test_the_figures_are_shown_with_their_labels() -> None:
     assert "75%  of the memory reserved was never used: 4.5 of 6.0 GB-hours; not measured for 1.5 GPU-hours" in text
     assert "Out of memory       1  all of those jobs succeeded later" in text
     assert "Suspended      0.50 h" in text
-    assert "exit 137 (SIGKILL)         1" in text
+    assert "exit status 137 (SIGKILL)  1" in text
 
 
 def test_hours_with_gpus_in_use_are_drawn() -> None:

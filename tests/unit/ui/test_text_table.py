@@ -98,7 +98,7 @@ def test_gpus_and_memory_of_a_job(row: dict[str, object], gpus: str, memory: str
             "no free GPU",
         ),
         ({"state": "queued", "status": 1, "outcome": "failed", "ended_at": None, "reason": None}, ""),
-        ({"state": "failed", "status": 3, "outcome": "failed", "ended_at": "t", "reason": None}, "exit 3"),
+        ({"state": "failed", "status": 3, "outcome": "failed", "ended_at": "t", "reason": None}, "exit status 3"),
         (
             {"state": "failed", "status": 137, "outcome": "timed-out", "ended_at": "t", "reason": "after 2h"},
             "after 2h",

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from gpuyard.ui.cli import QUEUE_VERBS, import_verb
 from gpuyard.ui.cli.click_group import click_command
-from gpuyard.ui.cli.fast_parser import parse
-from gpuyard.ui.cli.verb_options import ONE, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import ONE, Arguments, Option, Typed, Verb, parse
 
 TABLE = (
     Option("flag", None, "A flag.", short="f"),
@@ -129,7 +128,7 @@ def test_the_help_of_every_queue_verb_starts_with_its_line_in_the_overview(verb:
 def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
     heavy = {"click", "rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
     program = (
-        "import sys, gpuyard.ui.cli.fast_parser\n"
+        "import sys, gpuyard.ui.cli.verb_options\n"
         f"gpuyard.ui.cli.import_verb('{verb}')\n"
         f"print(sorted({heavy!r} & sys.modules.keys()))"
     )

@@ -1,11 +1,10 @@
 """The command line: a module per verb, each imported only when it is used.
 
-Scripts call the queue's verbs in loops, so `fast_parser` parses them without click; click parses everything else,
+Scripts call the queue's verbs in loops, so `verb_options` parses them without click; click parses everything else,
 including `--help` and command lines with mistakes (`click_group`).
 
-Exit status: 0 success; 1 a problem on this machine; 2 a mistake in the command line or its input; 3 not found; 4 the
-job can never run on this machine; 5 a job failed; 6 a job was cancelled; 124 not in time; 130 interrupted. Each message
-on standard error says what to try next. With `--json`, standard output has {"error": {"code", "message", "hint"}}, too.
+The help of `click_group.cli` lists the exit statuses. Each message on standard error says what to try next. With
+`--json`, standard output has {"error": {"code", "message", "hint"}}, too.
 """
 
 import importlib
@@ -16,9 +15,7 @@ from gpuyard.errors import GpuyardError, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
-
-    from gpuyard.ui.cli.click_group import cli as cli
+    from typing import Any
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_NOT_FOUND, EXIT_IMPOSSIBLE, EXIT_JOB_FAILED, EXIT_JOB_CANCELLED, EXIT_TIMED_OUT = 3, 4, 5, 6, 124
@@ -95,15 +92,6 @@ def import_verb(verb: str) -> "Any":
     return module.COMMANDS[verb] if shared else module
 
 
-def __getattr__(name: str) -> "Any":
-    """Import `cli`, the click group, only on access: importing click takes longer than most commands run."""
-    if name != "cli":
-        raise AttributeError(f"module 'gpuyard.ui.cli' has no attribute '{name}'")
-    from gpuyard.ui.cli.click_group import cli
-
-    return cli
-
-
 def main() -> None:
     """Run the `gpuyard` command."""
     _open_closed_streams()
@@ -121,15 +109,19 @@ def main() -> None:
             say_json({"error": {"code": error.code, "message": str(error), "hint": error.hint}})
         default = EXIT_USAGE if isinstance(error, UserError) else EXIT_FAULT
         sys.exit(_EXIT_STATUSES.get(error.code, default))
-    except OSError as error:
-        _exit_unwritable(error)
+    except OSError as error:  # a failed write: disk full, reader gone
+        if not isinstance(error, BrokenPipeError):
+            _print_error(error.strerror or str(error))
+        # Python's flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAULT)
     sys.exit(status)
 
 
 def _run(arguments: list[str]) -> int:
     name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
     if name in QUEUE_VERBS:
-        from gpuyard.ui.cli.fast_parser import parse
+        from gpuyard.ui.cli.verb_options import parse
 
         verb = import_verb(name)
         typed = parse(verb.VERB, arguments[1:])
@@ -157,11 +149,3 @@ def _open_closed_streams() -> None:
 def _print_error(text: str) -> None:
     sys.stderr.write(f"gpuyard: {text}\n")
     sys.stderr.flush()
-
-
-def _exit_unwritable(error: OSError) -> "NoReturn":
-    """Exit after a failed write (disk full, reader gone), so that Python's flush at exit does not fail again."""
-    if not isinstance(error, BrokenPipeError):
-        _print_error(error.strerror or str(error))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(EXIT_FAULT)

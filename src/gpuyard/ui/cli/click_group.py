@@ -69,7 +69,7 @@ def run_group() -> int:
 
 
 def click_command(name: str, verb: Verb, run: Callable[[Typed], int]) -> click.Command:
-    """Make a click command of a verb's table, which accepts the same command lines as `fast_parser`."""
+    """Make a click command of a verb's table, which accepts the same command lines as `verb_options.parse`."""
 
     def callback(**values: Any) -> int:
         arguments = values.pop("arguments", ())
@@ -90,12 +90,9 @@ def _parameter_name(option: Option) -> str:
 
 
 def _click_option(option: Option) -> click.Option:
-    forms = [f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
-    if option.is_flag:
-        return click.Option([*forms, _parameter_name(option)], is_flag=True, help=option.text)
-    return click.Option(
-        [*forms, _parameter_name(option)], metavar=option.metavar, multiple=option.is_repeatable, help=option.text
-    )
+    names = [f"--{option.name}", *([f"-{option.short}"] if option.short else []), _parameter_name(option)]
+    kind = {"is_flag": True} if option.is_flag else {"metavar": option.metavar, "multiple": option.is_repeatable}
+    return click.Option(names, help=option.text, **kind)
 
 
 def _click_argument(arguments: Arguments) -> click.Argument:

@@ -1,7 +1,7 @@
 """Options and output that click commands share."""
 
 import io
-import json
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +10,7 @@ import click
 
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import UserError
+from gpuyard.ui.cli.terminal import is_unicode, terminal_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +40,13 @@ def seconds(name: str, default: str | None, least: float, text: str) -> Callable
 deadline_option = seconds("deadline", "2s", 0.1, "Time limit for the probes.")
 
 
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+def absolute(path: str) -> str:
+    if not path:
+        raise UserError("a path is empty", hint="name a folder, or leave the option out")
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise UserError("the current directory no longer exists", hint="change to another one") from None
 
 
 def console() -> "Console":
@@ -54,7 +60,6 @@ def console() -> "Console":
 
 def frame() -> "Frame":
     """Return the frame of standard output for views that are lines."""
-    from gpuyard.ui.cli.terminal import is_unicode, terminal_size
     from gpuyard.ui.views.device_tables import Frame
 
     return Frame(width=terminal_size()[0], is_unicode=is_unicode())

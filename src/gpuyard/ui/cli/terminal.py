@@ -50,10 +50,11 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and int(text) else None
 
 
-def say(text: str) -> None:
-    """Print a line. Characters that the encoding of standard output lacks become question marks."""
+def say(*lines: str) -> None:
+    """Print lines. Characters that the encoding of standard output lacks become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(f"{text.encode(encoding, 'replace').decode(encoding)}\n")
+    for line in lines:
+        sys.stdout.write(f"{line.encode(encoding, 'replace').decode(encoding)}\n")
 
 
 def note(text: str) -> None:
@@ -62,11 +63,9 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def say_table(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> None:
+def table_lines(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> list[str]:
     heading, *lines = lay_out(columns, rows, terminal_size()[0], ellipsis())
-    say(paint(join_cells(heading), "dim"))
-    for line in lines:
-        say(join_cells(line))
+    return [paint(join_cells(heading), "dim"), *map(join_cells, lines)]
 
 
 def say_lines(lines: "Iterable[Line]") -> None:

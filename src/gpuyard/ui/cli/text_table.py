@@ -19,13 +19,8 @@ _LONGEST_UNBOUNDED = 60
 class Column:
     """`is_long` cells are cut when the table is too wide; `is_spare` columns are dropped before that."""
 
-    __slots__ = ("heading", "is_long", "is_right", "is_spare")
-
     def __init__(self, heading: str, *, is_right: bool = False, is_long: bool = False, is_spare: bool = False) -> None:
-        self.heading = heading
-        self.is_right = is_right
-        self.is_long = is_long
-        self.is_spare = is_spare
+        self.heading, self.is_right, self.is_long, self.is_spare = heading, is_right, is_long, is_spare
 
 
 def lay_out(
@@ -99,15 +94,9 @@ def cell_width(text: str) -> int:
     """Return the number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
-    return sum(map(_char_width, text))
+    from unicodedata import combining, east_asian_width
 
-
-def _char_width(char: str) -> int:
-    import unicodedata
-
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in text if not combining(char))
 
 
 def cut(text: str, width: int, ellipsis: str = "…") -> str:

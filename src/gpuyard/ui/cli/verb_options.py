@@ -1,27 +1,27 @@
-"""Queue verbs as plain data: options, arguments and help.
+"""Queue verbs as plain data (options, arguments and help), and the parser of their command lines.
 
-`fast_parser` parses command lines from it without importing click; `click_group` makes click commands of it for
-`--help`, completion and error messages. Neither this module nor a verb may import what takes milliseconds (click,
-msgspec, rich, typing): scripts call `gpuyard submit` in loops."""
+`click_group` makes click commands of the same data for `--help`, completion and error messages. Neither this module
+nor a verb may import what takes milliseconds (click, msgspec, rich, typing): scripts call `gpuyard submit` in loops."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    # An object of the daemon's JSON.
+    Answer = dict[str, Any]
+else:
+    Answer = dict
 
 
 class Option:
     """`--name METAVAR`, or a flag without a metavar; `short` is its one-letter form."""
 
-    __slots__ = ("is_repeatable", "metavar", "name", "short", "text")
-
     def __init__(
         self, name: str, metavar: str | None, text: str, *, short: str | None = None, is_repeatable: bool = False
     ) -> None:
-        self.name = name
-        self.metavar = metavar
-        self.text = text
-        self.short = short
-        self.is_repeatable = is_repeatable
+        self.name, self.metavar, self.text = name, metavar, text
+        self.short, self.is_repeatable = short, is_repeatable
 
     @property
     def is_flag(self) -> bool:
@@ -31,36 +31,25 @@ class Option:
 class Arguments:
     """The positional arguments: one, one of `choices`, many, or a program with all arguments that follow."""
 
-    __slots__ = ("choices", "is_many", "is_program", "metavar")
-
     def __init__(
         self, metavar: str, *, choices: "Sequence[str]" = (), is_many: bool = False, is_program: bool = False
     ) -> None:
-        self.metavar = metavar
-        self.choices = choices
-        self.is_many = is_many or is_program
-        self.is_program = is_program
+        self.metavar, self.choices = metavar, choices
+        self.is_many, self.is_program = is_many or is_program, is_program
 
 
 class Verb:
     """`text` is the help; its first line is the summary."""
 
-    __slots__ = ("arguments", "options", "text")
-
     def __init__(self, text: str, options: "Sequence[Option]" = (), arguments: Arguments | None = None) -> None:
-        self.text = text
-        self.options = options
-        self.arguments = arguments
+        self.text, self.options, self.arguments = text, options, arguments
 
 
 class Typed:
     """A parsed command line: options by name, with their values as typed, and the positional arguments."""
 
-    __slots__ = ("arguments", "options")
-
     def __init__(self, options: "dict[str, str | bool | list[str]]", arguments: list[str]) -> None:
-        self.options = options
-        self.arguments = arguments
+        self.options, self.arguments = options, arguments
 
     def flag(self, name: str) -> bool:
         return self.options.get(name) is True
@@ -74,3 +63,56 @@ JSON = Option("json", None, "Print JSON with stable keys.")
 IDS = "17, 17-20, name=big, tag=night or all"
 SEVERAL = Arguments("IDS...", is_many=True)
 ONE = Arguments("ID")
+
+
+def parse(verb: Verb, argv: list[str]) -> Typed | None:
+    """Return the parsed command line, or None if click has to parse it: `--help`, and every mistake.
+
+    A command line that both accept has the same meaning for both.
+    """
+    options: dict[str, str | bool | list[str]] = {}
+    positional: list[str] = []
+    is_program = verb.arguments is not None and verb.arguments.is_program
+    left = iter(argv)
+    for argument in left:
+        if argument == "--":
+            positional += left
+        elif _is_positional(argument, is_program=is_program):
+            positional.append(argument)
+            if is_program:
+                positional += left
+        elif not _take_option(verb, argument, left, options):
+            return None
+    return Typed(options, positional) if _are_accepted(verb, positional) else None
+
+
+def _is_positional(argument: str, *, is_program: bool) -> bool:
+    """Whether it is an argument, and not an option. `-5` is a number, except where a program is expected."""
+    return argument == "-" or not argument.startswith("-") or (argument[1:].isdecimal() and not is_program)
+
+
+def _take_option(verb: Verb, argument: str, left: "Iterator[str]", options: dict[str, str | bool | list[str]]) -> bool:
+    name, equals, value = argument.partition("=")
+    option = next((each for each in verb.options if name in (f"--{each.name}", f"-{each.short}")), None)
+    if option is None or (equals and (option.is_flag or not name.startswith("--"))):
+        return False
+    if option.is_flag:
+        options[option.name] = True
+        return True
+    given = value if equals else next(left, None)
+    if given is None:
+        return False
+    if option.is_repeatable:
+        earlier = options.get(option.name)
+        options[option.name] = [*earlier, given] if isinstance(earlier, list) else [given]
+    else:
+        options[option.name] = given
+    return True
+
+
+def _are_accepted(verb: Verb, positional: list[str]) -> bool:
+    if verb.arguments is None:
+        return not positional
+    if verb.arguments.choices and not all(argument in verb.arguments.choices for argument in positional):
+        return False
+    return verb.arguments.is_many or len(positional) == 1

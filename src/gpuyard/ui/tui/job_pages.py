@@ -7,8 +7,7 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from gpuyard.core.units import format_time
-from gpuyard.ui.cli.jobs.attempt_text import memory_lines
-from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines
+from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
 from gpuyard.ui.cli.jobs.why import why_lines
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.glyphs import Glyphs

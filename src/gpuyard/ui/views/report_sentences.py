@@ -111,7 +111,7 @@ def cause_text(cause: dict[str, Any]) -> str:
         return _CAUSES.get(outcome) or str(outcome)
     if status is None:
         return "failed"
-    return f"exit {status}{_signal_text(status)}"
+    return f"exit status {status}{_signal_text(status)}"
 
 
 def _signal_text(status: int) -> str:

@@ -1,17 +1,14 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import note, say, say_json
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Arguments, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli import JOB_VERBS
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.jobs.job_text import FINISHED
+from gpuyard.ui.cli.terminal import note
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Typed, Verb
 
 _MOST_SHOWN = 20
-_FINISHED = {"succeeded", "failed", "cancelled", "rejected"}
 _IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
 
 
@@ -21,8 +18,8 @@ class ChangeVerb:
     `done` precedes the ids that changed; `not_done` follows the id of a job that did not.
     """
 
-    def __init__(self, name: str, summary: str, details: str, done: str, not_done: str | None = None) -> None:
-        self.VERB = Verb(f"{summary}\n\n{details}\n\n{_IDS_HELP}", (JSON,), SEVERAL)
+    def __init__(self, name: str, details: str, done: str, not_done: str | None = None) -> None:
+        self.VERB = Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", (JSON,), SEVERAL)
         self._name, self._done, self._not_done = name, done, not_done or f"is not {done}"
 
     def run(self, typed: Typed) -> int:
@@ -35,7 +32,7 @@ class PriorityVerb:
     """`gpuyard priority IDS... N`: the last argument is the new priority."""
 
     VERB = Verb(
-        "Let waiting jobs start earlier or later.\n\n"
+        f"{JOB_VERBS['priority']}\n\n"
         f"The last argument is the priority: 0 is the default, and higher starts earlier. {_IDS_HELP}",
         (JSON,),
         Arguments("IDS... N", is_many=True),
@@ -56,40 +53,24 @@ class PriorityVerb:
 COMMANDS = {
     "cancel": ChangeVerb(
         "cancel",
-        "Stop running jobs, and take waiting jobs out of the queue.",
         "A running job and every process it started get SIGTERM; what still runs after its grace time is killed.",
         "cancelled",
     ),
-    "hold": ChangeVerb(
-        "hold",
-        "Keep waiting jobs from starting.",
-        "They keep their place in the queue, and wait for `gpuyard release`.",
-        "held",
-    ),
+    "hold": ChangeVerb("hold", "They keep their place in the queue, and wait for `gpuyard release`.", "held"),
     "priority": PriorityVerb(),
-    "release": ChangeVerb(
-        "release",
-        "Let held jobs start.",
-        "Each starts in queue order, when a GPU has enough free memory.",
-        "released",
-    ),
+    "release": ChangeVerb("release", "Each starts in queue order, when a GPU has enough free memory.", "released"),
     "resume": ChangeVerb(
         "resume",
-        "Let suspended jobs continue.",
         "Each continues where it stopped as soon as its GPU has enough free memory; `gpuyard why` says what it waits "
         "for.",
         "will resume when memory is free:",
         "is unchanged",
     ),
     "retry": ChangeVerb(
-        "retry",
-        "Queue finished jobs again.",
-        "They keep their ids and their earlier logs: each attempt has a log of its own.",
-        "queued again",
+        "retry", "They keep their ids and their earlier logs: each attempt has a log of its own.", "queued again"
     ),
     "suspend": ChangeVerb(
         "suspend",
-        "Move the GPU memory of running jobs to RAM, and stop them until `resume`.",
         "Other jobs can use their GPUs meanwhile. After `gpuyard resume` a suspended job continues where it stopped; "
         "its program does not notice. Needs a driver that supports it, and enough free RAM.",
         "suspending",
@@ -98,25 +79,27 @@ COMMANDS = {
 }
 
 
-def _change(typed: Typed, verb: str, body: "dict[str, Any]", done: str, not_done: str) -> int:
+def _change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
-    with connect(start=True) as daemon:
-        answer = daemon.request("POST", f"/jobs/{verb}", body=body)
-    if typed.flag("json"):
-        say_json(answer)
-    elif answer["count"]:
-        say(f"{done} {answer['changed']}")
-    note_unchanged(body["ids"], answer, not_done)
+    answer = request("POST", f"/jobs/{verb}", body=body)
+    say_answer(typed, answer, *([f"{done} {answer['changed']}"] if answer["count"] else []))
+    # A finished job that cannot be retried has another reason, which has to be named.
+    counts_finished = verb != "retry" and _selects_many(str(body["ids"]))
+    _note_unchanged(answer, not_done, FINISHED if counts_finished else ())
     if not answer["count"] and not answer["unchanged"]:
         note("gpuyard: no job to change")
     return 0 if answer["count"] else 1
 
 
-def note_unchanged(ids: str, answer: "dict[str, Any]", not_done: str) -> None:
-    """Name each job that did not change and why; jobs that had finished are only counted if `ids` is `all` or a tag."""
+def _selects_many(ids: str) -> bool:
+    return any(word == "all" or word.startswith(("tag=", "name=")) for word in ids.replace(",", " ").split())
+
+
+def _note_unchanged(answer: Answer, not_done: str, only_counted: tuple[str, ...]) -> None:
+    """Name each job that did not change and why; those in the states `only_counted` are only counted."""
     unchanged, total = answer["unchanged"], answer["unchanged_count"]
-    finished = sum(map(_was_finished, unchanged)) if _selects_many(ids) else 0
-    named = [job for job in unchanged if not (finished and _was_finished(job))]
+    named = [job for job in unchanged if job.get("state") not in only_counted]
+    finished = len(unchanged) - len(named)
     for job in named[:_MOST_SHOWN]:
         note(f"gpuyard: {job['id']} {not_done}: {job['reason']}")
     others = total - min(len(named), _MOST_SHOWN)
@@ -127,12 +110,3 @@ def note_unchanged(ids: str, answer: "dict[str, Any]", not_done: str) -> None:
         note(f"gpuyard: {who} had finished already")
     else:  # the daemon gives reasons for the first 100 jobs only
         note(f"gpuyard: {who} did not change" + (", some of them finished" if finished else ""))
-
-
-def _selects_many(ids: str) -> bool:
-    return any(word == "all" or word.startswith(("tag=", "name=")) for word in ids.replace(",", " ").split())
-
-
-def _was_finished(job: "dict[str, Any]") -> bool:
-    words = {word.strip(",:;") for word in job["reason"].split()}
-    return not words.isdisjoint(_FINISHED) or "has finished" in job["reason"]

@@ -50,6 +50,12 @@ def devices_text(job: "Mapping[str, Any]") -> str:
     return f"x{job['gpus']}" if job["gpus"] else UNKNOWN
 
 
+def gpu_text(device_id: str, answer: "Mapping[str, Any]", prefix: str = "GPU ") -> str:
+    """Return `GPU 0`, or the id if the daemon does not know the index (the device is gone, or the daemon is older)."""
+    index = answer.get("device_indexes", {}).get(device_id)
+    return device_id if index is None else f"{prefix}{index}"
+
+
 def memory_text(job: "Mapping[str, Any]") -> str:
     """Return the memory per GPU: reserved once it has started, estimated while it waits, else as submitted."""
     if not job["gpus"]:
@@ -62,4 +68,4 @@ def result_text(job: "Mapping[str, Any]") -> str:
     """Return how the job or attempt ended, or why it has not started."""
     if job["reason"] or job["ended_at"] is None:
         return job["reason"] or ""
-    return f"exit {job['status']}" if job["status"] is not None else job["outcome"] or ""
+    return f"exit status {job['status']}" if job["status"] is not None else job["outcome"] or ""

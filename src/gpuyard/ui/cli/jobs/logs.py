@@ -5,14 +5,14 @@ import time
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.select_jobs import select_one
+from gpuyard.ui.cli.ask_daemon import select_one
+from gpuyard.ui.cli.jobs.job_text import FINISHED
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import ONE, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import ONE, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 VERB = Verb(
     """Print the output of a job: its standard output and standard error.
@@ -27,7 +27,6 @@ VERB = Verb(
     ),
     ONE,
 )
-_FINISHED = ("succeeded", "failed", "cancelled", "rejected")
 _POLL_S = 0.2
 
 
@@ -37,7 +36,10 @@ def run(typed: Typed) -> int:
         watched = _WatchedLog(queue, typed.arguments[0])
         attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
         if attempt is None:
-            raise UserError(_describe_missing(watched, number), hint=f"`gpuyard show {watched.id}` says more")
+            missing = f"is {watched.state} and has no output: it has not run"
+            if number is not None:
+                missing = f"has no attempt {number}"
+            raise UserError(f"job {watched.id} {missing}", hint=f"`gpuyard show {watched.id}` says more")
         if typed.flag("follow"):
             _follow(watched, attempt, lines, is_last=number is not None)
         else:
@@ -55,25 +57,15 @@ class _WatchedLog:
 
     def refresh(self) -> None:
         self._job = self._queue.get(self._path)
+        self.id: int = self._job["id"]
+        self.state: str = self._job["state"]
         self._refreshed_at = time.monotonic()
 
     def wait_and_refresh(self) -> None:
         time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
         self.refresh()
 
-    @property
-    def id(self) -> int:
-        return int(self._job["id"])
-
-    @property
-    def state(self) -> str:
-        return str(self._job["state"])
-
-    @property
-    def is_finished(self) -> bool:
-        return self.state in _FINISHED
-
-    def attempt(self, number: int | None) -> "dict[str, Any] | None":
+    def attempt(self, number: int | None) -> Answer | None:
         """Return that attempt, or the last one for None; None if it has not started."""
         found = [attempt for attempt in self._job["attempts"] if number in (None, attempt["number"])]
         return found[-1] if found else None
@@ -86,7 +78,7 @@ class _WatchedLog:
         return attempt is None or attempt["ended_at"] is not None
 
 
-def _print(watched: _WatchedLog, attempt: "dict[str, Any]", lines: int | None) -> None:
+def _print(watched: _WatchedLog, attempt: Answer, lines: int | None) -> None:
     from pathlib import Path
 
     from gpuyard.engines.common.job_logs import follow, read_tail
@@ -97,7 +89,7 @@ def _print(watched: _WatchedLog, attempt: "dict[str, Any]", lines: int | None) -
     _write(follow(log, lambda: True) if lines is None else [read_tail(log, lines)])
 
 
-def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int | None, *, is_last: bool) -> None:
+def _follow(watched: _WatchedLog, attempt: Answer | None, lines: int | None, *, is_last: bool) -> None:
     """Print this attempt as it is written, and the attempts after it unless `is_last`."""
     from functools import partial
     from pathlib import Path
@@ -114,23 +106,17 @@ def _follow(watched: _WatchedLog, attempt: "dict[str, Any] | None", lines: int |
             note(f"--- attempt {attempt['number']} ---")
 
 
-def _await_start(watched: _WatchedLog, number: int | None) -> "dict[str, Any] | None":
+def _await_start(watched: _WatchedLog, number: int | None) -> Answer | None:
     """Wait for the attempt to start and return it; None if the job finishes without it."""
     noted = ""
     while (attempt := watched.attempt(number)) is None:
-        if watched.is_finished:
+        if watched.state in FINISHED:
             return None
         if watched.state != noted:
             noted = watched.state
             note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
         watched.wait_and_refresh()
     return attempt
-
-
-def _describe_missing(watched: _WatchedLog, number: int | None) -> str:
-    if number is None:
-        return f"job {watched.id} is {watched.state} and has no output: it has not run"
-    return f"job {watched.id} has no attempt {number}"
 
 
 def _number(typed: Typed, name: str) -> int | None:

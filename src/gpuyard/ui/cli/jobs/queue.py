@@ -5,22 +5,11 @@ import sys
 from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import format_duration
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.jobs.job_text import (
-    STATES,
-    UNFINISHED,
-    devices_text,
-    elapsed_seconds,
-    job_name,
-    memory_text,
-    result_text,
-)
+from gpuyard.ui.cli.jobs import job_text
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
     """Show running, waiting and finished jobs, and why jobs wait.
@@ -62,11 +51,11 @@ def run(typed: Typed) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
-    for line in _head(answer):
-        say(line)
+    say(*_head(answer))
     if answer["jobs"]:
         _say_rows(answer["jobs"])
-        _say_more(answer, query)
+    if answer["next"] is not None:
+        say(paint(_more_text(answer, query), "dim"))
     return 0
 
 
@@ -81,10 +70,10 @@ def read_limit(typed: Typed, what: str, other_lines: int) -> int:
     return int(text)
 
 
-def _request(query: dict[str, str], limit: int) -> "dict[str, Any]":
+def _request(query: dict[str, str], limit: int) -> Answer:
     """Return an answer with up to `limit` jobs; the daemon returns them in pages."""
     with connect(start=True) as client:
-        answer: dict[str, Any] = client.request("GET", "/jobs", query={**query, "limit": str(limit)})
+        answer: Answer = client.request("GET", "/jobs", query={**query, "limit": str(limit)})
         while answer["next"] is not None and len(answer["jobs"]) < limit:
             left = str(limit - len(answer["jobs"]))
             page = client.request("GET", "/jobs", query={**query, "limit": left, "after": str(answer["next"])})
@@ -92,7 +81,7 @@ def _request(query: dict[str, str], limit: int) -> "dict[str, Any]":
         return answer
 
 
-def _head(answer: "dict[str, Any]") -> list[str]:
+def _head(answer: Answer) -> list[str]:
     dot = " · " if is_unicode() else ", "
     facts = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
     if not facts:
@@ -107,7 +96,7 @@ def _head(answer: "dict[str, Any]") -> list[str]:
     return lines
 
 
-def _say_rows(jobs: "list[dict[str, Any]]") -> None:
+def _say_rows(jobs: list[Answer]) -> None:
     heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], terminal_size()[0], ellipsis())
     say(paint(join_cells(heading), "dim"))
     for job, cells in zip(jobs, lines, strict=True):
@@ -115,35 +104,24 @@ def _say_rows(jobs: "list[dict[str, Any]]") -> None:
         say(join_cells(cells))
 
 
-def _cells(job: "dict[str, Any]") -> list[str]:
+def _cells(job: Answer) -> list[str]:
+    state = job["state"]
     return [
         str(job["id"]),
-        _state_text(job["state"]),
-        job_name(job),
-        devices_text(job),
-        memory_text(job),
+        f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state,
+        job_text.job_name(job),
+        job_text.devices_text(job),
+        job_text.memory_text(job),
         str(job["priority"]),
-        format_duration(elapsed_seconds(job)),
-        result_text(job),
+        format_duration(job_text.elapsed_seconds(job)),
+        job_text.result_text(job),
     ]
 
 
-def _state_text(state: str) -> str:
-    return f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state
-
-
-def _say_more(answer: "dict[str, Any]", query: dict[str, str]) -> None:
-    if answer["next"] is None:
-        return
-    more = _count_more(answer, query)
-    how = f"`gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"
-    say(paint(f"and {more} more: {how}" if more > 0 else f"and more: {how}", "dim"))
-
-
-def _count_more(answer: "dict[str, Any]", query: dict[str, str]) -> int:
-    """Return how many matching jobs are not shown; 0 if unknown."""
-    if query["ids"]:
-        return 0
+def _more_text(answer: Answer, query: dict[str, str]) -> str:
+    """Say how many matching jobs are not shown; with IDS that is not known."""
     states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else UNFINISHED
-    total = int(sum(answer["counts"].get(state, 0) for state in states))
-    return total - sum(job["state"] in states for job in answer["jobs"])
+    total = sum(answer["counts"].get(state, 0) for state in states)
+    more = 0 if query["ids"] else total - sum(job["state"] in states for job in answer["jobs"])
+    count = f"{more} more" if more > 0 else "more"
+    return f"and {count}: `gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"

@@ -1,17 +1,15 @@
 """`gpuyard show`: all details of a job."""
 
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
-from gpuyard.ui.cli.jobs.attempt_text import memory_lines
-from gpuyard.ui.cli.jobs.job_text import devices_text, result_text
-from gpuyard.ui.cli.select_jobs import show_each
-from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, say, terminal_size
+from gpuyard.ui.cli.ask_daemon import show_each
+from gpuyard.ui.cli.jobs.job_text import devices_text, gpu_text, result_text
+from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
@@ -27,6 +25,7 @@ _ATTEMPTS = (
     Column("DEVICES", is_long=True),
     Column("RESULT", is_long=True),
 )
+# The limits on the machine and on its GPUs that were submitted with a job.
 _BOUNDS = {
     "vendor": "{} GPUs",
     "model": "GPUs named {}",
@@ -37,42 +36,50 @@ _BOUNDS = {
     "min_host_memory_mb": "at least {:g} MB of RAM available",
 }
 _TIMES = {1: "once", 2: "twice"}
+# The chart of an attempt's memory.
+_ROWS = 3
+_MARGIN = 2
+_WIDTH_IN_A_PIPE = 80
+# The daemon keeps at most this many points of a curve.
+_WIDEST = 120
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_PLAIN = " .:#"
 
 
 def run(typed: Typed) -> int:
     query = {"environment": "1"} if typed.flag("environment") else None
-    return show_each(typed, "", _show, query)
+    return show_each(typed, "", _lines, query)
 
 
-def _show(job: "dict[str, Any]") -> None:
-    for line in fact_lines(job):
-        say(line)
-    heading, *lines = attempt_lines(job, terminal_size()[0], ellipsis())
-    if lines:
-        say("")
-        say(paint(heading, "dim"))
-    for line in (*lines, *memory_lines(job, terminal_size()[0], is_unicode=is_unicode()), *advice_lines(job)):
-        say(line)
+def _lines(job: Answer) -> "Iterator[str]":
+    width = terminal_size()[0]
+    yield from fact_lines(job)
+    heading, *attempts = attempt_lines(job, width, ellipsis())
+    if attempts:
+        yield from ("", paint(heading, "dim"), *attempts)
+    yield from memory_lines(job, width, is_unicode=is_unicode())
+    yield from advice_lines(job)
 
 
-def fact_lines(job: "dict[str, Any]") -> list[str]:
+def fact_lines(job: Answer) -> list[str]:
     return [f"{name}: {clean(value)}" for name, value in _facts(job)]
 
 
-def attempt_lines(job: "dict[str, Any]", width: int | None, ellipsis: str) -> list[str]:
+def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
     """Return a heading, and a line for each attempt."""
-    cells = [_attempt_cells(attempt, job["state"]) for attempt in job["attempts"]]
+    cells = [_attempt_cells(attempt, job) for attempt in job["attempts"]]
     return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
 
 
-def advice_lines(job: "dict[str, Any]") -> "Iterator[str]":
+def advice_lines(job: Answer) -> "Iterator[str]":
     for text in job["advice"]:
         yield ""
         yield f"note: {clean(text)}"
 
 
-def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
+def _facts(job: Answer) -> "list[tuple[str, str]]":
     """Return names and values in the order in which people look for them, without options that were not given."""
+    need, notify = job["need"], job.get("notify", ())
     facts = [
         ("job", str(job["id"])),
         ("name", job["name"]),
@@ -91,7 +98,7 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("engine", _engine(job)),
         ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
-        ("limits", _bounds(job["need"])),
+        ("limits", ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)),
         ("after", ", ".join(map(_after_text, job["after"]))),
         ("submitted", format_time(job["submitted_at"])),
         ("started", job["started_at"] and format_time(job["started_at"])),
@@ -99,17 +106,18 @@ def _facts(job: "dict[str, Any]") -> "list[tuple[str, str]]":
         ("elapsed", None if job["elapsed_s"] is None else format_duration(job["elapsed_s"])),
         ("time limit", None if job["time_limit_s"] is None else format_duration(job["time_limit_s"])),
         ("expected duration", None if job["duration_s"] is None else format_duration(job["duration_s"])),
-        ("retries", _retries(job) if job["retries"] else None),
+        # The failure of the first attempt uses no retry.
+        ("retries", f"{min(job['failures'], job['retries'])} of {job['retries']} used" if job["retries"] else None),
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
-        ("notify", "; ".join(map(_notify_text, job.get("notify", ())))),
+        ("notify", "; ".join(f"{each['target'] or 'as configured'} on {', '.join(each['events'])}" for each in notify)),
         ("log", job["log"]),
     ]
     return [(name, value) for name, value in facts if value] + _environment(job)
 
 
-def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
+def _memory(memory: Answer, growth: Answer | None) -> str:
     """Return the memory that the next attempt gets on each GPU, and where that figure comes from."""
     given, runs = memory["given_mb"], memory["runs"]
     size = "alone" if given is None else format_size(given) + (", alone" if memory["alone"] else "")
@@ -124,12 +132,7 @@ def _memory(memory: "dict[str, Any]", growth: "dict[str, Any] | None") -> str:
     return f"{'' if given is None else 'learned '}{size} (from {format_count(runs, 'run')}{arguments})"
 
 
-def _retries(job: "dict[str, Any]") -> str:
-    """Return `1 of 3 used`. The failure of the first attempt uses no retry, so failures can exceed retries by one."""
-    return f"{min(job['failures'], job['retries'])} of {job['retries']} used"
-
-
-def _engine(job: "dict[str, Any]") -> str | None:
+def _engine(job: Answer) -> str | None:
     """Return the engine, its id for the job, and the node it runs on; None for the local engine."""
     if job.get("engine", "local") == "local":
         return None
@@ -139,39 +142,147 @@ def _engine(job: "dict[str, Any]") -> str | None:
     return f"{job['engine']}{' ' + last['site_id'] if last['site_id'] else ''}{where}"
 
 
-def _bounds(need: "dict[str, Any]") -> str:
-    """Return the limits on the machine and on its GPUs that were submitted with the job."""
-    return ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)
-
-
-def _after_text(dependency: "dict[str, Any]") -> str:
+def _after_text(dependency: Answer) -> str:
     kind = "" if dependency["kind"] == "ok" else f" ({dependency['kind']})"
     return f"{dependency['id']}{kind} {'met' if dependency['met'] else 'is ' + dependency['state']}"
 
 
-def _notify_text(subscription: "dict[str, Any]") -> str:
-    return f"{subscription['target'] or 'as configured'} on {', '.join(subscription['events'])}"
-
-
-def _environment(job: "dict[str, Any]") -> "list[tuple[str, str]]":
+def _environment(job: Answer) -> "list[tuple[str, str]]":
     values = job["environment"]
     if values is None:
         return [("environment", " ".join(sorted(job["environment_names"])))]
     return [("environment", f"{name}={value}") for name, value in sorted(values.items())]
 
 
-def _attempt_cells(attempt: "dict[str, Any]", state: str) -> list[str]:
+def _attempt_cells(attempt: Answer, job: Answer) -> list[str]:
+    # memory_lines prints the details of "out of memory".
+    result = result_text(attempt) if attempt["lack"] is None else "out of memory"
     return [
         str(attempt["number"]),
         UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
         format_time(attempt["started_at"]),
         format_time(attempt["ended_at"]),
-        ",".join(attempt["devices"]) or UNKNOWN,
-        _attempt_result(attempt, state),
+        ",".join(gpu_text(device, job, "") for device in attempt["devices"]) or UNKNOWN,
+        job["state"] if attempt["ended_at"] is None else result,
     ]
 
 
-def _attempt_result(attempt: "dict[str, Any]", state: str) -> str:
-    if attempt["ended_at"] is None:
-        return state
-    return result_text(attempt) if attempt["lack"] is None else "out of memory"  # memory_lines prints the details
+# The memory of attempts
+
+
+def memory_lines(job: Answer, width: int | None, *, is_unicode: bool) -> "Iterator[str]":
+    """Yield the lines of each attempt that reserved or used memory."""
+    for attempt in job["attempts"]:
+        figures = _figures(attempt, job)
+        if not figures and attempt["lack"] is None:
+            continue
+        yield ""
+        yield f"attempt {attempt['number']}: {', '.join(figures)}"
+        for line in _chart(attempt, width or _WIDTH_IN_A_PIPE, is_unicode=is_unicode):
+            yield f"{' ' * _MARGIN}{line}".rstrip()
+        if attempt["lack"] is not None:
+            is_last = attempt is job["attempts"][-1]
+            yield from _lack_lines(attempt["lack"], job if is_last else None)
+
+
+def _figures(attempt: Answer, job: Answer) -> list[str]:
+    reserved, predicted, peaks = attempt["reserved_mb"], attempt["predicted_mb"], attempt["peaks_mb"]
+    figures = []
+    if attempt["devices"]:
+        figures.append("alone" if reserved is None else f"reserved {format_size(reserved)}")
+    if predicted is not None:
+        figures.append(f"predicted {format_size(predicted)}")
+    for device, peak in sorted(peaks.items()):
+        figures.append(f"peak {format_size(peak)}{f' on {gpu_text(device, job)}' if len(peaks) > 1 else ''}")
+    if attempt["ram_mb"] is not None:
+        figures.append(f"RAM {format_size(attempt['ram_mb'])}")
+    if attempt["load_percent"] is not None:
+        figures.append(f"load {attempt['load_percent']:.0f}%")
+    if attempt["suspended_s"]:
+        figures.append(f"suspended for {format_duration(attempt['suspended_s'])}")
+    return figures
+
+
+def _chart(attempt: Answer, width: int, *, is_unicode: bool) -> list[str]:
+    """Return the curve with its axes; no lines if it has fewer than two points or no memory was used."""
+    points = attempt["curve"]
+    if len(points) < 2 or not any(used for _, used in points):
+        return []
+    labels = [format_size(max(used for _, used in points)), *[""] * (_ROWS - 1)]
+    label_width = max(map(len, labels))
+    upright, corner, flat = ("│", "└", "─") if is_unicode else ("|", "+", "-")
+    columns = min(_WIDEST, width - label_width - _MARGIN - 2)
+    if columns < 10:
+        return []
+    rows = draw(points, attempt["ran_s"], columns, _ROWS, is_unicode=is_unicode)
+    lines = [f"{label:>{label_width}} {upright}{row}" for label, row in zip(labels, rows, strict=True)]
+    end = format_duration(max(attempt["ran_s"], points[-1][0]))
+    lines.append(f"{'0':>{label_width}} {corner}{flat * columns}")
+    lines.append(f"{'':>{label_width}}  0s{end:>{columns - 2}}")
+    return lines
+
+
+def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: int, *, is_unicode: bool) -> list[str]:
+    """Return `rows` lines of `width` characters, the top one first. `points` are pairs of seconds and MB.
+
+    Each column shows the maximum of its interval; an interval without a measurement repeats the value before it.
+    """
+    levels = _BLOCKS if is_unicode else _PLAIN
+    steps = len(levels) - 1
+    columns = _columns(points, max(seconds, points[-1][0]), width)
+    most = max(columns) or 1.0
+    # A value above zero is always visible.
+    heights = [max(1, round(value / most * rows * steps)) if value else 0 for value in columns]
+    return [
+        "".join(levels[min(steps, max(0, height - row * steps))] for height in heights) for row in reversed(range(rows))
+    ]
+
+
+def _columns(points: "Sequence[Sequence[float]]", seconds: float, width: int) -> list[float]:
+    intervals: list[list[float]] = [[] for _ in range(width)]
+    for at, used in points:
+        intervals[min(width - 1, int(at / seconds * width)) if seconds else 0].append(used)
+    columns, before = [], 0.0
+    for values in intervals:
+        columns.append(max(values, default=before))
+        before = values[-1] if values else before
+    return columns
+
+
+def _lack_lines(lack: Answer, job: Answer | None) -> "Iterator[str]":
+    """Yield how much memory was needed and available, who held the rest, and for the last attempt what happens next."""
+    is_device = lack["where"] == "device"
+    needed = f"needed {format_size(lack['needed_mb'])}" if lack["needed_mb"] is not None else "needed more"
+    had = lack["had_mb"] if lack["had_mb"] is not None else lack["held_mb"]
+    had_text = "" if had is None else f", had {format_size(had)}"
+    yield f"  {'out of memory' if is_device else 'out of RAM'}: {needed}{had_text}"
+    others = [
+        other["who"] + ("" if other["memory_mb"] is None else f" {format_size(other['memory_mb'])}")
+        for other in lack["others"]
+    ]
+    details = {
+        "this job": _sizes(lack, held_mb="held {}", asked_mb="requested {} more"),
+        "GPU" if is_device else "RAM": _sizes(lack, free_mb="{} free", total_mb="{} in total"),
+        "held by others": "; ".join(others),
+        "error message": lack["says"],
+        "next": None if job is None else _next_step(job),
+    }
+    for name, text in details.items():
+        if text:
+            yield f"    {name}: {clean(text)}"
+
+
+def _sizes(lack: Answer, **texts: str) -> str:
+    return ", ".join(text.format(format_size(lack[key])) for key, text in texts.items() if lack[key] is not None)
+
+
+def _next_step(job: Answer) -> str | None:
+    """Return what the retry of an unfinished job gets, or None if there is no retry."""
+    growth = job["growth"]
+    if growth is None or job["ended_at"] is not None:
+        return None
+    if growth["alone"]:
+        return "retry alone on the largest GPU"
+    if growth["memory_mb"] is not None:
+        return f"retry with {format_size(growth['memory_mb'])}"
+    return "retry" if growth["ram_mb"] is None else f"retry when {format_size(growth['ram_mb'])} of RAM are available"

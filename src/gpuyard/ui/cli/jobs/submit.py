@@ -4,10 +4,10 @@ import os
 import sys
 
 from gpuyard.connect.config_digest import digest_of
-from gpuyard.connect.fast_http import connect
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.terminal import note, say, say_json
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
 VERB = Verb(
@@ -46,7 +46,10 @@ def run(typed: Typed) -> int:
     if typed.text("name") == "":
         raise UserError("--name is empty", hint="give a name, or leave it out")
     text = None if source is None else _read(source)
-    directory = _directory(typed)
+    named = typed.text("cwd")
+    directory = _absolute(named or ".")
+    if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
+        raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
     body = {
         "token": os.urandom(16).hex(),
         "command": typed.arguments or None,
@@ -57,23 +60,10 @@ def run(typed: Typed) -> int:
         "environment": dict(os.environ),
         "options": _options(typed),
     }
-    with connect(start=True) as daemon:
-        answer = daemon.request("POST", "/submissions", body=body, is_repeatable=True)
+    answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
-    if typed.flag("json"):
-        say_json(answer)
-    else:
-        say(answer["ids"])
-    return 0
-
-
-def _directory(typed: Typed) -> str:
-    named = typed.text("cwd")
-    path = _absolute(named or ".")
-    if named is not None and not os.path.isdir(path) and not _has_dependencies(typed):
-        raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
-    return path
+    return say_answer(typed, answer, answer["ids"])
 
 
 def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":

@@ -4,13 +4,10 @@ import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.units import parse_duration
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_TIMED_OUT
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
     """Wait until jobs have finished; without IDS, all that are unfinished now.
@@ -27,7 +24,8 @@ _MOST_NAMED = 20
 
 
 def run(typed: Typed) -> int:
-    deadline = _deadline(typed.text("timeout"))
+    timeout = typed.text("timeout")
+    deadline = float("inf") if timeout is None else time.monotonic() + parse_duration(timeout)
     with RetryingClient() as queue:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
         answer = _request(queue, " ".join(typed.arguments), 0.0)
@@ -45,15 +43,7 @@ def run(typed: Typed) -> int:
     return _report(answer)
 
 
-def _deadline(timeout: str | None) -> float:
-    if timeout is None:
-        return float("inf")
-    from gpuyard.core.units import parse_duration
-
-    return time.monotonic() + parse_duration(timeout)
-
-
-def _request(queue: RetryingClient, ids: str, timeout_s: float) -> "dict[str, Any]":
+def _request(queue: RetryingClient, ids: str, timeout_s: float) -> Answer:
     return queue.get("/wait", {"ids": ids, "timeout": f"{timeout_s:.3f}"}, timeout_s)
 
 
@@ -63,7 +53,7 @@ def _write_progress(text: str) -> None:
         sys.stderr.flush()
 
 
-def _report(answer: "dict[str, Any]") -> int:
+def _report(answer: Answer) -> int:
     """Print which jobs did not succeed, and return the exit status."""
     if not answer["done"]:
         note(f"gpuyard: timeout: {answer['left']} not finished\n  `gpuyard queue` lists them")

@@ -1,15 +1,14 @@
 """`gpuyard why`: why a job has not started, as the scheduler decided it."""
 
 from gpuyard.core.units import format_time
-from gpuyard.ui.cli.select_jobs import show_each
-from gpuyard.ui.cli.terminal import say
+from gpuyard.ui.cli.ask_daemon import show_each
+from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 VERB = Verb(
     "Explain why a job has not started: what each GPU lacks, who holds it, and when the job may start.\n\n"
@@ -20,18 +19,13 @@ VERB = Verb(
 
 
 def run(typed: Typed) -> int:
-    return show_each(typed, "/why", _show)
+    return show_each(typed, "/why", why_lines)
 
 
-def _show(answer: "dict[str, Any]") -> None:
-    for line in why_lines(answer):
-        say(line)
-
-
-def why_lines(answer: "dict[str, Any]") -> "Iterator[str]":
+def why_lines(answer: Answer) -> "Iterator[str]":
     yield clean(answer["summary"])
     for reason in answer["reasons"]:
-        device = f"{reason['device_id']}: " if reason["device_id"] else ""
+        device = f"{gpu_text(reason['device_id'], answer)}: " if reason["device_id"] else ""
         yield f"  {device}{clean(reason['text'])}"
     for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
         yield f"  to change that: {clean(remedy)}"
@@ -46,13 +40,11 @@ def why_lines(answer: "dict[str, Any]") -> "Iterator[str]":
         yield f"  {clean(answer['estimate'])}"
 
 
-def _holders(reasons: "list[dict[str, Any]]") -> list[str]:
+def _holders(reasons: list[Answer]) -> list[str]:
     """Return each holder once, without those that a reason's own text names."""
     texts = " ".join(reason["text"] for reason in reasons)
     lines: dict[str, None] = {}
     for holder in (holder for reason in reasons for holder in reason["holders"]):
         label = f" ({holder['label']})" if holder.get("label") else ""
-        line = f"{holder['user']}, pid {holder['pid']}{label}"
-        if line not in texts:
-            lines[line] = None
-    return list(lines)
+        lines[f"{holder['user']}, pid {holder['pid']}{label}"] = None
+    return [line for line in lines if line not in texts]

@@ -16,7 +16,7 @@ def command(shell: str) -> None:
     zsh:   eval "$(gpuyard completion zsh)"              in ~/.zshrc
     fish:  gpuyard completion fish > ~/.config/fish/completions/gpuyard.fish
     """
-    from gpuyard.ui.cli import cli
+    from gpuyard.ui.cli.click_group import cli
 
     completion = get_completion_class(shell)
     assert completion is not None

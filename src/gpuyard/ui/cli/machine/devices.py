@@ -2,8 +2,13 @@
 
 import click
 
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of, print_json
-from gpuyard.ui.cli.terminal import say_lines
+from gpuyard.core.snapshot_json import snapshot_as_dict
+from gpuyard.probes.common.pci_gpus import vendors_on_pci
+from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.probes.local_machine import snapshot as take_snapshot
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
+from gpuyard.ui.cli.terminal import say_json, say_lines
+from gpuyard.ui.views.device_tables import Extras, snapshot_lines
 
 
 @click.command("devices")
@@ -11,17 +16,9 @@ from gpuyard.ui.cli.terminal import say_lines
 @deadline_option
 def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
     """Show every GPU and the host, and their load."""
-    from gpuyard.probes.local_machine import snapshot as take_snapshot
-
     snapshot = take_snapshot(deadline_s)
     if as_json:
-        from gpuyard.core.snapshot_json import snapshot_as_dict
-
-        print_json(snapshot_as_dict(snapshot))
+        say_json(snapshot_as_dict(snapshot))
         return
-    from gpuyard.probes.common.pci_gpus import vendors_on_pci
-    from gpuyard.probes.common.process_info import describe_processes
-    from gpuyard.ui.views.device_tables import Extras, snapshot_lines
-
     extras = Extras(expected=vendors_on_pci(), processes=describe_processes(pids_of(snapshot)))
     say_lines(snapshot_lines(snapshot, frame(), extras))

@@ -3,22 +3,25 @@
 import os
 import platform
 import textwrap
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
+from msgspec import to_builtins
 
 from gpuyard import __version__
+from gpuyard.core.snapshot import Vendor
+from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
+from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import ProbeError, UserError
-from gpuyard.probes.replay_output import TOOLS
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, print_json
-from gpuyard.ui.cli.terminal import paint, say, say_lines, terminal_size
+from gpuyard.probes.check_probes import Checkup, check_probes
+from gpuyard.probes.common.pci_gpus import gpus_on_pci
+from gpuyard.probes.local_machine import local_probes
+from gpuyard.probes.replay_output import TOOLS, replay
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
+from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
-
-if TYPE_CHECKING:
-    from gpuyard.core.snapshot import Vendor
-    from gpuyard.engines.registry import Checked
-    from gpuyard.probes.check_probes import Checkup
+from gpuyard.ui.views.device_tables import snapshot_lines
 
 
 @click.group("doctor", invoke_without_command=True)
@@ -32,17 +35,12 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     """
     if ctx.invoked_subcommand is not None:
         return None
-    from gpuyard.engines.registry import check_engines
-    from gpuyard.probes.check_probes import check_probes
-    from gpuyard.probes.common.pci_gpus import gpus_on_pci
-    from gpuyard.probes.local_machine import local_probes
-
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()
     engines = list(check_engines())
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     if as_json:
-        print_json(_report(checks, plugged, engines, advice))
+        say_json(_report(checks, plugged, engines, advice))
     else:
         _print_report(checks, engines, advice)
     return 1 if advice else 0
@@ -60,29 +58,21 @@ def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool)
     TOOL is one of: nvidia-smi-xml nvidia-smi-csv nvidia-smi-apps rocm-smi amd-smi radeontop intel_gpu_top xpu-smi
     powermetrics ioreg. FILE may be - for standard input.
     """
-    from gpuyard.probes.replay_output import replay
-
     try:
         snapshot = replay(tool, file.read())
     except ProbeError as error:
         raise UserError(f"{file.name} cannot be read as {tool}: {error.message}") from error
     if as_json or (ctx.parent and ctx.parent.params["as_json"]):
-        from gpuyard.core.snapshot_json import snapshot_as_dict
-
-        print_json(snapshot_as_dict(snapshot))
+        say_json(snapshot_as_dict(snapshot))
         return
-    from gpuyard.ui.views.device_tables import snapshot_lines
-
     say_lines(snapshot_lines(snapshot, frame()))
 
 
-def _advice(checks: "list[Checkup]", plugged: "dict[str, Vendor]") -> list[str]:
+def _advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
     """Return the problems that need a fix; an empty list if all is well."""
     readable = {check.vendor for check in checks if check.devices}
-    advice = []
-    for bus_id, vendor in plugged.items():
-        if vendor not in readable:
-            advice.append(f"{vendor} GPU at {bus_id}: no probe can read it")
+    unreadable = [(bus_id, vendor) for bus_id, vendor in plugged.items() if vendor not in readable]
+    advice = [f"{vendor} GPU at {bus_id}: no probe can read it" for bus_id, vendor in unreadable]
     for check in checks:
         advice += [f"{device.name or device.id} is unhealthy: {device.fault}"
                    for device in check.devices or () if not device.healthy]  # fmt: skip
@@ -96,10 +86,8 @@ def _settings() -> dict[str, str]:
 
 
 def _report(
-    checks: "list[Checkup]", plugged: "dict[str, Vendor]", engines: "list[Checked]", advice: list[str]
+    checks: list[Checkup], plugged: dict[str, Vendor], engines: list[Checked], advice: list[str]
 ) -> dict[str, Any]:
-    from msgspec import to_builtins
-
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -123,15 +111,13 @@ def _report(
     }
 
 
-def _print_report(checks: "list[Checkup]", engines: "list[Checked]", advice: list[str]) -> None:
+def _print_report(checks: list[Checkup], engines: list[Checked], advice: list[str]) -> None:
     say(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
-    for name, value in _settings().items():
-        say(f"{name}={value}")
+    say(*(f"{name}={value}" for name, value in _settings().items()))
     rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
     rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]
     _print_results(rows)
-    for line in advice:
-        say(f"{paint('!', 'yellow')} {line}")
+    say(*(f"{paint('!', 'yellow')} {line}" for line in advice))
     if not advice:
         found = any(check.devices for check in checks)
         say("No problems found." if found else "No problems found. No GPU is plugged in.")
@@ -151,11 +137,10 @@ def _print_results(rows: list[tuple[str, str, str, str]]) -> None:
     for cells, (_, _, result, style) in zip(lines, rows, strict=True):
         first, *others = [result] if width is None else textwrap.wrap(result, max(20, width - margin)) or [""]
         say(f"{GAP.join(cells)}{GAP}{paint(first, style)}")
-        for line in others:
-            say(f"{' ' * margin}{paint(line, style)}")
+        say(*(f"{' ' * margin}{paint(line, style)}" for line in others))
 
 
-def _probe_result(check: "Checkup") -> tuple[str, str]:
+def _probe_result(check: Checkup) -> tuple[str, str]:
     """Return the result and its style."""
     notes = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in check.problems]
     if check.devices is not None:
@@ -165,7 +150,7 @@ def _probe_result(check: "Checkup") -> tuple[str, str]:
     return "; ".join(notes), "dim" if is_absent else "yellow"
 
 
-def _engine_result(engine: "Checked") -> tuple[str, str]:
+def _engine_result(engine: Checked) -> tuple[str, str]:
     if engine.problem is None:
         return "works", "green"
     return engine.problem, "dim" if engine.is_absent else "yellow"

@@ -1,18 +1,24 @@
 """`gpuyard leases`: who holds GPUs, who waits and why, and which processes use them without a lease."""
 
+import grp
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from msgspec import to_builtins
 
+from gpuyard.config import load_config
+from gpuyard.core.snapshot_json import iso_time
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, print_json
-from gpuyard.ui.cli.terminal import say_lines
-
-if TYPE_CHECKING:
-    from gpuyard.leases.ledger import Ledger
-    from gpuyard.ledger_status import LedgerStatus
-    from gpuyard.probes.common.process_info import ProcessInfo
+from gpuyard.leases.ledger import Ledger, open_ledger
+from gpuyard.leases.ledger_directory import find_closed_parent, make_shared_directory
+from gpuyard.ledger_status import LedgerStatus, read_ledger_status
+from gpuyard.probes.common.idle_time import idle_seconds
+from gpuyard.probes.common.process_info import ProcessInfo, describe_processes
+from gpuyard.probes.local_machine import snapshot
+from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
+from gpuyard.ui.cli.terminal import say_json, say_lines
+from gpuyard.ui.views.lease_tables import lease_lines
 
 
 @click.group("leases", invoke_without_command=True)
@@ -23,23 +29,14 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     """Show who holds GPUs, who waits and why, and which processes use them without a lease."""
     if ctx.invoked_subcommand is not None:
         return
-    from gpuyard.config import load_config
-    from gpuyard.leases.ledger import open_ledger
-    from gpuyard.ledger_status import read_ledger_status
-    from gpuyard.probes.common.idle_time import idle_seconds
-    from gpuyard.probes.common.process_info import describe_processes
-    from gpuyard.probes.local_machine import snapshot
-
     ledger = open_ledger()
     machine = snapshot(deadline_s)
     status = read_ledger_status(ledger, machine, load_config().queue.max_foreign_load_percent)
     processes = describe_processes({use.process.pid for use in status.foreign_uses})
     idle_s = idle_seconds(machine)
     if as_json:
-        print_json(_as_dict(ledger, status, processes, idle_s))
+        say_json(_as_dict(ledger, status, processes, idle_s))
         return
-    from gpuyard.ui.views.lease_tables import lease_lines
-
     say_lines(lease_lines(status, frame(), processes, idle_s))
 
 
@@ -50,8 +47,6 @@ def release_command(lease_id: str) -> None:
 
     Others can use its GPUs from then on. A program that still runs is not stopped: it continues without a lease.
     """
-    from gpuyard.leases.ledger import open_ledger
-
     open_ledger().end(lease_id)
     click.echo(f"released {lease_id}")
 
@@ -66,10 +61,6 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     GPUYARD_LOCK_DIR=DIR, or names it in config.toml. The owner of the directory can remove leases of other users, so
     it should be root or a trusted user.
     """
-    import grp
-
-    from gpuyard.leases.ledger_directory import find_closed_parent, make_shared_directory
-
     try:
         number = grp.getgrnam(group).gr_gid if group else None
     except KeyError:
@@ -82,16 +73,8 @@ def init_shared_command(folder: Path, group: str | None) -> None:
 
 
 def _as_dict(
-    ledger: "Ledger",
-    status: "LedgerStatus",
-    processes: "dict[int, ProcessInfo]",
-    idle_s: dict[tuple[str, int], float],
+    ledger: Ledger, status: LedgerStatus, processes: dict[int, ProcessInfo], idle_s: dict[tuple[str, int], float]
 ) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    from gpuyard.core.snapshot_json import iso_time
-    from gpuyard.probes.common.process_info import ProcessInfo
-
     return {
         "directory": str(ledger.folder),
         "leases": [

@@ -6,42 +6,30 @@ import os
 import shutil
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from msgspec import Struct
 
-from gpuyard.core.scheduling.wait_reasons import Reason, describe_wait, relevant_reasons
+from gpuyard.config import load_config
+from gpuyard.core.device_names import check_possible, find_devices
+from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
+from gpuyard.engines import foreground
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.ledger import HeldLease, open_ledger
+from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.probes.local_machine import snapshot
+from gpuyard.scripting.wait_messages import WaitMessages, print_to_stderr
 from gpuyard.ui.cli.rich_output import seconds
-
-if TYPE_CHECKING:
-    from gpuyard.core.lease import Lease, Need
-    from gpuyard.core.snapshot import Device, Snapshot
-    from gpuyard.leases.ledger import HeldLease
+from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.visible_devices import visible_devices, visible_variables
+from gpuyard.wait_for_devices import Acquisition, enclosing_lease
 
 # Ends of leases are noticed at once; memory and load of other processes only when polled.
 _POLL_S = 1.0
 _PERCENT = click.FloatRange(0, 100)
 _AMOUNT = click.FloatRange(min=0)
-
-
-class _RunOptions(Struct, frozen=True, kw_only=True):
-    """The options of the command line, and the program."""
-
-    gpus: int
-    vram_mb: float | None
-    exclusive: bool
-    device: str | None
-    max_cpu: float | None
-    min_free_mem_mb: float | None
-    max_gpu: float | None
-    max_gpu_mem_mb: float | None
-    max_power_w: float | None
-    wait_s: float | None
-    label: str | None
-    program: tuple[str, ...]
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -66,51 +54,40 @@ def command(**typed: Any) -> int:
     time, 126 or 127 if the program cannot be executed. The GPUs stay reserved until every process that the program
     started has ended, even if gpuyard itself is killed.
     """
-    from gpuyard.engines.foreground import ForegroundProgram, run_program, signals_for_the_main_thread
-    from gpuyard.leases.ledger import open_ledger
-    from gpuyard.probes.local_machine import snapshot
-    from gpuyard.wait_for_devices import enclosing_lease
-
-    options = _RunOptions(**typed)
-    _check(options)
-    path, status = _find_program(options.program[0])
+    _check(typed)
+    program = typed["program"]
+    path, status = _find_program(program[0])
     if status:
         return status
-    with signals_for_the_main_thread():
+    with foreground.signals_for_the_main_thread():
         seen = snapshot()
-    need = _need(options, seen)
+    need = _need(typed, seen)
     around = enclosing_lease(open_ledger(), need)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
-        os.execve(path, options.program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
-    held = _wait(options, need, seen)
-    program = ForegroundProgram(path=path, arguments=options.program, environment=_environment(held.lease, seen))
-    return run_program(program, held.path, held.descriptor)
+        os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
+    held = _wait(typed, need, seen)
+    started = foreground.ForegroundProgram(path=path, arguments=program, environment=_environment(held.lease, seen))
+    return foreground.run_program(started, held.path, held.descriptor)
 
 
-def _environment(lease: "Lease", seen: "Snapshot") -> dict[str, str]:
-    from gpuyard.config import load_config
-    from gpuyard.leases.measured_usage import LEASE_VARIABLE
-    from gpuyard.visible_devices import visible_variables
-
+def _environment(lease: Lease, seen: Snapshot) -> dict[str, str]:
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
     visible = visible_variables(devices, seen, by_uuid=load_config().devices.shows_uuids)
     return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
 
 
-def _check(options: _RunOptions) -> None:
-    if not options.program:
+def _check(typed: dict[str, Any]) -> None:
+    if not typed["program"]:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
-    if options.vram_mb is not None and options.vram_mb <= 0:
+    if typed["vram_mb"] is not None and typed["vram_mb"] <= 0:
         raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
-    if options.gpus == 0 and (options.vram_mb is not None or options.exclusive or options.device is not None):
+    if typed["gpus"] == 0 and (typed["vram_mb"] is not None or typed["exclusive"] or typed["device"] is not None):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
 
 
 def _find_program(name: str) -> tuple[str, int]:
     """Return the path, or the exit status that shells use. Called before the wait for GPUs, which may be long."""
-    from gpuyard.engines.foreground import CANNOT_EXECUTE, NOT_FOUND
-
     found = shutil.which(name)
     if found is not None:
         return found, 0
@@ -118,91 +95,58 @@ def _find_program(name: str) -> tuple[str, int]:
     is_there = bool(name) and any(os.path.exists(place) for place in places)
     complaint = "it cannot be executed" if is_there else "there is no such program"
     click.echo(f"gpuyard: {name}: {complaint}", err=True)
-    return "", CANNOT_EXECUTE if is_there else NOT_FOUND
+    return "", foreground.CANNOT_EXECUTE if is_there else foreground.NOT_FOUND
 
 
-def _need(options: _RunOptions, seen: "Snapshot") -> "Need":
-    from gpuyard.config import load_config
-    from gpuyard.core.device_names import check_possible
-    from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-
+def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
     banned = load_config().devices.banned_ids(seen)
-    only = [device for device in _candidates(options, seen) if device.id not in banned]
-    if options.gpus and not only and options.device is None:
+    only = [device for device in _candidates(typed, seen) if device.id not in banned]
+    if typed["gpus"] and not only and typed["device"] is None:
         raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
-    check_possible(options.gpus, options.vram_mb, only)
-    vram_mb = options.vram_mb
+    vram_mb = typed["vram_mb"]
+    check_possible(typed["gpus"], vram_mb, only)
     return Need(
-        devices=options.gpus,
-        memory=WholeDevice(vram_mb) if options.exclusive or vram_mb is None else FixedMemory(vram_mb),
+        devices=typed["gpus"],
+        memory=WholeDevice(vram_mb) if typed["exclusive"] or vram_mb is None else FixedMemory(vram_mb),
         only=tuple(device.id for device in only),
         banned=banned,
-        max_utilization_percent=options.max_gpu,
-        max_power_w=options.max_power_w,
-        max_memory_used_mb=options.max_gpu_mem_mb,
-        max_cpu_percent=options.max_cpu,
-        min_host_memory_mb=options.min_free_mem_mb,
+        max_utilization_percent=typed["max_gpu"],
+        max_power_w=typed["max_power_w"],
+        max_memory_used_mb=typed["max_gpu_mem_mb"],
+        max_cpu_percent=typed["max_cpu"],
+        min_host_memory_mb=typed["min_free_mem_mb"],
     )
 
 
-def _candidates(options: _RunOptions, seen: "Snapshot") -> list["Device"]:
+def _candidates(typed: dict[str, Any], seen: Snapshot) -> list[Device]:
     """Return the GPUs of --device, or those that CUDA_VISIBLE_DEVICES of the calling shell allows."""
-    from gpuyard.core.device_names import find_devices
-    from gpuyard.visible_devices import visible_devices
-
-    if options.gpus == 0:
+    if typed["gpus"] == 0:
         return []
-    if options.device is None:
+    if typed["device"] is None:
         return visible_devices(seen)
-    names = [name.strip() for name in options.device.split(",") if name.strip()]
+    names = [name.strip() for name in typed["device"].split(",") if name.strip()]
     if not names:
         raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
     return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
 
 
-def _wait(options: _RunOptions, need: "Need", seen: "Snapshot") -> "HeldLease":
-    from gpuyard.config import load_config
-    from gpuyard.leases.ledger import open_ledger
-    from gpuyard.probes.local_machine import snapshot
-    from gpuyard.wait_for_devices import Acquisition
-
-    label = options.label or os.path.basename(options.program[0])
+def _wait(typed: dict[str, Any], need: Need, seen: Snapshot) -> HeldLease:
+    """Wait for the lease. Standard error shows what is missing: a line updated in place, a new line in a pipe."""
+    label = typed["label"] or os.path.basename(typed["program"][0])
     bound = load_config().queue.max_foreign_load_percent
     acquisition = Acquisition(open_ledger(), snapshot, need, label=label, max_foreign_load_percent=bound)
-    line = _WaitingLine(need, seen)
+    in_place = is_terminal(sys.stderr)
+    write = _write_in_place if in_place else print_to_stderr
+    messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)
     try:
-        wait_s = math.inf if options.wait_s is None else options.wait_s
-        return acquisition.wait(wait_s, _POLL_S, line.show)
+        wait_s = math.inf if typed["wait_s"] is None else typed["wait_s"]
+        return acquisition.wait(wait_s, _POLL_S, messages.report_wait)
     finally:
-        line.clear()
+        if in_place and messages.has_written:
+            _write_in_place("")
 
 
-class _WaitingLine:
-    """One line that says what is missing and who holds it: updated in place on a terminal, a new line in a pipe."""
-
-    def __init__(self, need: "Need", seen: "Snapshot") -> None:
-        self._need = need
-        self._names = {device.id: str(device.index) for device in seen.devices if device.index is not None}
-        self._in_place = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._shown: object = None
-
-    def show(self, reasons: tuple[Reason, ...]) -> None:
-        shown = relevant_reasons(self._need, reasons)
-        line = f"gpuyard: {describe_wait(self._need, shown, self._names)}"
-        if self._in_place:
-            width = max(20, shutil.get_terminal_size().columns)
-            self._print(line, f"\r{line[: width - 1]}\x1b[K")
-        else:
-            # Figures change at each poll; that alone is not worth a new line in a log.
-            what = [(reason.kind, reason.device_id, frozenset(reason.holders)) for reason in shown]
-            self._print(what, f"{line}\n")
-
-    def clear(self) -> None:
-        if self._in_place and self._shown is not None:
-            self._print(None, "\r\x1b[K")
-
-    def _print(self, what: object, text: str) -> None:
-        if what != self._shown:
-            self._shown = what
-            with contextlib.suppress(OSError):  # stderr is closed; the program may still be useful
-                click.echo(text, nl=False, err=True)
+def _write_in_place(line: str) -> None:
+    width = max(20, shutil.get_terminal_size().columns)
+    with contextlib.suppress(OSError):  # stderr is closed; the program may still be useful
+        click.echo(f"\r{line[: width - 1]}\x1b[K", nl=False, err=True)

@@ -3,16 +3,14 @@
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+import zlib
 
 import click
 
 from gpuyard.core.units import format_size, parse_duration, parse_size
-from gpuyard.errors import UserError
+from gpuyard.errors import SimulatedOutOfMemory, UserError
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.ui.cli.rich_output import seconds
-
-if TYPE_CHECKING:
-    from gpuyard.probes.simulated_devices import SimulatedUse
 
 _STEP_S = 0.1
 _UNIT_S = 0.01
@@ -48,9 +46,6 @@ def command(  # noqa: PLR0913 - an option each
     Needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does, and
     exits with 1. Its memory is free again as soon as the process ends, also if it is killed.
     """
-    from gpuyard.errors import SimulatedOutOfMemory
-    from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
-
     environment = dict(os.environ) if device is None else {"CUDA_VISIBLE_DEVICES": device}
     devices = SimulatedDevices()
     visible = visible_device_ids(devices, environment)
@@ -73,7 +68,7 @@ def command(  # noqa: PLR0913 - an option each
 
 
 class _Job:
-    def __init__(self, usage: "SimulatedUse", device_id: str, growth: tuple[tuple[float, float], ...]) -> None:
+    def __init__(self, usage: SimulatedUse, device_id: str, growth: tuple[tuple[float, float], ...]) -> None:
         self._usage = usage
         self._device_id = device_id
         self._growth = sorted(growth)
@@ -95,8 +90,6 @@ class _Job:
 
     def work(self, units: int) -> None:
         """Work through all units; the checksum proves that each ran once and in order, also across a suspension."""
-        import zlib
-
         checksum = 0
         for unit in range(units):
             self._grow()

@@ -3,12 +3,13 @@
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.rich_output import json_option, print_json
+from gpuyard.ui.cli.rich_output import json_option
+from gpuyard.ui.cli.terminal import say_json
 
 if TYPE_CHECKING:
     from gpuyard.simulator.compare_policies import Compared
@@ -25,7 +26,9 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--mix", callback=_split_names, metavar="NAMES", help="Generate a random trace instead: lucid, carma or both."
 )
 @click.option("--jobs", type=click.IntRange(1), default=400, show_default=True, help="Number of jobs to generate.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Jobs per hour. [twice what `fifo` could do]")
+@click.option(
+    "--rate", "per_hour", type=click.FloatRange(0, min_open=True), help="Jobs per hour. [twice what `fifo` could do]"
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed generates the same trace.")
 @click.option("--devices", default="4x24GB", show_default=True, metavar="SPEC", help="Such as 1x80GB,2x24GB.")
 @click.option(
@@ -35,9 +38,8 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tu
 @click.option(
     "--passes", type=click.IntRange(1), default=2, show_default=True, help="Number of times to run the trace."
 )
-@click.option(
-    "--quantum", type=click.FloatRange(0), help="Longest simulated step in seconds. [depends on the number of jobs]"
-)
+@click.option("--quantum", "quantum_s", type=click.FloatRange(0),
+              help="Longest simulated step in seconds. [depends on the number of jobs]")  # fmt: skip
 @click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="GPUYARD_TRACES",
               help="Directory of measured programs and pairs. [GPUYARD_TRACES]")  # fmt: skip
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the trace to this file.")
@@ -45,51 +47,26 @@ def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tu
     "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last pass to FILE.svg or FILE.png."
 )
 @json_option
-def command(  # noqa: PLR0913, PLR0917 - the options
-    trace: Path | None,
-    mix: tuple[str, ...],
-    jobs: int,
-    rate: float | None,
-    seed: int,
-    devices: str,
-    policies: tuple[str, ...],
-    passes: int,
-    quantum: float | None,
-    traces: Path | None,
-    save: Path | None,
-    picture: Path | None,
-    as_json: bool,  # noqa: FBT001
-) -> None:
+def command(*, save: Path | None, picture: Path | None, as_json: bool, **request: Any) -> None:
     """Run a trace of jobs through the queue in simulated time, and compare policies.
 
     TRACE is a CSV file of jobs; docs/how-to/compare-policies.md describes its format.
     """
-    if (trace is None) == (not mix):
+    if (request["trace"] is None) == (not request["mix"]):
         raise UserError("give a trace, or generate one with --mix", hint="such as gpuyard simulate --mix lucid")
     from gpuyard.simulator.compare_policies import ComparisonRequest, compare
+    from gpuyard.simulator.trace_file import write_trace
 
     if picture is not None:
         _check_ending(picture)
-    compared = compare(
-        ComparisonRequest(
-            trace=trace,
-            mix=mix,
-            jobs=jobs,
-            per_hour=rate,
-            seed=seed,
-            devices=devices,
-            policies=policies,
-            passes=passes,
-            quantum_s=quantum,
-            traces=traces,
-        )
-    )
+    compared = compare(ComparisonRequest(**request))
     if save is not None:
-        _save(compared, save)
+        with _open_output(save) as file:
+            write_trace(compared.jobs, file)
     if picture is not None:
         _draw(compared, picture)
     if as_json:
-        print_json(compared.as_dict())
+        say_json(compared.as_dict())
     else:
         _print(compared)
 
@@ -136,13 +113,6 @@ def _short(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f}{unit}"
     return f"{abs(seconds):.0f}s"
-
-
-def _save(compared: "Compared", path: Path) -> None:
-    from gpuyard.simulator.trace_file import write_trace
-
-    with _open_output(path) as file:
-        write_trace(compared.jobs, file)
 
 
 def _check_ending(path: Path) -> None:

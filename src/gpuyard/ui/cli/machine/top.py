@@ -2,14 +2,11 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from gpuyard.errors import EnvironmentFault, UserError
-
-if TYPE_CHECKING:
-    from gpuyard.ui.tui.app import Top
+from gpuyard.ui.cli.ask_daemon import request
 
 
 @click.command("top")
@@ -32,15 +29,9 @@ def command() -> None:
             "`gpuyard top` needs textual, which gpuyard's extra `top` installs",
             hint=f"install it with: {find_installation().with_extra('top')}",
         ) from error
-    _show(Top)
-
-
-def _show(make: "type[Top]") -> None:
-    from gpuyard.connect.fast_http import connect
     from gpuyard.ui.tui.glyphs import glyphs_for, has_colour
 
-    with connect(start=True) as daemon:
-        daemon.request("GET", "/status")  # restarts or reports an older daemon before the screen opens
+    request("GET", "/status")  # restarts or reports an older daemon before the screen opens
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
-    make(glyphs_for(os.environ, sys.stdout.encoding or "")).run()
+    Top(glyphs_for(os.environ, sys.stdout.encoding or "")).run()

@@ -1,19 +1,25 @@
 """`gpuyard watch`: GPUs and host live; a table on a terminal, plain lines in a pipe, rows in a log file."""
 
-import os
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from gpuyard.core.snapshot import Device, Sample
+from gpuyard.core.snapshot_json import iso_time
+from gpuyard.core.units import UNKNOWN
+from gpuyard.probes.common.pci_gpus import vendors_on_pci
+from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.probes.local_machine import local_machine
+from gpuyard.probes.sample_log import SampleLog
+from gpuyard.probes.sampler import Sampler
+from gpuyard.system.clock import SystemClock
 from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpuyard.core.snapshot import Sample
+from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.views import device_tables as tables
 
 _HISTORY = 24
 
@@ -29,21 +35,12 @@ def command(interval_s: float, log_path: Path | None, count: int | None, deadlin
     samples = _samples(interval_s, log_path, count, deadline_s)
     # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-            _show_live(samples)
-        else:
-            _print_lines(samples)
-    except KeyboardInterrupt:
-        pass  # Ctrl-C is the normal end
+    show = _show_live if is_terminal(sys.stdout) else _print_lines
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end
+        show(samples)
 
 
-def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> "Iterator[Sample]":
-    from gpuyard.probes.local_machine import local_machine
-    from gpuyard.probes.sample_log import SampleLog
-    from gpuyard.probes.sampler import Sampler
-    from gpuyard.system.clock import SystemClock
-
+def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> Iterator[Sample]:
     clock = SystemClock()
     sink = SampleLog(log_path) if log_path else None
     sampler = Sampler(local_machine(deadline_s), clock, sink=sink)
@@ -55,12 +52,9 @@ def _samples(interval_s: float, log_path: Path | None, count: int | None, deadli
             taken += 1
 
 
-def _show_live(samples: "Iterator[Sample]") -> None:
+def _show_live(samples: Iterator[Sample]) -> None:
     from rich.live import Live
 
-    from gpuyard.probes.common.pci_gpus import vendors_on_pci
-    from gpuyard.probes.common.process_info import describe_processes
-    from gpuyard.ui.views.device_tables import Extras, Frame, snapshot_lines
     from gpuyard.ui.views.live_display import LiveDisplay
 
     out = console()
@@ -72,42 +66,33 @@ def _show_live(samples: "Iterator[Sample]") -> None:
                 past = history.get(device.id, [])[1 - _HISTORY :]
                 history[device.id] = [*past, device.utilization_percent]
             processes = describe_processes(pids_of(sample.snapshot))
-            extras = Extras(expected=expected, history=history, processes=processes)
-            frame = Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
-            shown.draw_lines(snapshot_lines(sample.snapshot, frame, extras))
+            extras = tables.Extras(expected=expected, history=history, processes=processes)
+            frame = tables.Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
+            shown.draw_lines(tables.snapshot_lines(sample.snapshot, frame, extras))
 
 
-def _print_lines(samples: "Iterator[Sample]") -> None:
-    from gpuyard.core.snapshot_json import iso_time
-    from gpuyard.probes.common.pci_gpus import vendors_on_pci
-    from gpuyard.ui.views.device_tables import device_label, host_line, relevant_problems
-
+def _print_lines(samples: Iterator[Sample]) -> None:
     expected = vendors_on_pci()
     for sample in samples:
         snapshot = sample.snapshot
         time = iso_time(snapshot.taken_at)
-        for problem in relevant_problems(snapshot, expected):
+        for problem in tables.relevant_problems(snapshot, expected):
             if problem in sample.new_problems:
                 click.echo(f"! {problem}", err=True)
-        click.echo(f"{time}  {host_line(snapshot.host)}")
+        click.echo(f"{time}  {tables.host_line(snapshot.host)}")
         for device in snapshot.devices:
-            click.echo(f"{time}  {device_label(device, snapshot.devices)}  {_device_line(sample, device.id)}")
+            click.echo(f"{time}  {tables.device_label(device, snapshot.devices)}  {_device_line(sample, device)}")
         sys.stdout.flush()
 
 
-def _device_line(sample: "Sample", device_id: str) -> str:
-    from gpuyard.core.units import UNKNOWN
-    from gpuyard.ui.views.device_tables import figure_text, memory_text, power_text
-
-    device = sample.snapshot.device(device_id)
-    assert device is not None
+def _device_line(sample: Sample, device: Device) -> str:
     facts = [
         device.name or device.id,
-        f"memory {memory_text(device.memory_used_mb, device.memory_total_mb)}",
-        f"use {figure_text(device.utilization_percent, '%')}",
-        f"smoothed {figure_text(sample.loads.get(device_id), '%')}",
-        f"power {power_text(device.power_draw_w, device.power_limit_w)}",
-        f"temp {figure_text(device.temperature_c, 'C')}",
+        f"memory {tables.memory_text(device.memory_used_mb, device.memory_total_mb)}",
+        f"use {tables.figure_text(device.utilization_percent, '%')}",
+        f"smoothed {tables.figure_text(sample.loads.get(device.id), '%')}",
+        f"power {tables.power_text(device.power_draw_w, device.power_limit_w)}",
+        f"temp {tables.figure_text(device.temperature_c, 'C')}",
         f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
     ]
     return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])

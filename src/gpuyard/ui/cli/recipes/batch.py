@@ -6,11 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
+from msgspec import to_builtins
 
+from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.daemon.monitor.sampling import COLUMNS
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.probes.sample_log import RowLog
+from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
     BatchPart,
     BatchPlan,
@@ -20,22 +25,13 @@ from gpuyard.recipes.batch.plan import (
     read_part_status,
     run_command,
 )
-from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
-from gpuyard.ui.cli.recipes.absolute_path import absolute
-from gpuyard.ui.cli.recipes.batch_options import (
-    RunMode,
-    batch_options,
-    count_of,
-    queue_options,
-    run_mode,
-    to_name,
-)
+from gpuyard.ui.cli.ask_daemon import request
+from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
+from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
-
-if TYPE_CHECKING:
-    from gpuyard.recipes.batch.finish import Summary
+from gpuyard.ui.views.batch_summary import summary_lines
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -66,23 +62,17 @@ def command(program: tuple[str, ...], **typed: Any) -> int:
     if typed["frames"] is not None and typed["prune_output_root"] is None:
         raise UserError("--frames needs --prune-output-root", hint="add --prune-output-root DIR")
     mode = run_mode(typed)
-    return run_batch(_plan(program, typed), mode)
-
-
-def _plan(program: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     name = typed["name"] or to_name(program[0])
     root, pruned_root = typed["output_root"], typed["prune_output_root"]
-    return BatchPlan(
+    plan = make_plan(
+        typed,
         name=name,
         command=program,
-        count=count_of(typed),
         root=default_root(name) if root is None else absolute(root),
-        seed=int(typed["seed"]),
-        pruned_root=None if pruned_root is None else absolute(pruned_root),
         prunes=None if pruned_root is None else "scheduler",
-        frames=typed["frames"] or ANY_FILE,
-        options=queue_options(typed),
+        pruned_root=None if pruned_root is None else absolute(pruned_root),
     )
+    return run_batch(plan, mode)
 
 
 def run_batch(plan: BatchPlan, mode: RunMode) -> int:
@@ -91,18 +81,20 @@ def run_batch(plan: BatchPlan, mode: RunMode) -> int:
     _check_options(plan)
     if mode.is_dry:
         return _print_commands(choose_batch(plan, mode.existing))
-    _check_sample_log(plan)
+    if "sample-log" in plan.options:
+        try:
+            RowLog(Path(plan.options["sample-log"]), COLUMNS)
+        except EnvironmentFault as error:
+            raise EnvironmentFault(str(error), hint="name another file with --sample-log") from error
     return _start_and_follow(plan, mode)
 
 
 def _print_commands(choice: BatchChoice) -> int:
     """Print the commands of new runs; only the queue knows which existing runs would be retried."""
     _note_choice(choice)
-    first = (
-        choice.before.plan.count if choice.before is not None and choice.plan.count > choice.before.plan.count else 0
-    )
-    for index in range(first, choice.plan.count):
-        say(shlex.join(run_command(choice.plan, index)))
+    before, count = choice.before, choice.plan.count
+    first = before.plan.count if before is not None and count > before.plan.count else 0
+    say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
     return 0
 
 
@@ -147,23 +139,10 @@ def _delay_interrupt() -> Iterator[list[int]]:
 
 def _check_options(plan: BatchPlan) -> None:
     """Raise for invalid options before any folder is made or job submitted."""
-    from gpuyard.core.job.submission import SubmissionRequest, parse_submission
-
     for text in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
         if text != text.encode(errors="replace").decode():
             raise UserError(f"{text!r} is not UTF-8", hint="batch.json cannot store it; use another name")
     parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
-
-
-def _check_sample_log(plan: BatchPlan) -> None:
-    if "sample-log" in plan.options:
-        from gpuyard.daemon.monitor.sampling import COLUMNS
-        from gpuyard.probes.sample_log import RowLog
-
-        try:
-            RowLog(Path(plan.options["sample-log"]), COLUMNS)
-        except EnvironmentFault as error:
-            raise EnvironmentFault(str(error), hint="name another file with --sample-log") from error
 
 
 # In the foreground
@@ -173,7 +152,7 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
     """Show progress until the end. Return the exit status if the user stops following, else None."""
     from gpuyard.ui.views.batch_progress import follow
 
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which shows the cursor again
     part, is_stopped = record.parts[-1], False
     while True:
         try:
@@ -186,7 +165,9 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
             if not can_ask or not _asks_to_stop():
                 _note_how_to_resume(record, mode)
                 return EXIT_INTERRUPTED
-            _stop(part)
+            # Not the job after the runs, which writes the summary.
+            request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
+            note("gpuyard: stopping: running jobs get SIGTERM, and no more runs start")
             is_stopped = True
         else:
             return None
@@ -201,11 +182,6 @@ def _check_finish(job: dict[str, Any]) -> None:
         )
 
 
-def _end(*_: object) -> NoReturn:
-    """Exit normally on SIGTERM, so that the cursor is shown again."""
-    sys.exit(_TERMINATED)
-
-
 def _asks_to_stop() -> bool:
     try:
         sys.stderr.write("\nLeave it running, or stop it? [L/s] ")
@@ -216,15 +192,6 @@ def _asks_to_stop() -> bool:
     if not answer.endswith("\n"):
         note("")
     return answer.strip().lower() in ("s", "stop")
-
-
-def _stop(part: BatchPart) -> None:
-    """Cancel the runs, but not the job after them, which writes the summary."""
-    from gpuyard.connect.fast_http import connect
-
-    with connect(start=True) as daemon:
-        daemon.request("POST", "/jobs/cancel", body={"ids": _ids(part)}, is_repeatable=True)
-    note("gpuyard: stopping: running jobs get SIGTERM, and no more runs start")
 
 
 def _ids(part: BatchPart) -> str:
@@ -275,22 +242,15 @@ def _without(arguments: list[str], option: str) -> list[str]:
 
 
 def _show_summary(record: BatchRecord, mode: RunMode) -> int:
-    from msgspec import to_builtins
-
-    from gpuyard.recipes.batch.finish import read_summary
-    from gpuyard.ui.views.batch_summary import summary_lines
-
     root = Path(record.plan.root)
-    summary: Summary | None = read_summary(root)
+    summary = read_summary(root)
     if summary is None:
         raise EnvironmentFault(f"no summary in {root}", hint="the queue has deleted these runs; start a new batch")
     if mode.as_json:
         say_json(to_builtins(summary))
     else:
         first, *others = summary_lines(summary, record.plan)
-        say(paint(first, "green" if summary.is_whole else "red"))
-        for line in others:
-            say(line)
+        say(paint(first, "green" if summary.is_whole else "red"), *others)
     if summary.is_whole:
         return 0
     sys.stdout.flush()

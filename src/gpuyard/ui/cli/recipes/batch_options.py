@@ -13,33 +13,17 @@ import click
 from click.core import ParameterSource
 from msgspec import Struct
 
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
+from gpuyard.recipes.batch.plan import BatchPlan
+from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import ExistingBatch
-from gpuyard.ui.cli.recipes.absolute_path import absolute
-from gpuyard.ui.cli.rich_output import json_option
+from gpuyard.ui.cli.rich_output import absolute, json_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[str, str], object]
 
-# Parameter names of these commands, and the options of a submission.
-_QUEUE_OPTIONS = {
-    "concurrency": "concurrency",
-    "max_cpu": "max-cpu",
-    "min_free_mem_mb": "min-free-mem-mb",
-    "max_gpu": "max-gpu",
-    "max_gpu_mem_mb": "max-gpu-mem-mb",
-    "run_vram": "vram",
-    "run_ram": "run-ram",
-    "gpus": "gpus",
-    "device": "device",
-    "stagger": "stagger",
-    "smoothing": "smoothing",
-    "steady": "steady",
-    "retries": "retries",
-    "time_limit": "time-limit",
-    "priority": "priority",
-}
 _LONGEST_NAME = 60
 
 
@@ -58,27 +42,25 @@ class RunMode(Struct, frozen=True, kw_only=True):
 def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
     """Return a decorator that adds all shared options; each command has its own options for output."""
     options = [
-        _option("count", "N", _whole(1), "Number of runs.", default=None),
-        _option("concurrency", "K", _whole(1), "Run at most K at once.", default="1"),
-        _option("max-cpu", "P", _percent, "Start only at up to P percent CPU use.", default="85"),
-        _option("min-free-mem-mb", "M", _amount, "Start only with at least M MB of RAM available.", default="2048"),
-        _option("max-gpu", "P", _percent, "Only GPUs at up to P percent use."),
-        _option("max-gpu-mem-mb", "M", _amount, "Only GPUs with up to M MB of memory used."),
-        _option("run-vram", "SIZE", _size, "GPU memory of a run, such as 2G. [learned]"),
-        _option("run-ram", "SIZE", _size, "RAM of a run, such as 4G. [learned]"),
-        _option("gpus", "N", _whole(0), "GPUs of each run. [1; 0 on a machine without GPUs]"),
-        _option("device", "LIST", _list, "Only these GPUs, such as 0,2 or a GPU's id. [all]"),
-        _option("stagger", "TIME", _time, "Minimum time between starts.", default=stagger),
-        _option("smoothing", "TIME", _time, "Average load and memory over this time.", default="5s"),
-        _option("steady", "TIME", _time, "Time within a limit before runs start again.", default="3s"),
-        _option("retries", "N", _whole(0), "Retry a failed run up to N times, with its seed.", default="0"),
-        _option("time-limit", "TIME", _positive_time, "Stop a run after this time, such as 2h."),
-        _option(
-            "priority", "N", _whole(-1_000_000), "Higher starts earlier than other jobs of the queue.", default="0"
-        ),
-        _option("seed", "S", _whole(None), "Run i gets the seed S + i.", default="0"),
-        _option("name", "WORD", _word, f"Name in the queue. [{name}]"),
-        _option("sample-log", "FILE", _log, "Log the load that runs waited for to this .csv or .jsonl file."),
+        option("count", "N", whole(1), "Number of runs.", default=None),
+        option("concurrency", "K", whole(1), "Run at most K at once.", default="1"),
+        option("max-cpu", "P", _percent, "Start only at up to P percent CPU use.", default="85"),
+        option("min-free-mem-mb", "M", None, "Start only with at least M MB of RAM available.", default="2048"),
+        option("max-gpu", "P", _percent, "Only GPUs at up to P percent use."),
+        option("max-gpu-mem-mb", "M", None, "Only GPUs with up to M MB of memory used."),
+        option("run-vram", "SIZE", _size, "GPU memory of a run, such as 2G. [learned]"),
+        option("run-ram", "SIZE", _size, "RAM of a run, such as 4G. [learned]"),
+        option("gpus", "N", whole(0), "GPUs of each run. [1; 0 on a machine without GPUs]"),
+        option("device", "LIST", _list, "Only these GPUs, such as 0,2 or a GPU's id. [all]"),
+        option("stagger", "TIME", None, "Minimum time between starts.", default=stagger),
+        option("smoothing", "TIME", None, "Average load and memory over this time.", default="5s"),
+        option("steady", "TIME", None, "Time within a limit before runs start again.", default="3s"),
+        option("retries", "N", whole(0), "Retry a failed run up to N times, with its seed.", default="0"),
+        option("time-limit", "TIME", _positive_time, "Stop a run after this time, such as 2h."),
+        option("priority", "N", whole(-1_000_000), "Higher starts earlier than other jobs of the queue.", default="0"),
+        option("seed", "S", whole(None), "Run i gets the seed S + i.", default="0"),
+        option("name", "WORD", _word, f"Name in the queue. [{name}]"),
+        option("sample-log", "FILE", _log, "Log the load that runs waited for to this .csv or .jsonl file."),
         click.option("--resume", is_flag=True, help="Continue the batch in the output root; fail if there is none."),
         click.option("--append", is_flag=True, help="Add runs with the next seeds to the batch in the output root."),
         click.option("--detach", is_flag=True, help="Print the job ids and return at once."),
@@ -87,8 +69,8 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
     ]
 
     def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
+        for each in reversed(options):
+            function = each(function)
         return function
 
     return decorate
@@ -114,18 +96,22 @@ def run_mode(typed: dict[str, Any]) -> RunMode:
     )
 
 
-def queue_options(typed: dict[str, Any]) -> dict[str, str]:
-    """Return the options of the submission. The daemon has another working directory, so paths are absolute."""
-    options = {name: typed[ours] for ours, name in _QUEUE_OPTIONS.items() if typed[ours] is not None}
-    if typed["sample_log"] is not None:
-        options["sample-log"] = absolute(typed["sample_log"])
-    return options
-
-
-def count_of(typed: dict[str, Any]) -> int:
+def make_plan(typed: dict[str, Any], **own: Any) -> BatchPlan:
+    """Return the plan. `own` are its fields that the commands determine each in their own way."""
     if typed["count"] is None:
         raise UserError("how many runs?", hint="give --count, such as --count 400")
-    return int(typed["count"])
+    frames = typed["frames"] or ANY_FILE
+    count, seed = int(typed["count"]), int(typed["seed"])
+    return BatchPlan(count=count, seed=seed, frames=frames, options=_queue_options(typed), **own)
+
+
+def _queue_options(typed: dict[str, Any]) -> dict[str, str]:
+    """Return the options of the submission. The daemon has another working directory, so paths are absolute."""
+    given = {name.replace("-", "_"): name for name in SUBMIT_OPTIONS if name != "name"} | {"run_vram": "vram"}
+    options = {name: typed[ours] for ours, name in given.items() if typed.get(ours) is not None}
+    if "sample-log" in options:
+        options["sample-log"] = absolute(options["sample-log"])
+    return options
 
 
 def to_name(program: str) -> str:
@@ -133,9 +119,11 @@ def to_name(program: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", os.path.basename(program))[:_LONGEST_NAME].strip("-") or "batch"
 
 
-def _option(name: str, metavar: str, check: Check, text: str, default: str | None = None) -> Callable[[F], F]:
+def option(name: str, metavar: str, check: Check | None, text: str, default: str | None = None) -> Callable[[F], F]:
+    """Return an option with a check of its own; the queue's own parser checks all of them later."""
+
     def checked(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-        if value is not None:
+        if value is not None and check is not None:
             check(f"--{name}", value)
         return value
 
@@ -144,14 +132,10 @@ def _option(name: str, metavar: str, check: Check, text: str, default: str | Non
     )
 
 
-def whole_option(name: str, metavar: str, least: int, text: str) -> Callable[[F], F]:
-    return _option(name, metavar, _whole(least), text)
-
-
 # Checks of a value; each gets the name of its option for the message
 
 
-def _whole(least: int | None) -> Check:
+def whole(least: int | None) -> Check:
     def check(name: str, text: str) -> None:
         if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
             raise UserError(f"{name} takes a whole number, not '{text}'", hint=f"write it as {name} {least or 7}")
@@ -162,29 +146,17 @@ def _whole(least: int | None) -> Check:
 
 
 def _percent(name: str, text: str) -> None:
-    if not 0 <= _number(name, text) <= 100:
-        raise UserError(f"{name} {text} is not a percentage", hint="give 0 to 100")
-
-
-def _amount(name: str, text: str) -> None:
-    if not 0 <= _number(name, text) < math.inf:
-        raise UserError(f"{name} {text} is out of range", hint="give MB, 0 or more")
-
-
-def _number(name: str, text: str) -> float:
     try:
-        return float(text)
+        is_percentage = 0 <= float(text) <= 100
     except ValueError:
         raise UserError(f"{name} takes a number, not '{text}'", hint=f"write it as {name} 80") from None
+    if not is_percentage:
+        raise UserError(f"{name} {text} is not a percentage", hint="give 0 to 100")
 
 
 def _size(name: str, text: str) -> None:
     if not 0 < parse_size(text) < math.inf:
         raise UserError(f"{name} is 0", hint="give at least 1M, or leave it out: it is learned")
-
-
-def _time(_: str, text: str) -> None:
-    parse_duration(text)
 
 
 def _positive_time(name: str, text: str) -> None:

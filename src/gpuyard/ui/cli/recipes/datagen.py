@@ -6,16 +6,9 @@ import click
 
 from gpuyard.errors import UserError
 from gpuyard.recipes.batch.plan import BatchPlan
-from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
-from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.batch import run_batch
-from gpuyard.ui.cli.recipes.batch_options import (
-    batch_options,
-    count_of,
-    queue_options,
-    run_mode,
-    whole_option,
-)
+from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, option, run_mode, whole
+from gpuyard.ui.cli.rich_output import absolute
 
 _NAME = "datagen"
 
@@ -36,7 +29,7 @@ _NAME = "datagen"
               help="With --prune-with program: the simulator leaves runs with data in the output root (here), or moves "
               "them to the prune root (there). [detected]")  # fmt: skip
 @click.option("--frames", metavar="GLOB", help="With --prune-with scheduler: files that count as frames. [*]")
-@whole_option("max-frames", "F", 1, "Maximum number of frames per run. [the simulator's default]")
+@option("max-frames", "F", whole(1), "Maximum number of frames per run. [the simulator's default]")
 @click.option("--headless/--no-headless", "is_headless", default=True, show_default=True, help="Without a window.")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 def command(rest: tuple[str, ...], **typed: Any) -> int:
@@ -63,18 +56,14 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     if typed["prune_keeps"] is not None and prunes != "program":
         raise UserError("--prune-keeps needs --prune-with program", hint="leave it out, or the other option")
     root = absolute(typed["output_root"])
-    pruned_root = None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned")
-    return BatchPlan(
+    return make_plan(
+        typed,
         name=typed["name"] or _NAME,
         command=_command(typed, rest, prunes_itself=prunes == "program"),
-        count=count_of(typed),
         root=root,
-        seed=int(typed["seed"]),
-        pruned_root=pruned_root,
         prunes=prunes,
         prune_keeps=typed["prune_keeps"],
-        frames=typed["frames"] or ANY_FILE,
-        options=queue_options(typed),
+        pruned_root=None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned"),
     )
 
 

@@ -24,21 +24,20 @@ def discard(descriptor: int) -> None:
 
 
 class _Errors(io.FileIO):
-    """Standard error that discards output once a write fails: reader or terminal gone, or disk full."""
+    """Standard error that discards output once a write fails: reader or terminal gone, or disk full.
+
+    It then discards standard output too if that is the same file: renderers that print would fail their labels.
+    """
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             return super().write(data)
         except OSError:
-            self._discard()
+            printed = sys.__stdout__
+            if printed is not None and os.path.sameopenfile(printed.fileno(), self.fileno()):
+                discard(printed.fileno())
+            discard(self.fileno())
             return memoryview(data).nbytes
-
-    def _discard(self) -> None:
-        """Discard standard output too if it is the same file: renderers that print would fail their labels."""
-        printed = sys.__stdout__
-        if printed is not None and os.path.sameopenfile(printed.fileno(), self.fileno()):
-            discard(printed.fileno())
-        discard(self.fileno())
 
 
 @contextlib.contextmanager

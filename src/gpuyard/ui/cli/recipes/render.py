@@ -9,14 +9,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
+from msgspec import to_builtins
 
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.render.follow_run import Follower, StatusFile
+from gpuyard.recipes.render.load_function import RENDERER, find_function
+from gpuyard.recipes.render.manifest import Manifest
+from gpuyard.residency.memory.open_memory import need_numpy
+from gpuyard.residency.running.output_folders import SkipsUnwritten, check_outputs
+from gpuyard.residency.running.status_file import RenderReport
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.recipes.render_options import (
     choose_budgets,
@@ -29,15 +36,12 @@ from gpuyard.ui.cli.recipes.render_options import (
     whole_option,
 )
 from gpuyard.ui.cli.recipes.render_profile import profile_command
-from gpuyard.ui.cli.rich_output import json_option
+from gpuyard.ui.cli.rich_output import absolute, json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+from gpuyard.ui.views.render_summary import summary_lines
 
 if TYPE_CHECKING:
-    from gpuyard.errors import EnvironmentFault
-    from gpuyard.recipes.render.follow_run import StatusFile
-    from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.residency.running.coordinator import Coordinator
-    from gpuyard.residency.running.status_file import RenderReport
 
 _NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
 _SHOW_CURSOR = b"\x1b[?25h\r\n"
@@ -90,8 +94,6 @@ def command(manifest: str, **typed: Any) -> int:
 
     Exit status 0 if every label is rendered, 1 if some were skipped.
     """
-    from gpuyard.residency.memory.open_memory import need_numpy
-
     need_numpy()
     with forgiving_errors():
         with reserve_stdout(as_json=typed["as_json"]):
@@ -108,16 +110,13 @@ def command(manifest: str, **typed: Any) -> int:
 class _Ran(NamedTuple):
     """`signals` are those that stopped it; `faults` are files that could not be written."""
 
-    manifest: "Manifest"
-    report: "RenderReport"
+    manifest: Manifest
+    report: RenderReport
     signals: list[int]
-    faults: "list[EnvironmentFault]"
+    faults: list[EnvironmentFault]
 
 
 def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
-    from gpuyard.recipes.render.load_function import RENDERER, find_function
-    from gpuyard.residency.running.output_folders import check_outputs
-
     render = find_function("--renderer", typed["renderer"], RENDERER)
     typed |= {"loader": make_loader(typed["loader"]), "out": absolute(typed["out"])}
     read = read_manifest(manifest, is_strict=typed["strict"])
@@ -127,17 +126,22 @@ def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
     gc.freeze()
     faults: list[EnvironmentFault] = []
     with _opened(typed) as coordinator, _running(coordinator, file) as signals:
-        report = _report(
-            coordinator, lambda: coordinator.run(read.units, render, typed["out"], resume=typed["resume"]), faults
-        )
-    _write_last(file, report, faults)
+        try:
+            report = coordinator.run(read.units, render, typed["out"], resume=typed["resume"])
+        except SkipsUnwritten as fault:  # the disk was too full to write all of `skipped.jsonl`
+            faults.append(fault)
+            status = coordinator.status()
+            assert status is not None
+            report = RenderReport(status=status, skipped=fault.skipped)
+    try:
+        if file is not None:
+            file.write(report.status)
+    except EnvironmentFault as fault:
+        faults.append(fault)
     return _Ran(manifest=read, report=report, signals=signals, faults=faults)
 
 
-def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
-    from gpuyard.errors import UserError
-    from gpuyard.recipes.render.follow_run import StatusFile
-
+def _status_file(typed: dict[str, Any]) -> StatusFile | None:
     if typed["status"] is not None:
         return StatusFile(Path(absolute(typed["status"])))
     try:
@@ -145,32 +149,6 @@ def _status_file(typed: dict[str, Any]) -> "StatusFile | None":
     except UserError as error:  # the file was not asked for, so rendering goes on without it
         note(f"gpuyard: no status is written: {error}; --status names another file")
         return None
-
-
-def _report(
-    coordinator: "Coordinator", run: Callable[[], "RenderReport"], faults: "list[EnvironmentFault]"
-) -> "RenderReport":
-    """Return the report, also if the disk was too full to write all of `skipped.jsonl`."""
-    from gpuyard.residency.running.output_folders import SkipsUnwritten
-    from gpuyard.residency.running.status_file import RenderReport
-
-    try:
-        return run()
-    except SkipsUnwritten as fault:
-        faults.append(fault)
-        status = coordinator.status()
-        assert status is not None
-        return RenderReport(status=status, skipped=fault.skipped)
-
-
-def _write_last(file: "StatusFile | None", report: "RenderReport", faults: "list[EnvironmentFault]") -> None:
-    from gpuyard.errors import EnvironmentFault
-
-    if file is not None:
-        try:
-            file.write(report.status)
-        except EnvironmentFault as fault:
-            faults.append(fault)
 
 
 @contextlib.contextmanager
@@ -201,9 +179,8 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
 
 
 @contextlib.contextmanager
-def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[list[int]]:
+def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[list[int]]:
     """Show progress and write the status file meanwhile. Yield the list of signals that arrive."""
-    from gpuyard.recipes.render.follow_run import Follower
     from gpuyard.ui.views.render_progress import screen
 
     signals: list[int] = []
@@ -217,22 +194,15 @@ def _running(coordinator: "Coordinator", file: "StatusFile | None") -> Iterator[
             signals.append(signum)
             follower.stop()
 
-        with _signals(hear):
-            yield signals
-
-
-@contextlib.contextmanager
-def _signals(hear: Callable[[int, object], None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM with `hear`, unless they were ignored."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(signum, hear)
-    try:
-        yield
-    finally:
+        before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            if handler is not signal.SIG_IGN:
+                signal.signal(signum, hear)
+        try:
+            yield signals
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
 
 def _end_at_once(signum: int) -> NoReturn:
@@ -250,29 +220,15 @@ def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
     """Print the result; return False if standard output is closed."""
     try:
         if typed["as_json"]:
-            _say_json(ran, typed["out"])
+            say_json({"out": typed["out"], **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
         else:
-            _say_summary(ran, typed["out"])
+            first, *others = summary_lines(ran.report, ran.manifest.bad, typed["out"])
+            say(paint(first, "red" if _is_incomplete(ran) else "green"), *others)
         sys.stdout.flush()
     except OSError:
         discard(sys.stdout.fileno())
         return False
     return True
-
-
-def _say_json(ran: _Ran, out: str) -> None:
-    from msgspec import to_builtins
-
-    say_json({"out": out, **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
-
-
-def _say_summary(ran: _Ran, out: str) -> None:
-    from gpuyard.ui.views.render_summary import summary_lines
-
-    first, *others = summary_lines(ran.report, ran.manifest.bad, out)
-    say(paint(first, "red" if _is_incomplete(ran) else "green"))
-    for line in others:
-        say(line)
 
 
 def _is_incomplete(ran: _Ran) -> bool:

@@ -8,12 +8,14 @@ import click
 
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
+from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
+from gpuyard.recipes.render.load_function import LOADER, find_function
+from gpuyard.recipes.render.manifest import Manifest, read
+from gpuyard.residency.memory.open_memory import missing_gpu_advice
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.text_table import clean
 
 if TYPE_CHECKING:
-    from gpuyard.recipes.render.default_budgets import Budget
-    from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.residency.loading.asset_loader import Loader
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,10 +49,8 @@ def whole_option(name: str, default: int, text: str) -> Callable[[F], F]:
     )
 
 
-def read_manifest(path: str, *, is_strict: bool = False) -> "Manifest":
+def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
     """Read it and print its errors. UserError if no label is left, or for any error with `is_strict`."""
-    from gpuyard.recipes.render.manifest import read
-
     manifest = read(path)
     errors = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
     if errors and is_strict:
@@ -65,27 +65,20 @@ def read_manifest(path: str, *, is_strict: bool = False) -> "Manifest":
 
 
 def make_loader(text: str | None) -> "Loader":
-    from gpuyard.recipes.render.load_function import LOADER, find_function
     from gpuyard.residency.loading.asset_loader import Loader
 
     return Loader(None if text is None else find_function("--loader", text, LOADER))
 
 
-def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> "tuple[Budget, Budget]":
+def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> tuple[Budget, Budget]:
     """Return the budgets of VRAM and RAM as given, or a part of the free memory; a default is printed."""
-    from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
-    from gpuyard.residency.memory.open_memory import missing_gpu_advice
-
     vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
     ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
-    if (want := missing_gpu_advice(device)) is not None:
-        why, remedy = want
+    if (advice := missing_gpu_advice(device)) is not None:
+        why, remedy = advice
         note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
-    chosen = [
-        f"{option} is {budget.text()}"
-        for option, budget in (("--vram-budget", vram), ("--ram-budget", ram))
-        if budget.why is not None
-    ]
+    budgets = {"--vram-budget": vram, "--ram-budget": ram}
+    chosen = [f"{option} is {budget.text()}" for option, budget in budgets.items() if budget.why is not None]
     if chosen:
         note(f"gpuyard: {', '.join(chosen)}")
     return vram, ram

@@ -4,11 +4,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
 from gpuyard.core.units import UNKNOWN, format_bytes
+from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
 from gpuyard.ui.cli.recipes.render_options import (
@@ -20,7 +22,7 @@ from gpuyard.ui.cli.recipes.render_options import (
     read_manifest,
 )
 from gpuyard.ui.cli.rich_output import json_option
-from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, say_table
+from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
 
 if TYPE_CHECKING:
@@ -40,12 +42,7 @@ _ASSETS = (
     Column("load", is_right=True),
     Column("upload", is_right=True),
 )
-_BUDGETS = (
-    Column(""),
-    Column("VRAM", is_right=True),
-    Column("RAM", is_right=True),
-    Column("", is_long=True),
-)
+_BUDGETS = (Column(""), Column("VRAM", is_right=True), Column("RAM", is_right=True), Column("", is_long=True))
 
 
 @click.command("profile")
@@ -58,8 +55,6 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
 
     Exit status 1 if an asset cannot be loaded.
     """
-    from gpuyard.residency.memory.open_memory import need_numpy
-
     need_numpy()
     from gpuyard.recipes.render.budget_advice import advise
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler
@@ -73,11 +68,14 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)
     typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)
     if as_json:
-        say_json(_as_json(profiler.name, assets, advice, typed))
+        measured = {"assets": to_builtins(assets), "advice": to_builtins(advice)}
+        say_json({"device": profiler.name, **measured, "command": typed})
     else:
         _say_assets(assets, os.path.dirname(os.path.abspath(manifest)))
         _say_advice(advice, typed)
-        _warn(advice, int(vram.mb) << 20, int(ram.mb) << 20)
+        for what, least, budget in (("VRAM", advice.vram_least, vram), ("RAM", advice.ram_least, ram)):
+            if least > int(budget.mb) << 20:
+                note(f"gpuyard: {format_bytes(least)} of {what} is more than this machine has free now")
     return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
 
 
@@ -90,15 +88,9 @@ def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]
 
     assets = assets_of(manifest.units)
     bar = Console(stderr=True, highlight=False)
+    steps = profiler.measure(assets)
     return list(
-        track(
-            profiler.measure(assets),
-            "measuring",
-            total=len(assets),
-            console=bar,
-            transient=True,
-            disable=not is_terminal(sys.stderr),
-        )
+        track(steps, "measuring", len(assets), console=bar, transient=True, disable=not is_terminal(sys.stderr))
     )
 
 
@@ -113,11 +105,8 @@ def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram
     return shlex.join(command)
 
 
-# For people
-
-
 def _say_assets(assets: "Sequence[AssetProfile]", folder: str) -> None:
-    say_table(_ASSETS, [*(_row(asset, folder) for asset in assets), _totals(assets)])
+    say(*table_lines(_ASSETS, [*(_row(asset, folder) for asset in assets), _totals(assets)]))
     for asset in assets:
         if asset.problem is not None:
             say(paint(f"{asset.kind} {clean(_short(asset.path, folder))}: {clean(asset.problem)}", "red"))
@@ -132,14 +121,12 @@ def _row(asset: "AssetProfile", folder: str) -> list[str]:
 
 
 def _totals(assets: "Sequence[AssetProfile]") -> list[str]:
-    sizes = (
-        sum(asset.disk_nbytes or 0 for asset in assets),
-        sum(asset.ram_nbytes or 0 for asset in assets),
-        sum(asset.vram_nbytes or 0 for asset in assets),
-    )
-    times = (sum(asset.load_s or 0 for asset in assets), sum(asset.upload_s or 0 for asset in assets))
-    frames = sum(asset.frames or 0 for asset in assets)
-    return ["all", f"{len(assets):,} assets", "", f"{frames:,}", *map(format_bytes, sizes), *map(_time, times)]
+    def total(field: str) -> float:
+        return sum(getattr(asset, field) or 0 for asset in assets)
+
+    sizes = map(total, ("disk_nbytes", "ram_nbytes", "vram_nbytes"))
+    times = map(total, ("load_s", "upload_s"))
+    return ["all", f"{len(assets):,} assets", "", f"{total('frames'):,}", *map(format_bytes, sizes), *map(_time, times)]
 
 
 def _short(path: str, folder: str) -> str:
@@ -155,34 +142,11 @@ def _time(seconds: float | None) -> str:
 
 
 def _say_advice(advice: "Advice", typed: str) -> None:
+    all_actors = f"{_SCENE_SLOTS} scenes and {_WORKERS} actors in VRAM, and all in RAM"
     rows = [
         ("minimum", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
         ("good", advice.vram_good, advice.ram_good, f"{_SCENE_SLOTS} scenes and the largest actor in VRAM"),
-        (
-            "plenty",
-            advice.vram_plenty,
-            advice.ram_plenty,
-            f"{_SCENE_SLOTS} scenes and {_WORKERS} actors in VRAM, and all in RAM",
-        ),
+        ("plenty", advice.vram_plenty, advice.ram_plenty, all_actors),
     ]
-    say("")
-    say_table(_BUDGETS, [[name, format_bytes(vram), format_bytes(ram), why] for name, vram, ram, why in rows])
-    say("Memory that the renderer itself allocates in VRAM comes on top.")
-    say("")
-    say(f"Try:  {typed}")
-
-
-def _warn(advice: "Advice", vram: int, ram: int) -> None:
-    if advice.vram_least > vram:
-        note(f"gpuyard: {format_bytes(advice.vram_least)} of VRAM is more than this machine has free now")
-    if advice.ram_least > ram:
-        note(f"gpuyard: {format_bytes(advice.ram_least)} of RAM is more than this machine has free now")
-
-
-# For scripts
-
-
-def _as_json(device: str | None, assets: "Sequence[AssetProfile]", advice: "Advice", typed: str) -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    return {"device": device, "assets": to_builtins(assets), "advice": to_builtins(advice), "command": typed}
+    table = table_lines(_BUDGETS, [[name, format_bytes(vram), format_bytes(ram), why] for name, vram, ram, why in rows])
+    say("", *table, "Memory that the renderer itself allocates in VRAM comes on top.", "", f"Try:  {typed}")

@@ -4,25 +4,34 @@ Names of configs and GPUs on the command line are data: they may start with a da
 """
 
 import difflib
+import signal
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from msgspec import to_builtins
+from msgspec.structs import replace
 
+from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
+from gpuyard.recipes.workspace.create_workspace import init
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, load
+from gpuyard.recipes.workspace.start_sweep import StartedSweep, start
+from gpuyard.recipes.workspace.stop_sweep import kill_all, stop
+from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
-from gpuyard.ui.cli.recipes.absolute_path import absolute
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
-from gpuyard.ui.cli.rich_output import json_option
-from gpuyard.ui.cli.terminal import note, paint, say, say_json
+from gpuyard.ui.cli.rich_output import absolute, console, json_option
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
+from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, summary_of
 
-if TYPE_CHECKING:
-    from gpuyard.recipes.workspace.create_workspace import CreatedWorkspace
-    from gpuyard.recipes.workspace.settings import LoadedSettings, WorkspaceSettings
-    from gpuyard.recipes.workspace.start_sweep import StartedSweep
-
+_POLL_S = 1.0
+_COUNTS = ("total", "completed", "running", "waiting", "failed", "not_started")
 _LONGEST_VALUE = 44
 _NAMES_ONLY = "env"
 
@@ -91,22 +100,15 @@ def help_command(place: WorkspaceLocation) -> None:
 @click.option("--force", is_flag=True, help="Replace its scheduler.sh; values are kept, and the old file is backed up.")
 def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
     """Make a workspace in DIR: scheduler.sh, scheduler_config.yml, and folders for configs and markers."""
-    from gpuyard.recipes.workspace.create_workspace import init
-
     made = init(Path(absolute(folder)), force=force)
-    _show_made(made)
-
-
-def _show_made(made: "CreatedWorkspace") -> None:
     for path in made.created:
         say(f"created  {clean(relative_path(path))}")
     for path, backup in made.backed_up:
         say(f"replaced {clean(relative_path(path))}; backup: {clean(backup.name)}")
     for path in made.kept:
         say(f"kept     {clean(relative_path(path))}")
-    place = WorkspaceLocation(workspace=made.folder)
     say("Next: edit scheduler_config.yml, and put a YAML file for each task into configs/.")
-    say(f"To start them:  {place.command('start')}")
+    say(f"To start them:  {WorkspaceLocation(workspace=made.folder).command('start')}")
 
 
 # Running
@@ -119,20 +121,19 @@ def _show_made(made: "CreatedWorkspace") -> None:
 @click.pass_obj
 def start_command(place: WorkspaceLocation, lists: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
     """Start every config, or CONFIGS such as heavy.yml,light.yml, on free GPUs or on GPUS such as 1,0."""
-    from gpuyard.recipes.workspace.start_sweep import start
-
     if len(lists) > 2:
         raise UserError(
             f"start takes two lists, configs and GPUs, not {len(lists)}",
             hint=f'separate names with commas: {place.command("start")} "heavy.yml,light.yml" "1,0"',
         )
     configs, gpus = (*lists, None, None)[:2]
-    started = start(_load(place), configs, gpus, is_rerun=is_rerun, engine=engine)
-    _show_started(started, place)
+    started = start(load(place.workspace, place.config), configs, gpus, is_rerun=is_rerun, engine=engine)
+    _show_started(started)
+    _show_next_steps(started, place)
     return EXIT_USAGE if started.refused else 0
 
 
-def _show_started(started: "StartedSweep", place: WorkspaceLocation) -> None:
+def _show_started(started: StartedSweep) -> None:
     rows = [
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
@@ -144,10 +145,9 @@ def _show_started(started: "StartedSweep", place: WorkspaceLocation) -> None:
         say(join_cells([config, paint(what.rstrip(), style)]))
     for text in started.notes:
         note(f"gpuyard: {clean(text)}")
-    _show_next_steps(started, place)
 
 
-def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
+def _show_next_steps(started: StartedSweep, place: WorkspaceLocation) -> None:
     if not started.submitted and not started.refused:
         say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting.")
     if any(each.why.startswith("completed") for each in started.skipped):
@@ -162,8 +162,6 @@ def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
 @click.pass_obj
 def stop_command(place: WorkspaceLocation) -> None:
     """Start no new tasks; running tasks finish."""
-    from gpuyard.recipes.workspace.stop_sweep import stop
-
     stopped = stop(place.workspace, _settings_if_valid(place))
     running = f"{format_count(stopped.running, 'task')} {'finishes' if stopped.running == 1 else 'finish'}"
     waiting = f"{format_count(stopped.cancelled, 'waiting task')} will not start"
@@ -175,8 +173,6 @@ def stop_command(place: WorkspaceLocation) -> None:
 @click.pass_obj
 def kill_all_command(place: WorkspaceLocation) -> int:
     """Kill running tasks, cancel waiting ones, and close the sessions."""
-    from gpuyard.recipes.workspace.stop_sweep import kill_all
-
     killed = kill_all(place.workspace, _settings_if_valid(place))
     say(f"{format_count(killed.ended, 'task')} ended, {format_count(len(killed.sessions), 'session')} closed.")
     if killed.left:
@@ -196,18 +192,94 @@ def status_command(place: WorkspaceLocation, as_json: bool, is_watched: bool) ->
 
     With --watch, exit status 1 if a task has failed at the end.
     """
-    from gpuyard.ui.cli.recipes.workspace_status import show, status_as_json, watch
-
     if as_json and is_watched:
         raise UserError("--json and --watch exclude each other", hint="leave one of them out")
-    loaded = _load(place)
-    if is_watched:
-        return watch(loaded)
+    loaded = load(place.workspace, place.config)
+    return _watch_status(loaded) if is_watched else _show_status(loaded, as_json=as_json)
+
+
+def _show_status(loaded: LoadedSettings, *, as_json: bool) -> int:
+    """Print all lines, however many: the most important ones are at the end. Return the exit status."""
+    with RetryingClient() as queue:
+        status = read_sweep_status(loaded, queue)
     if as_json:
-        say_json(status_as_json(loaded))
+        say_json(_status_as_json(status))
     else:
-        show(loaded)
+        say_lines(picture_of(status, _frame(terminal_size()[0])))
     return 0
+
+
+def _status_as_json(status: SweepStatus) -> dict[str, Any]:
+    return {
+        "workspace": status.workspace,
+        "task_name": status.task_name,
+        "tag": status.tag,
+        "counts": {name: getattr(status, name) for name in _COUNTS},
+        "over": status.is_over,
+        "stopped": status.is_stopped,
+        "paused": status.is_paused,
+        "left_s": status.left_s,
+        "why": status.why,
+        "notes": list(status.notes),
+        "tasks": to_builtins(status.rows),
+    }
+
+
+def _watch_status(loaded: LoadedSettings) -> int:
+    """Show the status until the end, and return the exit status. Ctrl-C leaves the last status on the screen."""
+    # SIGTERM must not leave the terminal with a hidden cursor.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
+    try:
+        last = show_all(_statuses(loaded))
+    except KeyboardInterrupt:
+        return 0  # Ctrl-C is the normal end
+    return EXIT_FAULT if last.failed else 0
+
+
+def _statuses(loaded: LoadedSettings) -> Iterator[SweepStatus]:
+    with RetryingClient() as queue:
+        while True:
+            status = read_sweep_status(loaded, queue)
+            yield status
+            if status.is_over:
+                return
+            time.sleep(_POLL_S)
+
+
+def _show_in_place(statuses: Iterator[SweepStatus]) -> SweepStatus:
+    from rich.live import Live
+
+    from gpuyard.ui.views.live_display import LiveDisplay
+
+    out = console()
+    frame = _frame()  # before Live replaces standard output, which hides the terminal's encoding
+    with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+        for status in statuses:
+            # The last status stays on the screen and may be higher than the screen.
+            lines = None if status.is_over else out.height
+            shown.draw_lines(picture_of(status, replace(frame, columns=out.width, lines=lines)))
+    return status
+
+
+def _print_changes(statuses: Iterator[SweepStatus]) -> SweepStatus:
+    before: SweepStatus | None = None
+    for status in statuses:
+        changes = [] if before is None else changes_of(before, status)
+        if before is None or changes or (status.is_over and not before.is_over):
+            details = f": {', '.join(changes)}" if changes else ""
+            say(f"{summary_of(status, _frame())}{details}")
+            sys.stdout.flush()
+        before = status
+    assert before is not None
+    return before
+
+
+def _frame(columns: int | None = None) -> TableSize:
+    return TableSize(columns=columns, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
+
+
+# Settings
 
 
 @command.command("config")
@@ -215,11 +287,17 @@ def status_command(place: WorkspaceLocation, as_json: bool, is_watched: bool) ->
 @click.pass_obj
 def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FBT001
     """Show every effective value and where it comes from. Only the names of `env` are shown."""
-    loaded = _load(place)
+    loaded = load(place.workspace, place.config)
     if as_json:
-        say_json(_config_as_json(loaded))
+        effective = {**to_builtins(loaded.settings), _NAMES_ONLY: list(loaded.settings.env)}
+        settings = {
+            key: {"value": effective[field_name(key)], "from": source} for key, source in loaded.sources.items()
+        }
+        say_json({"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings})
         return
-    rows = [(row.key, _shown(row.key, row.value, loaded), row.source) for row in loaded.rows()]
+    # People paste this output, and the values of `env` may be tokens.
+    shown = {_NAMES_ONLY: ", ".join(loaded.settings.env)}
+    rows = [(row.key, clean(shown.get(row.key) or row.value), row.source) for row in loaded.rows()]
     say(paint(f"{clean(str(loaded.workspace))}, from {clean(loaded.path)}", "bold"))
     keys = max(cell_width(key) for key, _, _ in rows)
     values = min(_LONGEST_VALUE, max(cell_width(value) for _, value, _ in rows))
@@ -227,36 +305,12 @@ def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FB
         say(join_cells([pad(key, keys), pad(value, values), paint(clean(source), "dim")]))
 
 
-def _shown(key: str, value: str, loaded: "LoadedSettings") -> str:
-    """Return the value; for `env` only the names, since people paste this output and `env` may contain tokens."""
-    return clean(", ".join(loaded.settings.env) or value if key == _NAMES_ONLY else value)
-
-
-def _config_as_json(loaded: "LoadedSettings") -> dict[str, Any]:
-    from msgspec import to_builtins
-
-    from gpuyard.recipes.workspace.settings import field_name
-
-    values = to_builtins(loaded.settings)
-    values[_NAMES_ONLY] = list(loaded.settings.env)
-    settings = {key: {"value": values[field_name(key)], "from": source} for key, source in loaded.sources.items()}
-    return {"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings}
-
-
-def _settings_if_valid(place: WorkspaceLocation) -> "WorkspaceSettings | None":
+def _settings_if_valid(place: WorkspaceLocation) -> WorkspaceSettings | None:
     """Return the settings, or None if the file has become invalid: tasks can be stopped all the same."""
-    from gpuyard.recipes.workspace.settings import CONFIG_FILE
-
     try:
-        return _load(place).settings
+        return load(place.workspace, place.config).settings
     except UserError as error:
         if not (place.config or place.workspace / CONFIG_FILE).exists():
             raise
         note(f"gpuyard: {error}")
         return None
-
-
-def _load(place: WorkspaceLocation) -> "LoadedSettings":
-    from gpuyard.recipes.workspace.settings import load
-
-    return load(place.workspace, place.config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.recipes.workspace.settings import CONFIG_FILE
-from gpuyard.ui.cli.recipes.absolute_path import absolute
+from gpuyard.ui.cli.rich_output import absolute
 
 _SCRIPT = "scheduler.sh"
 
@@ -28,7 +28,9 @@ class WorkspaceLocation(Struct, frozen=True, kw_only=True):
         """Return the command line to type in the current directory; the workspace's own script if it is equivalent."""
         script = self.workspace / _SCRIPT
         if self.config is None and os.access(script, os.X_OK):
-            return shlex.join([_script_path(script), *arguments])
+            path = relative_path(script)
+            shown = path if os.path.isabs(path) else min(f"./{path}", str(script), key=len)
+            return shlex.join([shown, *arguments])
         folder = [] if str(self.workspace) == _current_directory() else ["--workspace", str(self.workspace)]
         file = [] if self.config is None else ["--config", str(self.config)]
         return shlex.join(["gpuyard", "workspace", *folder, *file, *arguments])
@@ -38,11 +40,6 @@ def relative_path(path: Path) -> str:
     """Return the path relative to the current directory if it is inside, else the whole path."""
     inside = os.path.relpath(path, _current_directory())
     return str(path) if inside.startswith(os.pardir) else inside
-
-
-def _script_path(script: Path) -> str:
-    path = relative_path(script)
-    return path if os.path.isabs(path) else min(f"./{path}", str(script), key=len)
 
 
 def _current_directory() -> str:

@@ -1,9 +1,8 @@
 """`gpuyard clean`: deletes old finished jobs and their logs."""
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import format_bytes, format_count, parse_duration
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
 VERB = Verb(
@@ -20,10 +19,6 @@ def run(typed: Typed) -> int:
     age = typed.text("older-than")
     if age is None:
         raise UserError("which jobs should be deleted?", hint="write it as gpuyard clean --older-than 30d")
-    with connect(start=True) as daemon:
-        answer = daemon.request("POST", "/clean", body={"older_than_s": parse_duration(age)})
-    if typed.flag("json"):
-        say_json(answer)
-    else:
-        say(f"deleted {format_count(answer['jobs'], 'job')} and {format_bytes(answer['bytes'])} of logs")
-    return 0
+    answer = request("POST", "/clean", body={"older_than_s": parse_duration(age)})
+    jobs, logs = format_count(answer["jobs"], "job"), format_bytes(answer["bytes"])
+    return say_answer(typed, answer, f"deleted {jobs} and {logs} of logs")

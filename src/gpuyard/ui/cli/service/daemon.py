@@ -3,13 +3,14 @@
 from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import note, say, say_json
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.terminal import note, say_json
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
+from gpuyard.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 VERB = Verb(
     """Start, stop, restart or inspect the daemon that runs the queue.
@@ -35,11 +36,7 @@ def _start(typed: Typed) -> int:
     before = _connect_if_running(tell=None)
     with before or connect(start=True) as client:
         status = client.request("GET", "/status")
-    if typed.flag("json"):
-        say_json(status)
-    else:
-        say(f"daemon {'already running' if before else 'started'} (pid {status['pid']})")
-    return 0
+    return say_answer(typed, status, f"daemon {'already running' if before else 'started'} (pid {status['pid']})")
 
 
 def _stop(typed: Typed) -> int:
@@ -53,37 +50,28 @@ def _stop(typed: Typed) -> int:
         status = client.request("GET", "/status")
         client.request("POST", "/stop", body={})
     await_end(lock_path(), status["pid"])
-    running = status["under_way"]
-    if typed.flag("json"):
-        say_json({"running": False, "pid": status["pid"], "jobs_running": running})
-    else:
-        say(f"daemon stopped{_still_running(running)}")
-    return 0
+    answer = {"running": False, "pid": status["pid"], "jobs_running": status["under_way"]}
+    return say_answer(typed, answer, f"daemon stopped{_still_running(status['under_way'])}")
 
 
 def _restart(typed: Typed) -> int:
     from gpuyard.connect.paths import socket_path
     from gpuyard.connect.restart_daemon import replace_daemon, status_of
-    from gpuyard.version import __version__
 
     before = status_of(socket_path())
     notes: list[str] = []
     if before is not None:
         _refuse_older(before["version"])
         notes = replace_daemon(before, f"`gpuyard daemon restart`, version {__version__}")
-    with connect(start=True) as client:
-        status = client.request("GET", "/status")
+    status = request("GET", "/status")
     for each in notes:
         note(f"gpuyard: {each}")
-    if typed.flag("json"):
-        replaced = None if before is None else {"pid": before["pid"], "version": before["version"]}
-        say_json({**status, "replaced": replaced})
-    elif before is None:
-        say(f"daemon started (pid {status['pid']}); none was running")
-    else:
-        running = _still_running(status["under_way"])
-        say(f"daemon restarted (pid {status['pid']}, version {status['version']}){running}")
-    return 0
+    if before is None:
+        answer = {**status, "replaced": None}
+        return say_answer(typed, answer, f"daemon started (pid {status['pid']}); none was running")
+    answer = {**status, "replaced": {"pid": before["pid"], "version": before["version"]}}
+    running = _still_running(status["under_way"])
+    return say_answer(typed, answer, f"daemon restarted (pid {status['pid']}, version {status['version']}){running}")
 
 
 def _still_running(jobs: int) -> str:
@@ -93,7 +81,6 @@ def _still_running(jobs: int) -> str:
 def _refuse_older(version: str) -> None:
     """Raise if the running daemon is newer than this command: an older daemon may not be able to read its files."""
     from gpuyard.core.version_mismatch import is_newer
-    from gpuyard.version import __version__
 
     if is_newer(version, __version__):
         from gpuyard.installation import find_installation
@@ -111,31 +98,20 @@ def _status(typed: Typed) -> int:
         return _say_not_running(typed)
     with client:
         status = client.request("GET", "/status")
-    if typed.flag("json"):
-        say_json({"running": True, **status})
-        return 0
     counts = [f"{count} {state}" for state, count in status["counts"].items() if count]
-    say(f"pid: {status['pid']}")
-    say(f"version: {_version_text(status['version'])}")
-    say(f"up: {format_duration(status['uptime_s'])}")
-    say(f"queue: {', '.join(counts) or 'empty'}{_pause_text(status)}")
-    say(f"socket: {status['socket']}")
-    say(f"files: {status['state_dir']}")
-    for notice in status["notices"]:
-        say(f"! {notice}")
-    return 0
-
-
-def _version_text(daemon_version: str) -> str:
-    from gpuyard.version import __version__
-
-    if daemon_version == __version__:
-        return daemon_version
-    return f"{daemon_version} (this command is {__version__})"
-
-
-def _pause_text(status: "dict[str, Any]") -> str:
-    return (", paused" if status["paused"] else "") + (", draining" if status["draining"] else "")
+    pauses = (", paused" if status["paused"] else "") + (", draining" if status["draining"] else "")
+    this = "" if status["version"] == __version__ else f" (this command is {__version__})"
+    return say_answer(
+        typed,
+        {"running": True, **status},
+        f"pid: {status['pid']}",
+        f"version: {status['version']}{this}",
+        f"up: {format_duration(status['uptime_s'])}",
+        f"queue: {', '.join(counts) or 'empty'}{pauses}",
+        f"socket: {status['socket']}",
+        f"files: {status['state_dir']}",
+        *(f"! {notice}" for notice in status["notices"]),
+    )
 
 
 def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions

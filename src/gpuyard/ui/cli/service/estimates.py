@@ -1,16 +1,12 @@
 """`gpuyard estimates`: lists and deletes learned estimates of memory and time."""
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.errors import UserError
+from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.jobs.queue import read_limit
-from gpuyard.ui.cli.terminal import paint, say, say_json, say_table
+from gpuyard.ui.cli.terminal import paint, table_lines
 from gpuyard.ui.cli.text_table import Column
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
     """List or delete learned estimates of the memory and time that programs need.
@@ -55,25 +51,14 @@ def run(typed: Typed) -> int:
         raise UserError(f"`gpuyard estimates` has no command '{verb}'", hint="write gpuyard estimates forget TEXT")
     if typed.flag("all"):
         raise UserError("--all needs `forget`", hint="--limit 1000 lists more")
-    return _list(typed)
+    answer = request("GET", "/estimates", {"limit": str(read_limit(typed, "estimates", _OTHER_LINES))})
+    if not answer["estimates"]:
+        return say_answer(typed, answer, "No estimates yet: gpuyard learns from each job that finishes.")
+    more = [paint("and more: `gpuyard estimates --limit 1000` lists them", "dim")] if answer["more"] else []
+    return say_answer(typed, answer, *table_lines(_COLUMNS, list(map(_cells, answer["estimates"]))), *more)
 
 
-def _list(typed: Typed) -> int:
-    query = {"limit": str(read_limit(typed, "estimates", _OTHER_LINES))}
-    with connect(start=True) as daemon:
-        answer = daemon.request("GET", "/estimates", query)
-    if typed.flag("json"):
-        say_json(answer)
-    elif answer["estimates"]:
-        say_table(_COLUMNS, list(map(_cells, answer["estimates"])))
-        if answer["more"]:
-            say(paint("and more: `gpuyard estimates --limit 1000` lists them", "dim"))
-    else:
-        say("No estimates yet: gpuyard learns from each job that finishes.")
-    return 0
-
-
-def _cells(estimate: "dict[str, Any]") -> list[str]:
+def _cells(estimate: Answer) -> list[str]:
     return [
         estimate["fingerprint"][:_SHORT_ID],
         estimate["kind"],
@@ -93,10 +78,5 @@ def _forget(typed: Typed, names: list[str]) -> int:
     if bool(names) == typed.flag("all"):
         raise UserError("which estimates should be deleted?", hint="write gpuyard estimates forget train.py, or --all")
     body = {"words": names} if names else {"all": True}
-    with connect(start=True) as daemon:
-        answer = daemon.request("POST", "/estimates/forget", body=body)
-    if typed.flag("json"):
-        say_json(answer)
-    else:
-        say(f"deleted {format_count(answer['forgotten'], 'estimate')}")
-    return 0
+    answer = request("POST", "/estimates/forget", body=body)
+    return say_answer(typed, answer, f"deleted {format_count(answer['forgotten'], 'estimate')}")

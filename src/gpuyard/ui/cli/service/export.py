@@ -3,9 +3,9 @@
 import os
 import sys
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
@@ -32,8 +32,10 @@ _SITES = ("slurm", "ray")
 
 
 def run(typed: Typed) -> int:
-    site, path, ids = _read_arguments(typed.arguments)
-    jobs = _request(ids)
+    if len(typed.arguments) < 2 or typed.arguments[0] not in _SITES:
+        raise UserError("which target, and which file?", hint="write it as gpuyard export slurm submit.sh")
+    site, path, *ids = typed.arguments
+    jobs = _request(" ".join(ids))
     script = _script(site, jobs)
     _write(path, script.text, is_forced=typed.flag("force"))
     for line in script.notes:
@@ -43,23 +45,16 @@ def run(typed: Typed) -> int:
     return 0
 
 
-def _read_arguments(arguments: list[str]) -> tuple[str, str, str]:
-    if len(arguments) < 2 or arguments[0] not in _SITES:
-        raise UserError("which target, and which file?", hint="write it as gpuyard export slurm submit.sh")
-    return arguments[0], arguments[1], " ".join(arguments[2:])
-
-
 def _request(ids: str) -> "list[ExportedJob]":
     import msgspec
 
     from gpuyard.core.cluster.export import ExportedJob
 
-    with connect(start=True) as queue:
-        page = queue.request("GET", "/exports", {"ids": ids})
-        found = page["jobs"]
-        while page["next"] is not None:
-            page = queue.request("GET", "/exports", {"ids": ids, "after": str(page["next"])})
-            found += page["jobs"]
+    page = request("GET", "/exports", {"ids": ids})
+    found = page["jobs"]
+    while page["next"] is not None:
+        page = request("GET", "/exports", {"ids": ids, "after": str(page["next"])})
+        found += page["jobs"]
     if not found:
         raise UserError("no job is waiting", hint="name jobs to export others")
     return msgspec.convert(found, list[ExportedJob])

@@ -1,7 +1,7 @@
 """`gpuyard notify`: sends a test notification."""
 
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.ask_daemon import say_answer
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
@@ -26,13 +26,8 @@ def run(typed: Typed) -> int:
         raise UserError(
             "`gpuyard notify` has one command: test", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'"
         )
-    targets = _targets(named)
-    results = [_send(target) for target in targets]
-    if typed.flag("json"):
-        say_json({"sent": results})
-    else:
-        for result in results:
-            say(f"{result['target']}: {result['problem'] or 'sent'}")
+    results = [_send(target) for target in _targets(named)]
+    say_answer(typed, {"sent": results}, *(f"{each['target']}: {each['problem'] or 'sent'}" for each in results))
     return 1 if any(result["problem"] for result in results) else 0
 
 

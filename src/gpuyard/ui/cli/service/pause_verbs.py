@@ -2,15 +2,13 @@
 
 import time
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 _POLL_S = 0.5
 
@@ -23,24 +21,16 @@ class PauseVerb:
         self._name, self._done = name, done
 
     def run(self, typed: Typed) -> int:
-        with connect(start=True) as daemon:
-            answer = daemon.request("POST", f"/{self._name}")
+        answer = request("POST", f"/{self._name}")
         if typed.flag("wait"):
-            _wait_until_idle(answer)
-        if typed.flag("json"):
-            say_json(answer)
-        elif self._name == "drain" and not answer["running"]:
-            say("drained: no job runs. `gpuyard unpause` starts jobs again")
-        else:
-            say(self._done.format(running=answer["running"]))
-        return 0
-
-
-def _wait_until_idle(answer: "dict[str, Any]") -> None:
-    with RetryingClient() as queue:
-        while answer["running"]:
-            time.sleep(_POLL_S)
-            answer["running"] = queue.get("/status")["under_way"]
+            with RetryingClient() as queue:
+                while answer["running"]:
+                    time.sleep(_POLL_S)
+                    answer["running"] = queue.get("/status")["under_way"]
+        done = self._done.format(running=answer["running"])
+        if self._name == "drain" and not answer["running"]:
+            done = "drained: no job runs. `gpuyard unpause` starts jobs again"
+        return say_answer(typed, answer, done)
 
 
 COMMANDS = {

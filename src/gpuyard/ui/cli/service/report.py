@@ -1,13 +1,9 @@
 """`gpuyard report`: totals of the last week, or any other time, with a chart."""
 
-from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.terminal import say, say_json, say_lines
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.terminal import say_lines
+from gpuyard.ui.cli.verb_options import JSON, Answer, Option, Typed, Verb
 
 _BY = ("user", "workspace", "name")
 
@@ -30,28 +26,20 @@ def run(typed: Typed) -> int:
     by = typed.text("by") or _BY[0]
     if by not in _BY:
         raise UserError(f"there is no report by '{by}'", hint=f"it can be by {', '.join(_BY)}")
-    with connect(start=True) as daemon:
-        answer = daemon.request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
+    answer = request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
     path = typed.text("html")
     if path is not None:
         _write(path, answer)
-    if typed.flag("json"):
-        say_json(answer)
-    elif path is not None:
-        say(f"wrote {path}")
-    else:
-        _show(answer)
-    return 0
-
-
-def _show(answer: "dict[str, Any]") -> None:
+    if path is not None or typed.flag("json"):
+        return say_answer(typed, answer, f"wrote {path}")
     from gpuyard.ui.cli.rich_output import frame
     from gpuyard.ui.views.report_terminal import report_lines
 
     say_lines(report_lines(answer, frame()))
+    return 0
 
 
-def _write(path: str, answer: "dict[str, Any]") -> None:
+def _write(path: str, answer: Answer) -> None:
     from gpuyard.ui.views.report_html import report_page
 
     page = report_page(answer).encode("utf-8", "replace")

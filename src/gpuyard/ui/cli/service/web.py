@@ -1,13 +1,12 @@
 """`gpuyard web`: opens the queue's web page, and prints its address."""
 
+import os
+
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.terminal import note, say, say_json
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.terminal import note
+from gpuyard.ui.cli.verb_options import JSON, Answer, Option, Typed, Verb
 
 VERB = Verb(
     """Open the queue's web page, and print its address.
@@ -33,26 +32,19 @@ VERB = Verb(
 def run(typed: Typed) -> int:
     if typed.flag("stop"):
         return _stop(typed)
-    with connect(start=True) as daemon:
-        answer = daemon.request("POST", "/web", body=_body(typed), is_repeatable=not typed.flag("new-token"))
-    if typed.flag("json"):
-        say_json(answer)
-    else:
-        _show(answer)
+    port = typed.text("port")
+    options = {
+        "address": typed.text("address"),
+        "port": None if port is None else _read_port(port),
+        "read_only": typed.flag("read-only") or None,
+        "new_token": typed.flag("new-token") or None,
+    }
+    body = {name: value for name, value in options.items() if value is not None}
+    answer = request("POST", "/web", body=body, is_repeatable=not typed.flag("new-token"))
+    say_answer(typed, answer, answer["url"])
+    if not typed.flag("json"):
+        _note_access(answer)
     return 0
-
-
-def _body(typed: Typed) -> "dict[str, Any]":
-    body: dict[str, Any] = {}
-    if typed.text("address") is not None:
-        body["address"] = typed.text("address")
-    if typed.text("port") is not None:
-        body["port"] = _read_port(str(typed.text("port")))
-    if typed.flag("read-only"):
-        body["read_only"] = True
-    if typed.flag("new-token"):
-        body["new_token"] = True
-    return body
 
 
 def _read_port(text: str) -> int:
@@ -67,21 +59,14 @@ def _stop(typed: Typed) -> int:
             was_open = daemon.request("POST", "/web/stop", body={})["stopped"]
     except NoDaemon:
         was_open = False
-    if typed.flag("json"):
-        say_json({"stopped": was_open})
-    else:
-        say("the page is closed" if was_open else "no page is open")
-    return 0
+    return say_answer(typed, {"stopped": was_open}, "the page is closed" if was_open else "no page is open")
 
 
-def _show(answer: "dict[str, Any]") -> None:
-    say(answer["url"])
+def _note_access(answer: Answer) -> None:
     for text in answer["notes"]:
         note(f"! {text}")
     if answer["read_only"]:
         note("read-only")
     if answer["address"] == "127.0.0.1":
-        import os
-
         port = answer["port"]
         note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then open the same address")
