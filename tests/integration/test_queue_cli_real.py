@@ -37,7 +37,7 @@ def test_a_job_runs_in_the_directory_of_its_submission_and_logs_prints_its_outpu
     assert run("wait", "1").returncode == 0
     assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
     assert "succeeded" in run("queue").stdout
-    assert "exit 0" in run("show", "1").stdout
+    assert "exit status 0" in run("show", "1").stdout
     assert "submitted" in run("history", "1").stdout.splitlines()[2]
 
 

@@ -61,10 +61,6 @@ def _lines(job: Answer) -> "Iterator[str]":
     yield from advice_lines(job)
 
 
-def fact_lines(job: Answer) -> list[str]:
-    return [f"{name}: {clean(value)}" for name, value in _facts(job)]
-
-
 def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
     """Return a heading, and a line for each attempt."""
     cells = [_attempt_cells(attempt, job) for attempt in job["attempts"]]
@@ -77,8 +73,8 @@ def advice_lines(job: Answer) -> "Iterator[str]":
         yield f"note: {clean(text)}"
 
 
-def _facts(job: Answer) -> "list[tuple[str, str]]":
-    """Return names and values in the order in which people look for them, without options that were not given."""
+def fact_lines(job: Answer) -> list[str]:
+    """Return `name: value` lines in the order in which people look for them, without options that were not given."""
     need, notify = job["need"], job.get("notify", ())
     facts = [
         ("job", str(job["id"])),
@@ -114,7 +110,8 @@ def _facts(job: Answer) -> "list[tuple[str, str]]":
         ("notify", "; ".join(f"{each['target'] or 'as configured'} on {', '.join(each['events'])}" for each in notify)),
         ("log", job["log"]),
     ]
-    return [(name, value) for name, value in facts if value] + _environment(job)
+    shown = [(name, value) for name, value in facts if value] + _environment(job)
+    return [f"{name}: {clean(value)}" for name, value in shown]
 
 
 def _memory(memory: Answer, growth: Answer | None) -> str:

@@ -12,7 +12,6 @@ import click
 from msgspec import to_builtins
 
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
-from gpuyard.daemon.monitor.sampling import COLUMNS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import RowLog
 from gpuyard.recipes.batch.finish import read_summary
@@ -82,6 +81,8 @@ def run_batch(plan: BatchPlan, mode: RunMode) -> int:
     if mode.is_dry:
         return _print_commands(choose_batch(plan, mode.existing))
     if "sample-log" in plan.options:
+        from gpuyard.daemon.monitor.sampling import COLUMNS
+
         try:
             RowLog(Path(plan.options["sample-log"]), COLUMNS)
         except EnvironmentFault as error:

@@ -26,32 +26,19 @@ def run(typed: Typed) -> int:
         raise UserError(
             "`gpuyard notify` has one command: test", hint="write gpuyard notify test, or gpuyard notify test 'TARGET'"
         )
-    results = [_send(target) for target in _targets(named)]
-    say_answer(typed, {"sent": results}, *(f"{each['target']}: {each['problem'] or 'sent'}" for each in results))
-    return 1 if any(result["problem"] for result in results) else 0
+    import socket
 
-
-def _targets(named: list[str]) -> "list[str]":
     from gpuyard.config import config_dir, load_config
-    from gpuyard.core.notify.subscriptions import check_target
+    from gpuyard.core.notify.messages import Message, at_host
+    from gpuyard.core.notify.subscriptions import check_target, redacted_target
+    from gpuyard.daemon.notify.send_message import send
 
     targets = [check_target(target) for target in named] or list(load_config().notify.to)
     if not targets:
         path = config_dir() / "config.toml"
         raise UserError("no notification target is configured", hint=f"set to = [...] under [notify] in {path}")
-    return targets
-
-
-def _send(target: str) -> "dict[str, str | None]":
-    import socket
-
-    from gpuyard.core.notify.messages import Message, at_host
-    from gpuyard.core.notify.subscriptions import redacted_target
-    from gpuyard.daemon.notify.send_message import send
-
-    message = Message(
-        events="test",
-        title=f"A test{at_host(socket.gethostname())}",
-        body="gpuyard can notify you about the queue.",
-    )
-    return {"target": redacted_target(target), "problem": send(target, message).problem}
+    title = f"A test{at_host(socket.gethostname())}"
+    message = Message(events="test", title=title, body="gpuyard can notify you about the queue.")
+    results = [{"target": redacted_target(target), "problem": send(target, message).problem} for target in targets]
+    say_answer(typed, {"sent": results}, *(f"{each['target']}: {each['problem'] or 'sent'}" for each in results))
+    return 1 if any(each["problem"] for each in results) else 0
