@@ -80,7 +80,7 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
             events.append((attempt.started.at, "started", f"attempt {attempt.number} {where}"))
         if attempt.over is not None:
             outcome = attempt.over.outcome
-            how = outcome.reason or f"status {outcome.status}"
+            how = outcome.reason or f"exit status {outcome.status}"
             events.append((attempt.over.at, "ended", f"attempt {attempt.number} {outcome.kind}: {how}"))
     # At the same time: an attempt ends before its consequences, and starts after its causes.
     rank = {"submitted": 0, "ended": 1, "started": 3}
