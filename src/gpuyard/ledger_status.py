@@ -13,7 +13,7 @@ from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.measured_usage import lease_finder, measure
+from gpuyard.leases.measured_usage import LeaseFinder, measure
 from gpuyard.system.process_identity import is_stopped
 
 
@@ -64,7 +64,7 @@ def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket
 
 def _foreign_uses(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
     for device in snapshot.devices:
-        find = lease_finder([lease for lease in leases if lease.on(device.id)])
+        finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
         for process in device.processes or ():
-            if find(process.pid) is None:
+            if not finder.find(process.pid):
                 yield ForeignUse(device_id=device.id, process=process)

@@ -17,7 +17,8 @@ from gpuyard.core.units import format_count
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
-from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
+from gpuyard.leases.ledger import HeldLease, Ledger
+from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
 from gpuyard.system.process_identity import is_stopped, this_process
 
@@ -81,7 +82,7 @@ class Acquisition:
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
         self._foreign = ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
-        self._ticket: HeldTicket | None = None
+        self._ticket: LockFile | None = None
         self._snapshot: Snapshot | None = None
         self._looked_at = 0.0
         self.reasons: tuple[Reason, ...] = ()

@@ -41,15 +41,15 @@ FAULTS = (
     ),
     Fault(
         id="control-killed-gently",
-        file=f"{_CONTROL}/controller.py",
-        old="                self.engines.signal(attempt, signal.SIGKILL)\n",
-        new="                self.engines.signal(attempt, signal.SIGTERM)\n",
+        file=f"{_CONTROL}/attempt_ends.py",
+        old="                self._engines.signal(attempt, signal.SIGKILL)\n",
+        new="                self._engines.signal(attempt, signal.SIGTERM)\n",
         breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
         near=(f"{_SCENARIOS}::test_a_cancelled_job_that_ignores_sigterm_is_killed_after_its_grace",),
     ),
     Fault(
         id="control-time-limit-runs-while-suspended",
-        file=f"{_CONTROL}/controller.py",
+        file=f"{_CONTROL}/attempt_ends.py",
         old="            is_running = live.job.state is JobState.RUNNING  #",
         new="            is_running = live.job.state is not JobState.STOPPING  #",
         breaks="A suspended job is stopped by a time limit that includes its suspended time.",
@@ -160,7 +160,7 @@ FAULTS = (
     Fault(
         id="control-estimates-not-written-down",
         file=f"{_CONTROL}/learn_estimates.py",
-        old="            self._store.estimates.set_profile(fingerprint, profile)\n",
+        old="            self._store.set_profile(fingerprint, profile)\n",
         new="            pass\n",
         breaks="All estimates of memory and time are lost when the daemon restarts.",
         near=("tests/unit/control/test_learn_estimates.py",),

@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         id="leases-unreadable-file-is-passed-over",
         file=f"{_LEASES}/lock_file.py",
-        old="        if error.errno in _SKIPPED_ERRORS:\n            return None\n        raise  #",
-        new="        return None  #",
+        old="            if error.errno in _SKIPPED_ERRORS:\n                continue\n            raise  #",
+        new="            continue  #",
         breaks="A process that cannot open more files does not see the leases of others, and takes their GPUs.",
         near=(f"{_TESTS}/test_lock_file.py",),
     ),
@@ -136,7 +136,7 @@ FAULTS = (
     ),
     Fault(
         id="leases-lock-of-another-user-keeps-a-dead-lease",
-        file=f"{_LEASES}/kernel_locks.py",
+        file=f"{_LEASES}/lock_file.py",
         old="any(pid == maker or _uid_of(pid) in (None, uid, 0) for pid in pids)",
         new="any(True for pid in pids)",
         breaks="Any user can keep the GPU of another user's dead lease taken by locking the lease file.",

@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         id="store-jobs-start-before-all-have-arrived",
         file=f"{_STORE}/job_store.py",
-        old="for lane in lanes if lane.batch not in self._arriving",
+        old="for lane in lanes if lane.batch not in self.arriving",
         new="for lane in lanes",
         breaks="Jobs of a large submission run before it is acknowledged, and run again when the client repeats it.",
         near=(f"{_TESTS}/test_job_store.py",),

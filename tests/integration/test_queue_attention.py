@@ -120,7 +120,7 @@ def test_a_job_on_a_machine_without_devices_waits_for_a_new_sample(
     list(requests.submit(parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",))), "me"))
     step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())))
     assert (step.waits_for_sample, step.started) == (True, 0)
-    list(requests.cancel(parse_selection("1")))
+    list(requests.change(parse_selection("1"), requests.cancel))
     step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
     assert not step.waits_for_sample, "no job waits any more"
 
@@ -131,8 +131,8 @@ def test_cancelling_queued_jobs_skips_one_that_was_held_meanwhile(
     _, requests, store = controlled
     asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options={"array": "0-2"})
     list(requests.submit(parse_submission(asked), "me"))
-    list(requests.hold(parse_selection("2")))
-    list(requests.cancel(JobSelection(ranges=((1, 3),), states=(JobState.QUEUED,))))
+    list(requests.change(parse_selection("2"), requests.hold))
+    list(requests.change(JobSelection(ranges=((1, 3),), states=(JobState.QUEUED,)), requests.cancel))
     states = [job.state for number in (1, 2, 3) if (job := store.job(number)) is not None]
     assert states == [JobState.CANCELLED, JobState.HELD, JobState.CANCELLED]
 

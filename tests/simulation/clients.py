@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gpuyard.control.user_requests import ChangeResult, fit_to_machine
+from gpuyard.control.user_requests import Act, ChangeResult, fit_to_machine
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.errors import StoreFault, UserError
@@ -126,16 +126,14 @@ class Clients:
     def change(self, kind: str, text: str, priority: int, daemon: SimulatedDaemon) -> None:
         selection = parse_selection(text)
         requests = daemon.requests
-        verbs = {
+        acts: dict[str, Act] = {
             "cancel": requests.cancel, "hold": requests.hold, "release": requests.release, "retry": requests.retry,
-            "resume": requests.resume,
+            "resume": requests.resume, "priority": lambda job, now: requests.prioritise(job, now, priority),
         }  # fmt: skip
-        if kind == "priority":
-            pieces = requests.prioritise(selection, priority)
-        elif kind == "suspend":
-            pieces = requests.suspend(selection, daemon.sample())
-        else:
-            pieces = verbs[kind](selection)
+        if kind == "suspend":
+            sample = daemon.sample()
+            acts[kind] = lambda job, now: requests.suspend(job, now, sample)
+        pieces = requests.change(selection, acts[kind])
         if kind in ("release", "retry"):
             self.frozen.clear()  # it may happen from now on, even if the answer is lost
         self.retried += kind == "retry"

@@ -12,27 +12,26 @@ signals may be sent twice.
 
 import contextlib
 import logging
-import signal
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
-from gpuyard.control.host_gates import HostGates
 from gpuyard.control.launch_command import attempt_of, launch_of
-from gpuyard.control.ledger_ticket import QueueTicket, read_ledger
-from gpuyard.control.rules import Rules
+from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
+from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
-from gpuyard.control.track_usage import UsageTracker, as_amended
+from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import died_with_the_machine
-from gpuyard.core.job.job import Job, OutcomeKind
-from gpuyard.core.job.lifecycle import JobEvent, JobState
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.published_events import PublishedEvent
-from gpuyard.core.lease import Holder, Lease, Ticket
+from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
@@ -45,7 +44,6 @@ from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, Want
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
-_KILL_AGAIN_S = 5.0
 _SIGNAL_AGAIN_S = 0.05
 _RETRY_S = 1.0
 # The controller itself notices when one of these ends.
@@ -115,8 +113,6 @@ class Controller:
         self._has_ended_leases = False
         self._memory_freed_at = 0.0
         self._has_rejected = False
-        self._signalled: set[int] = set()
-        self._has_unsignalled = False
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -152,8 +148,9 @@ class Controller:
                 if self._ends.record(now, sample):
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self.transitions.note_statistics(now)
-                self._requeue_due(now)
-                self._stop_overdue(now)
+                for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
+                    self.transitions.apply(job, JobEvent.DUE, now)
+                self._ends.stop_overdue(now)
                 may_start = may_start and not self.is_outdated(sample)
                 started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)
         except BaseException:
@@ -168,39 +165,10 @@ class Controller:
         self.engines.start_prepared()
         for held in granted:
             held.leave()
-        self._signal_stopping()
+        self._ends.signal_stopping()
         self.suspend_control.request()
         self._ticket.update(self.plan.head, now, has_started=started > 0)
         return self._result(now, started)
-
-    def _requeue_due(self, now: float) -> None:
-        for job_id in self._store.due_jobs(now):
-            job = self._store.job(job_id)
-            if job is not None:
-                self.transitions.apply(job, JobEvent.DUE, now)
-
-    def _stop_overdue(self, now: float) -> None:
-        for live in list(self.transitions.live.apart.values()):
-            attempt = live.attempt
-            is_running = live.job.state is JobState.RUNNING  # the time limit pauses while a job is suspended
-            if is_running and attempt.stop_at is not None and attempt.stop_at <= now:
-                self.transitions.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
-            elif attempt.kill_at is not None and attempt.kill_at <= now:
-                self.engines.signal(attempt, signal.SIGKILL)
-                self.transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
-
-    def _signal_stopping(self) -> None:
-        """Signal attempts whose stop is recorded; again if no process was found, and after a crash of the daemon."""
-        live = self.transitions.live.apart
-        stopping = {job_id: each.attempt for job_id, each in live.items() if each.attempt.stopping is not None}
-        self._signalled &= stopping.keys()
-        for job_id in stopping.keys() - self._signalled:
-            attempt = stopping[job_id]
-            if self.engines.signal(attempt, signal.SIGTERM):
-                self._signalled.add(job_id)
-                if attempt.parked is not None:
-                    self.engines.signal(attempt, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-        self._has_unsignalled = len(self._signalled) < len(stopping)
 
     # Decide and start
 
@@ -212,15 +180,15 @@ class Controller:
         changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_unsettled
         if wants_devices or changes_leases or self._has_ended_leases:
             try:
-                granted += self._leases.grant(lambda leases, tickets: self._claim(sample, now, queues, leases, tickets))
+                granted += self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
                 self._has_ended_leases = False
             except EnvironmentFault as error:
                 _log.warning("%s; jobs that need devices wait", error)
                 self._ledger_retry_at = now + _RETRY_S
                 queues = [queue for queue in self._local_queues() if not queue.lane.need.devices]
-                self.plan = decide(self._view(sample, now, queues)) if queues else Plan()
+                self._decide(sample, now, queues, None)
         else:
-            self.plan = decide(self._view(sample, now, queues)) if queues else Plan()
+            self._decide(sample, now, queues, None)
         leases = iter(granted)
         started = 0
         for start in self.plan.starts:
@@ -248,37 +216,29 @@ class Controller:
                 self._leases.grant(lambda leases, _: self.suspend_control.release_leases(leases, now))
         return 0
 
-    def _claim(
-        self,
-        sample: Sample,
-        now: float,
-        queues: Sequence[LaneQueue],
-        leases: tuple[Lease, ...],
-        tickets: tuple[Ticket, ...],
-    ) -> list[WantedClaim]:
+    def _claim(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState) -> list[WantedClaim]:
         """Decide while the ledger is locked; return the leases to amend, and a claim for each start."""
+        leases, tickets = ledger
         amended = [
             *self.suspend_control.release_leases(leases, now),
             *self.usage_tracker.settle(leases, now, self.rules.settle_s),
         ]
-        queues = [*queues, *self.suspend_control.queues(now)]
-        self.plan = decide(self._view(sample, now, queues, as_amended(leases, amended), tickets)) if queues else Plan()
+        shares = {wanted.amends: wanted.claim.shares for wanted in amended}
+        leases = tuple(replace(lease, shares=shares.get(lease.id, lease.shares)) for lease in leases)
+        self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
         return [*amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
 
     def _wanted_claim(self, start: Start) -> WantedClaim:
         amends = self.transitions.live[start.job_id].attempt.lease_id if start.lane.resumes else None
         return WantedClaim(claim=start.claim, label=f"job {start.job_id}", amends=amends)
 
-    def _view(
-        self,
-        sample: Sample,
-        now: float,
-        queues: Sequence[LaneQueue],
-        known_leases: tuple[Lease, ...] | None = None,
-        tickets: tuple[Ticket, ...] = (),
-    ) -> PlannerView:
-        """Collect the planner's input. Without `known_leases` (ledger was not read) no process counts as foreign."""
-        leases, rules, snapshot, transitions = known_leases or (), self.rules, sample.snapshot, self.transitions
+    def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
+        self.plan = decide(self._view(sample, now, queues, ledger)) if queues else Plan()
+
+    def _view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
+        """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
+        leases, tickets = ledger or ((), ())
+        rules, snapshot, transitions = self.rules, sample.snapshot, self.transitions
         foreign_limit = rules.packing.max_foreign_load_percent
         my_ticket = self._leases.my_ticket()
         devices = snapshot.usable_devices()
@@ -293,9 +253,7 @@ class Controller:
                 leases=leases,
                 measured=self._leases.measure(snapshot, leases),
                 loads=sample.loads,
-                foreign={}
-                if known_leases is None
-                else self._leases.foreign_loads(snapshot, known_leases, now, foreign_limit),
+                foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
             ),
             queues=queues,
@@ -313,12 +271,9 @@ class Controller:
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
             need=lambda lane, job_id: transitions.estimates.need(
-                job_id, devices, rules.first_run_part, self._sibling_mb(lane, now)
+                job_id, devices, rules.first_run_part, self.usage_tracker.sibling_mb(lane, now, rules.settle_s)
             ),
         )
-
-    def _sibling_mb(self, lane: Lane, now: float) -> float | None:
-        return None if lane.pace is None else self.usage_tracker.sibling_mb(lane.group, now, self.rules.settle_s)
 
     def is_outdated(self, sample: Sample) -> bool:
         """Return whether the sample was taken before device memory was last freed, and that matters.
@@ -389,7 +344,7 @@ class Controller:
             plan = self.cluster_dispatch.plan_for(queues, self.rules, self._paused(), now, about=lane.id)
             return self._explanation(job, lane, plan, self._store.count_ahead(lane, job.id))
         queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-        view = self._view(sample, now, queues, *read_ledger(self._leases))
+        view = self._view(sample, now, queues, read_ledger(self._leases))
         resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
         lane = resuming or self._store.lane_of(job.id)
         plan = decide(view, explained_lane=lane.id)
@@ -413,7 +368,7 @@ class Controller:
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self.transitions.stop_times(),
             now if self._has_rejected else None,
-            now + _SIGNAL_AGAIN_S if self._has_unsignalled else None,
+            now + _SIGNAL_AGAIN_S if self._ends.has_unsignalled else None,
             self._engine_retry_at if self._engine_fault is not None else None,
             self._ledger_retry_at if now < self._ledger_retry_at else None,
         ]

@@ -112,31 +112,24 @@ class EngineSet:
             fault, until = self._faults.get(name, ("", 0.0))
             if fault and self._monotonic() < until:
                 raise EnvironmentFault(fault)
-            self._clusters[name] = self._open_and_adopt(name)
+            engine = self._open(name)
+            if name in self._orphans:  # attempts from an earlier daemon
+                engine.adopt(self._orphans.pop(name))
+            self._clusters[name] = engine
         return self._clusters[name]
 
-    def _open_and_adopt(self, name: str) -> Engine:
-        """Open the engine and let it adopt its attempts from an earlier daemon."""
-        try:
-            engine = self._open(name)
-        except GpuyardError as error:
-            self._faults[name] = _with_hint(error), self._monotonic() + OPEN_AGAIN_S
-            raise EnvironmentFault(self._faults[name][0]) from error
-        self._faults.pop(name, None)
-        if name in self._orphans:
-            engine.adopt(self._orphans.pop(name))
-        return engine
-
     def _open(self, name: str) -> Engine:
-        if self._open_engine is None:
-            raise EnvironmentFault(f"there is no engine {name} here")
         try:
-            return self._open_engine(name)
-        except GpuyardError:
-            raise
-        except Exception as error:
-            # A plugin may raise anything; jobs of other engines must not wait for it.
-            raise EnvironmentFault(f"the engine {name} cannot be opened: {type(error).__name__}: {error}") from error
+            if self._open_engine is None:
+                raise EnvironmentFault(f"there is no engine {name} here")
+            engine = self._open_engine(name)
+        except Exception as error:  # a plugin may raise anything; jobs of other engines must not wait for it
+            fault = f"the engine {name} cannot be opened: {type(error).__name__}: {error}"
+            fault = _with_hint(error) if isinstance(error, GpuyardError) else fault
+            self._faults[name] = fault, self._monotonic() + OPEN_AGAIN_S
+            raise EnvironmentFault(fault) from error
+        self._faults.pop(name, None)
+        return engine
 
 
 def _with_hint(error: GpuyardError) -> str:

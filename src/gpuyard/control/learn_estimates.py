@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
@@ -20,19 +19,6 @@ _CACHE_SIZE = 65_536
 _MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
 
 
-class KnownJob(Struct, frozen=True, kw_only=True):
-    """A job and its two fingerprints: of the exact command, and of the program."""
-
-    job: Job
-    exact: str
-    program: str
-
-    @classmethod
-    def of(cls, job: Job) -> "KnownJob":
-        exact, program = fingerprints(_command(job), job.spec.cwd, job.spec.configuration)
-        return cls(job=job, exact=exact, program=program)
-
-
 class LearnedEstimates:
     """Learned profiles. `save` writes new ones to the store from time to time; until then they are kept here."""
 
@@ -44,21 +30,25 @@ class LearnedEstimates:
         self._known = lru_cache(maxsize=_CACHE_SIZE)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
-        return estimate(job.spec, self._best(KnownJob.of(job)))
+        return self._estimate(job, _fingerprints(job))
 
     def estimate_of(self, job_id: int) -> Estimate:
-        known = self._known(job_id)
-        return estimate(known.job.spec, self._best(known))
+        return self._estimate(*self._known(job_id))
+
+    def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
+        """Estimate from the most specific profile with a run time."""
+        profiles = map(self._profile, prints)
+        return estimate(job.spec, next((each for each in profiles if each and each.mean_s is not None), None))
 
     def need(
         self, job_id: int, devices: Sequence[Device], first_run_part: float, sibling_mb: float | None = None
     ) -> Need:
         """Return the need of a job whose lane leaves the memory open."""
-        known = self._known(job_id)
+        job, prints = self._known(job_id)
         if devices is not self._cards.devices:
             self._cards = DeviceSizes(devices)
-        exact, program = self._profile(known.exact), self._profile(known.program)
-        return size_need(known.job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
+        exact, program = map(self._profile, prints)
+        return size_need(job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
 
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
@@ -69,25 +59,23 @@ class LearnedEstimates:
 
     def ram_mb(self, job: Job) -> float | None:
         """Return the RAM that earlier runs used, or None."""
-        return next((each.ram_mb for each in self.profiles(job) if each is not None and each.ram_mb is not None), None)
+        return next((each.ram_mb for each in self.profiles(job) if each and each.ram_mb is not None), None)
 
     def load_percent(self, job: Job) -> float | None:
         """Return how busy earlier runs kept a device, or None."""
-        known = (each.load_percent for each in self.profiles(job) if each is not None)
-        return next((percent for percent in known if percent is not None), None)
+        return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Return the profiles of the exact command and of the program."""
-        known = KnownJob.of(job)
-        return self._profile(known.exact), self._profile(known.program)
+        exact, program = map(self._profile, _fingerprints(job))
+        return exact, program
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """Update both profiles with an attempt that has ended."""
         run = _finished_run(attempt, outcome, now)
         if run is None:
             return
-        known = KnownJob.of(job)
-        for fingerprint, is_exact in ((known.exact, True), (known.program, False)):
+        for fingerprint, is_exact in zip(_fingerprints(job), (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
@@ -96,7 +84,7 @@ class LearnedEstimates:
 
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
-            self._store.estimates.set_profile(fingerprint, profile)
+            self._store.set_profile(fingerprint, profile)
         self._saved.update(self._unsaved)
         self._unsaved.clear()
 
@@ -105,30 +93,29 @@ class LearnedEstimates:
         self._known.cache_clear()
         self._saved.clear()
 
-    def _look_up(self, job_id: int) -> KnownJob:
+    def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str]]:
         job = self._store.job(job_id)
         assert job is not None
-        return KnownJob.of(job)
-
-    def _best(self, known: KnownJob) -> Profile | None:
-        """Return the most specific profile with a run time."""
-        profiles = (self._profile(known.exact), self._profile(known.program))
-        return next((each for each in profiles if each is not None and each.mean_s is not None), None)
+        return job, _fingerprints(job)
 
     def _profile(self, fingerprint: str) -> Profile | None:
-        unsaved = self._unsaved.get(fingerprint)
-        if unsaved is not None:
-            return unsaved
+        if fingerprint in self._unsaved:
+            return self._unsaved[fingerprint]
         if fingerprint not in self._saved:
             if len(self._saved) >= _CACHE_SIZE:
                 self._saved.clear()
-            self._saved[fingerprint] = self._store.estimates.profile(fingerprint)
+            self._saved[fingerprint] = self._store.profile(fingerprint)
         return self._saved[fingerprint]
 
 
 def _command(job: Job) -> tuple[str, ...]:
     """Return the command to learn under. All runs of a batch count as one command, no matter which seed they have."""
     return job.argv if job.spec.pace is None else job.spec.command
+
+
+def _fingerprints(job: Job) -> tuple[str, str]:
+    """Return the fingerprints of the exact command and of the program."""
+    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration)
 
 
 def _new_profile(job: Job, *, is_exact: bool) -> Profile:

@@ -1,6 +1,7 @@
 """The queue's own ticket in the ledger, for the job at the head of the queue; and reading the ledger."""
 
 import contextlib
+from typing import TypeAlias
 
 from gpuyard.core.lease import Lease, Ticket
 from gpuyard.core.scheduling.plan import WaitingJob
@@ -10,15 +11,16 @@ from gpuyard.ports import LeaseLedger, WantedClaim
 
 # A job waits this long before it gets a ticket: most waits are over by then, and a ticket is a file.
 TICKET_AFTER_S = 0.25
+LedgerState: TypeAlias = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
 _WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE})
 
 
-def read_ledger(ledger: LeaseLedger) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+def read_ledger(ledger: LeaseLedger) -> LedgerState:
     """Return all live leases and tickets without claiming anything."""
-    found: list[tuple[tuple[Lease, ...], tuple[Ticket, ...]]] = []
+    found: list[LedgerState] = []
 
-    def claim_nothing(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[WantedClaim]:
-        found.append((leases, tickets))
+    def claim_nothing(*state: *LedgerState) -> list[WantedClaim]:
+        found.append(state)
         return []
 
     ledger.grant(claim_nothing)

@@ -1,10 +1,19 @@
-"""Rules: what the configuration says about the queue."""
+"""Rules: what the configuration says about the queue; and the gates of the host, which apply its limits."""
+
+from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
 from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
+from gpuyard.core.snapshot import Sample
+
+_CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
+_SETTING = "under [queue] in config.toml limits all jobs"
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -25,3 +34,24 @@ class Rules(Struct, frozen=True, kw_only=True):
     ram_reserve_mb: float = 2048.0
     engine: str = ""
     shows_uuids: bool = False
+
+
+class HostGates:
+    """No job starts while CPU load is too high or free RAM too low. A closed gate opens again only when its value is
+    better than the limit by a margin."""
+
+    def __init__(self) -> None:
+        self._is_cpu_closed = self._is_memory_closed = False
+
+    def closed_reasons(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
+        """Update both gates and yield a reason for each closed one."""
+        cpu, most = sample.cpu_percent, rules.max_cpu_percent
+        self._is_cpu_closed = is_above(cpu, most, _CPU_MARGIN_PERCENT, was_above=self._is_cpu_closed)
+        if self._is_cpu_closed:
+            reason = over(ReasonKind.HOST_TOO_BUSY, cpu, most)
+            yield replace(reason, remedy=f"max_cpu_percent {_SETTING}")
+        available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
+        self._is_memory_closed = is_below(available, least, _MEMORY_MARGIN_MB, was_below=self._is_memory_closed)
+        if self._is_memory_closed:
+            text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
+            yield replace(Reason(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")

@@ -14,6 +14,7 @@ from gpuyard.core.lease import Claim, Holder, Lease, Share
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.memory.sizing import settle_time, settled_shares, steady_estimate_mb
 from gpuyard.core.memory.usage_curve import add_sample
+from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Sample, Snapshot
 from gpuyard.errors import EnvironmentFault
@@ -47,10 +48,14 @@ class UsageTracker:
         live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
         devices = {device.id: device for device in sample.snapshot.devices}
         fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
-        sharers, self._devices = _by_device(live), devices
+        self._devices = devices
+        sharers: dict[str, list[Live]] = {}
+        for each in live:
+            for device_id in each.attempt.devices:
+                sharers.setdefault(device_id, []).append(each)
         # A device that is the identical object was not read again: it adds nothing.
         live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
-        mine = [_lease_of(each.attempt, self._me) for each in live if each.attempt.lease_id is not None]
+        mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
         for each in live:
             attempt = each.attempt
@@ -59,12 +64,19 @@ class UsageTracker:
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
             load = _own_load(each, sharers, devices, memory)
-            usage = add_sample(
-                attempt.usage or Usage(), attempt.ran_s(now), _after_start(memory), ram_mb=ram_mb, load_percent=load
-            )
+            # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
+            peaks = memory if any(memory.values()) else {}
+            usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
             if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             self._transitions.note_usage(attempt.job_id, usage)
+
+    def _lease_of(self, attempt: Attempt) -> Lease:
+        """Return the lease without its holder process: a process that is just ending no longer shows its lease, and as
+        a descendant of the daemon it could be counted for any job."""
+        shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
+        holder = replace(self._me, pid=_NO_PID)
+        return Lease(id=attempt.lease_id or "", holder=holder, shares=shares, since=attempt.since)
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
         """Return the memory of each lease's processes. If the driver hides them, it depends on all other leases."""
@@ -95,16 +107,12 @@ class UsageTracker:
             if shares != before:
                 yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
 
-    def sibling_mb(self, group: int | None, now: float, settle_s: float | None) -> float | None:
+    def sibling_mb(self, lane: Lane, now: float, settle_s: float | None) -> float | None:
         """Return the memory that running runs of a batch have shown; None if none has run for long enough."""
-        if group is None or settle_s is None:
+        if lane.pace is None or lane.group is None or settle_s is None:
             return None
-        runs = (
-            each
-            for each in self._transitions.live.values()
-            if each.job.group == group and each.job.spec.pace is not None
-        )
-        shown = (steady_estimate_mb(each.attempt, now, settle_s) for each in runs)
+        runs = [each.attempt for each in self._transitions.live.values() if each.job.group == lane.group]
+        shown = (steady_estimate_mb(attempt, now, settle_s) for attempt in runs)
         return max((each for each in shown if each is not None), default=None)
 
     @property
@@ -172,32 +180,6 @@ class UsageTracker:
             return read_ledger(self._leases)[0]
         except EnvironmentFault:
             return ()
-
-
-def as_amended(leases: tuple[Lease, ...], amended: Sequence[WantedClaim]) -> tuple[Lease, ...]:
-    """Return the leases as they will be after the amendments."""
-    shares = {wanted.amends: wanted.claim.shares for wanted in amended}
-    return tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
-
-
-def _lease_of(attempt: Attempt, me: Holder) -> Lease:
-    """Return the lease of an attempt without a holder process: a process that is just ending no longer shows its lease,
-    and as a descendant of the daemon it could be counted for any job."""
-    shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-    return Lease(id=attempt.lease_id or "", holder=replace(me, pid=_NO_PID), shares=shares, since=attempt.since)
-
-
-def _by_device(live: Sequence[Live]) -> dict[str, list[Live]]:
-    found: dict[str, list[Live]] = {}
-    for each in live:
-        for device_id in each.attempt.devices:
-            found.setdefault(device_id, []).append(each)
-    return found
-
-
-def _after_start(memory: dict[str, float | None]) -> dict[str, float | None]:
-    """Return the memory, or nothing if it is zero on all devices: not used yet, or not measurable, is no peak."""
-    return memory if any(memory.values()) else {}
 
 
 def _is_unused(device: Device | None) -> bool:

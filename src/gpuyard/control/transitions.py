@@ -51,7 +51,7 @@ class JobTransitions:
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
-        self.uses = self.store.estimates.recent_use()
+        self.uses = self.store.recent_use()
         self._last_starts.clear()
         self.estimates.clear_cache()
 
@@ -84,10 +84,10 @@ class JobTransitions:
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
         if attempt.started is not None:
-            self._publish_start(job, attempt)
+            self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
 
-    def _publish_start(self, job: Job, attempt: Attempt) -> None:
-        self.events.append(PublishedEvent(kind=PublishedEventKind.STARTED, job=job, attempt=attempt, at=attempt.since))
+    def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
+        self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
 
     def update_site(self, live: Live, seen: SiteStatus, now: float) -> None:
         """Record where a cluster engine has the attempt: it waits there, or runs since `seen.at`."""
@@ -104,7 +104,7 @@ class JobTransitions:
             job = replace(job, state=state, reason=None if has_started else reason)
             self.store.change_state(job.id, job.state, reason=job.reason)
             if has_started:
-                self._publish_start(job, attempt)
+                self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
@@ -120,9 +120,9 @@ class JobTransitions:
         live = self.live[job_id]
         if live.attempt.stopping is OutcomeKind.CANCELLED:
             return False
-        self._keep(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED))
-        self.store.change_state(job_id, live.job.state, reason=f"stopping: {_STOP_REASONS[OutcomeKind.CANCELLED]}")
-        self.store.add_event(job_id, now, "stopping", _STOP_REASONS[OutcomeKind.CANCELLED])
+        text = _STOP_REASONS[OutcomeKind.CANCELLED]
+        self._change(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED), None, f"stopping: {text}")
+        self.store.add_event(job_id, now, "stopping", text)
         return True
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
@@ -155,18 +155,19 @@ class JobTransitions:
 
     def stay_suspended(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, parked=SuspendedBy.BY_PERSON))
-        self.store.change_state(job_id, live.job.state, reason=f"suspended by hand until `gpuyard resume {job_id}`")
+        attempt = replace(live.attempt, parked=SuspendedBy.BY_PERSON)
+        self._change(live, attempt, None, f"suspended by hand until `gpuyard resume {job_id}`")
         self.store.add_event(job_id, now, "suspend", "by hand: stays suspended")
 
     def resume_when_memory_is_free(self, job_id: int, now: float) -> None:
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, parked=SuspendedBy.FOR_ROOM))
-        self.store.change_state(job_id, live.job.state, reason="resumes when enough memory is free")
+        attempt = replace(live.attempt, parked=SuspendedBy.FOR_ROOM)
+        self._change(live, attempt, None, "resumes when enough memory is free")
         self.store.add_event(job_id, now, "resume", "requested")
 
-    def _change(self, live: Live, attempt: Attempt, event: JobEvent, reason: str | None) -> JobState:
-        state = advance(live.job.state, event)
+    def _change(self, live: Live, attempt: Attempt, event: JobEvent | None, reason: str | None) -> JobState:
+        """Record the attempt, the reason and, with an `event`, the job's next state."""
+        state = live.job.state if event is None else advance(live.job.state, event)
         self.store.change_state(live.job.id, state, reason=reason)
         self._keep(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
         return state
@@ -219,7 +220,8 @@ class JobTransitions:
             self.store.drop_attempt(job_id, attempt.number)
         else:
             self.store.update_attempt(attempt)
-            self._charge(job, attempt, now)
+            party = (job.user, job.spec.tag)
+            self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
@@ -228,10 +230,11 @@ class JobTransitions:
             text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so there is no retry"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
+        reason = None if state is JobState.SUCCEEDED else verdict.text
         self.store.change_state(
             job.id,
             state,
-            reason=None if state is JobState.SUCCEEDED else verdict.text,
+            reason=reason,
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
             outcome=outcome,
@@ -243,15 +246,11 @@ class JobTransitions:
             self.estimates.clear_cache()
         if state is not JobState.SUCCEEDED:  # the attempt already records a success
             self.store.add_event(job.id, now, state, verdict.text)
-        job = replace(job, state=state, reason=None if state is JobState.SUCCEEDED else verdict.text, outcome=outcome)
+        job = replace(job, state=state, reason=reason, outcome=outcome)
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
-            self.events.append(
-                PublishedEvent(kind=PublishedEventKind.ENDED, job=job, attempt=attempt, outcome=outcome, at=now)
-            )
+            self._publish(PublishedEventKind.ENDED, job, now, attempt)
         if state in FINISHED:
-            self.events.append(
-                PublishedEvent(kind=PublishedEventKind.FINISHED, job=job, attempt=attempt, outcome=outcome, at=now)
-            )
+            self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
             self.settle_dependants(job.id, now)
 
@@ -272,22 +271,15 @@ class JobTransitions:
         self.store.add_event(job.id, now, state, reason)
         if is_over:
             self.finished += 1
-            self.events.append(
-                PublishedEvent(kind=PublishedEventKind.FINISHED, job=replace(job, state=state, reason=reason), at=now)
-            )
+            self._publish(PublishedEventKind.FINISHED, replace(job, state=state, reason=reason), now)
         return state
 
-    def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> JobState:
-        """Queue a job, or block it if dependencies are pending."""
+    def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> None:
+        """Queue a job, block it if dependencies are pending, or reject it if they can never be met."""
         found, why = outlook_of_all(self.store.dependencies(job.id))
-        if found is DependencyOutlook.MET:
-            return self.apply(job, if_free, now)
-        state = self.apply(job, JobEvent.BLOCK, now)
-        return (
-            state
-            if found is DependencyOutlook.PENDING
-            else self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
-        )
+        state = self.apply(job, if_free if found is DependencyOutlook.MET else JobEvent.BLOCK, now)
+        if found is DependencyOutlook.NEVER:
+            self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
 
     def settle_dependants(self, job_id: int, now: float) -> None:
         """Unblock jobs whose dependencies are met; reject those that can never start, and all that depend on them."""
@@ -365,10 +357,6 @@ class JobTransitions:
         attempt = self.live[job_id].attempt
         return None if seconds is None else attempt.since + attempt.suspended_s + seconds
 
-    def _charge(self, job: Job, attempt: Attempt, now: float) -> None:
-        party = (job.user, job.spec.tag)
-        self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
-
     def note_statistics(self, now: float) -> None:
         """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.
 
@@ -378,7 +366,7 @@ class JobTransitions:
             return
         self._noted_at = now
         for party, use in self.uses.items():
-            self.store.estimates.set_recent_use(party, use)
+            self.store.set_recent_use(party, use)
         self.estimates.save()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now

@@ -27,6 +27,7 @@ from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
+from gpuyard.schema.queue import UnchangedJob
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.store.row_codec import lane_of
@@ -41,24 +42,9 @@ _PIECE = 200
 _SMALL = 1000
 
 
-class RequestRefused(Struct, frozen=True, kw_only=True):
-    id: int
-    state: JobState
-    reason: str
-
-
 class ChangeResult(Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
-    unchanged: tuple[RequestRefused, ...] = ()
-
-
-class _NewJobs(Struct, frozen=True, kw_only=True):
-    """What all jobs of one submission have in common."""
-
-    like: Job
-    on: tuple[Dependency, ...]
-    spec_id: int
-    lane_id: int
+    unchanged: tuple[UnchangedJob, ...] = ()
 
 
 class UserRequests:
@@ -80,13 +66,9 @@ class UserRequests:
         try:
             return (yield from self._add_submission(submission, user))
         except StoreFault:
-            self._forget(submission.token)
+            with contextlib.suppress(StoreFault), self._store.transaction():
+                self._store.drop_incomplete_submissions(submission.token)  # so that the client can send it again
             raise
-
-    def _forget(self, token: str) -> None:
-        """Remove a submission that failed half-way, so that the client can send it again."""
-        with contextlib.suppress(StoreFault), self._store.transaction():
-            self._store.drop_incomplete_submissions(token)
 
     def _add_submission(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         like, on = self._first_job(submission, user)
@@ -96,33 +78,31 @@ class UserRequests:
                 self._store.drop_incomplete_submissions(submission.token)
             number, first = self._store.start_submission(submission.token, submission.count)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
-            new_jobs = _NewJobs(
-                like=like,
-                on=tuple(on),
-                spec_id=self._store.add_spec(submission.spec),
-                lane_id=self._store.ensure_lane(lane_of(like, None if is_small else number)),
-            )
-            pieces = _pieces(iter(submission.elements), first, max(1, _PIECE // (1 + len(on))))
+            spec_id = self._store.add_spec(submission.spec)
+            lane_id = self._store.ensure_lane(lane_of(like, None if is_small else number))
+
+            def add(start: int, piece: list[ArrayElement]) -> None:
+                self._store.add_jobs(like, spec_id, lane_id, start, piece)
+                if on:
+                    self._store.add_dependencies(range(start, start + len(piece)), on)
+
+            size = max(1, _PIECE // (1 + len(on)))
+            pieces = zip(itertools.count(first, size), _batched(iter(submission.elements), size))
             for start, piece in pieces if is_small else itertools.islice(pieces, 1):
-                self._add(new_jobs, start, piece)
+                add(start, piece)
             if is_small:
                 self._store.complete_submission(number)
         if not is_small:
             for start, piece in pieces:
                 yield
                 with self._store.transaction():
-                    self._add(new_jobs, start, piece)
+                    add(start, piece)
             yield
             with self._store.transaction(is_synced=True):
                 self._store.complete_submission(number)
                 for other in on:  # a dependency may have ended in the meantime
                     self._transitions.settle_dependants(other.job_id, self._clock.now())
         return first, first + submission.count - 1
-
-    def _add(self, new_jobs: _NewJobs, first: int, piece: list[ArrayElement]) -> None:
-        self._store.add_jobs(new_jobs.like, new_jobs.spec_id, new_jobs.lane_id, first, piece)
-        if new_jobs.on:
-            self._store.add_dependencies(range(first, first + len(piece)), new_jobs.on)
 
     def _first_job(self, submission: Submission, user: str) -> tuple[Job, list[Dependency]]:
         """Return a template of all its jobs, and their dependencies."""
@@ -154,42 +134,20 @@ class UserRequests:
     def _dependencies(self, asked: Iterable[tuple[DependencyKind, JobSelection]]) -> list[Dependency]:
         found = []
         for kind, selection in asked:
-            ids = [job_id for first, last in self.id_ranges(selection) for job_id in self._queries.ids(first, last)]
+            ids = list(self._selected_ids(selection))
             # Jobs of an incomplete submission may still be dropped, and their ids are not known to any user yet.
             found += [Dependency(job_id=job_id, kind=kind) for job_id in ids if not self._store.is_arriving(job_id)]
         return found
 
     # Changes
 
-    def cancel(self, selection: JobSelection) -> InPieces[ChangeResult]:
-        return (yield from self._each(selection, self._cancel))
+    def prioritise(self, job: Job, now: float, priority: int) -> None:
+        _refuse_finished(job)
+        if job.state is JobState.PENDING:
+            raise UserError(f"{job.spec.engine} already has it, and keeps its own order")
+        self._transitions.prioritise(job, priority, now)
 
-    def hold(self, selection: JobSelection) -> InPieces[ChangeResult]:
-        return (yield from self._each(selection, self._hold))
-
-    def release(self, selection: JobSelection) -> InPieces[ChangeResult]:
-        return (yield from self._each(selection, self._release))
-
-    def retry(self, selection: JobSelection) -> InPieces[ChangeResult]:
-        return (yield from self._each(selection, self._retry))
-
-    def suspend(self, selection: JobSelection, sample: Sample) -> InPieces[ChangeResult]:
-        self._controller.usage_tracker.note(sample, self._clock.now())
-        return (yield from self._each(selection, lambda job, now: self._suspend(job, now, sample)))
-
-    def resume(self, selection: JobSelection) -> InPieces[ChangeResult]:
-        return (yield from self._each(selection, self._resume))
-
-    def prioritise(self, selection: JobSelection, priority: int) -> InPieces[ChangeResult]:
-        def move(job: Job, now: float) -> None:
-            _refuse_finished(job)
-            if job.state is JobState.PENDING:
-                raise UserError(f"{job.spec.engine} already has it, and keeps its own order")
-            self._transitions.prioritise(job, priority, now)
-
-        return (yield from self._each(selection, move))
-
-    def _cancel(self, job: Job, now: float) -> None:
+    def cancel(self, job: Job, now: float) -> None:
         _refuse_finished(job)
         if job.state is JobState.STOPPING and not self._transitions.cancel_instead(job.id, now):
             raise UserError("it is being stopped already")
@@ -198,35 +156,33 @@ class UserRequests:
         elif job.state not in LIVE:
             self._transitions.apply(job, JobEvent.CANCEL, now, "cancelled")
 
-    def _hold(self, job: Job, now: float) -> None:
+    def hold(self, job: Job, now: float) -> None:
         if job.state in LIVE:
             what = f"{job.spec.engine} already has it" if job.state is JobState.PENDING else "it has already started"
             raise UserError(f"{what}: `gpuyard cancel` stops it")
         _refuse_finished(job)
         self._transitions.apply(job, JobEvent.HOLD, now, "held until `gpuyard release`")
 
-    def _release(self, job: Job, now: float) -> None:
+    def release(self, job: Job, now: float) -> None:
         if job.state is not JobState.HELD:
             raise UserError(f"it is {job.state}, not held")
         self._transitions.queue_or_block(job, JobEvent.RELEASE, now)
 
-    def _retry(self, job: Job, now: float) -> None:
+    def retry(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
             self._transitions.apply(job, JobEvent.DUE, now)
         elif job.state in FINISHED:
-            self._refuse_second(job)
+            # A config of a workspace has one live job at most.
+            if job.spec.task is not None and (other := self._store.find_unfinished(job.spec.tag, job.spec.name or "")):
+                raise UserError(f"job {other} already runs this config")
             self._transitions.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.reset_failures(job.id)
             self._transitions.estimates.clear_cache()
         else:
             raise UserError(f"it is {job.state}: only finished jobs can be retried")
 
-    def _refuse_second(self, job: Job) -> None:
-        """Refuse a second live job for the same config of a workspace."""
-        if job.spec.task is not None and (other := self._store.find_unfinished(job.spec.tag, job.spec.name or "")):
-            raise UserError(f"job {other} already runs this config")
-
-    def _suspend(self, job: Job, now: float, sample: Sample) -> None:
+    def suspend(self, job: Job, now: float, sample: Sample) -> None:
+        self._controller.usage_tracker.note(sample, now)
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
             self._transitions.stay_suspended(job.id, now)
             return
@@ -241,17 +197,16 @@ class UserRequests:
             raise UserError(f"it cannot be suspended: {why_not}")
         self._transitions.suspend(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
 
-    def _resume(self, job: Job, now: float) -> None:
+    def resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
         self._transitions.resume_when_memory_is_free(job.id, now)
 
-    def _each(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
-        """Apply `act` to each selected job; a job for which it raises UserError is unchanged."""
+    def change(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
+        """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged."""
         changed: list[int] = []
-        refused: list[RequestRefused] = []
-        ids = (job_id for first, last in self.id_ranges(selection) for job_id in self._queries.ids(first, last))
-        for piece in _batched(ids, _PIECE):
+        refused: list[UnchangedJob] = []
+        for piece in _batched(self._selected_ids(selection), _PIECE):
             now = self._clock.now()
             with self._transitions.in_step(), self._store.transaction(is_synced=True):
                 for job_id in piece:
@@ -262,9 +217,13 @@ class UserRequests:
                         act(job, now)
                         changed.append(job_id)
                     except UserError as error:
-                        refused.append(RequestRefused(id=job_id, state=job.state, reason=str(error)))
+                        refused.append(UnchangedJob(id=job_id, state=job.state, reason=str(error)))
             yield
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
+
+    def _selected_ids(self, selection: JobSelection) -> Iterator[int]:
+        for first, last in self.id_ranges(selection):
+            yield from self._queries.ids(first, last)
 
     def id_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """Return the selected job ids as ranges. Raises UserError for jobs that do not exist."""
@@ -367,12 +326,6 @@ def _refuse_finished(job: Job) -> None:
         raise UserError(f"it {was} {job.state}")
 
 
-def _pieces(elements: Iterator[ArrayElement], first: int, size: int) -> Iterator[tuple[int, list[ArrayElement]]]:
-    while piece := list(itertools.islice(elements, size)):
-        yield first, piece
-        first += len(piece)
-
-
-def _batched(ids: Iterator[int], size: int) -> Iterator[list[int]]:
-    while piece := list(itertools.islice(ids, size)):
+def _batched(values: Iterator[T], size: int) -> Iterator[list[T]]:
+    while piece := list(itertools.islice(values, size)):
         yield piece

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,10 +19,9 @@ from msgspec import Struct
 from gpuyard.config import lease_dir
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases import kernel_locks
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
-from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, rewrite
+from gpuyard.leases.lock_file import HeldFile, LockFile, LockTable, held_files, remove_dead, rewrite
 from gpuyard.system.process_identity import tidy_label, user_name
 
 _LEASE, _TICKET = ".lease", ".ticket"
@@ -41,48 +39,13 @@ class _TicketRecord(Struct, frozen=True, kw_only=True):
     priority: int
 
 
-K = TypeVar("K", _LeaseRecord, _TicketRecord)
-_LEASES, _TICKETS = msgspec.json.Decoder(_LeaseRecord), msgspec.json.Decoder(_TicketRecord)
 _Live = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
 
 
-class HeldLease:
+class HeldLease(LockFile):
     """A lease that this process holds. A child that inherits `descriptor`, or takes over a shared lease, keeps it."""
 
-    def __init__(self, file: LockFile, lease: Lease) -> None:
-        self._file = file
-        self.lease = lease
-
-    @property
-    def descriptor(self) -> int:
-        return self._file.descriptor
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def share(self) -> None:
-        """Let another process of this user keep the lease too, with `take_over(path)`."""
-        self._file.share()
-
-    def leave(self) -> None:
-        """Close this process's copy; the lease stays with the processes that inherited it or took it over."""
-        self._file.leave()
-
-    def release(self) -> None:
-        """End the lease for all processes that keep it."""
-        self._file.release()
-
-
-class HeldTicket:
-    """The place of this process among those that wait; child processes do not inherit it."""
-
-    def __init__(self, file: LockFile) -> None:
-        self._file = file
-        self.id = file.name.removesuffix(_TICKET)
-
-    def release(self) -> None:
-        self._file.release()
+    lease: Lease
 
 
 class Ledger:
@@ -95,18 +58,19 @@ class Ledger:
     def tickets(self) -> tuple[Ticket, ...]:
         return self._read()[1]
 
-    def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> HeldTicket:
-        """Return a ticket. It keeps its place until it is released or this process ends."""
-        record = _TicketRecord(holder=holder, need=need, priority=priority)
-        with hold_mutex(self.folder, timeout_s):
-            return HeldTicket(self._make(_TICKET, record))
+    def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
+        """Return a ticket. It keeps its place until it is released or this process ends; child processes do not inherit
+        it."""
+        content = msgspec.json.encode(_TicketRecord(holder=holder, need=need, priority=priority))
+        with hold_mutex(self.folder, timeout_s), self._as_fault():
+            return LockFile(self._new_path(_TICKET), content, is_inherited=False)
 
     def claim(
         self,
         holder: Holder,
         decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Claim | None],
         timeout_s: float,
-        ticket: HeldTicket | None = None,
+        ticket: LockFile | None = None,
     ) -> HeldLease | None:
         """Grant the claim that `decide` returns for the live leases and tickets, and return the lease.
 
@@ -124,7 +88,7 @@ class Ledger:
         self,
         decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]],
         timeout_s: float,
-        ticket: HeldTicket | None = None,
+        ticket: LockFile | None = None,
     ) -> list[HeldLease]:
         """Grant all claims that `decide` returns, or none of them if one fails."""
         granted: list[HeldLease] = []
@@ -146,25 +110,24 @@ class Ledger:
 
     def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
         spare = dead.pop() if dead else None
-        file = self._make(_LEASE, _LeaseRecord(holder=holder, shares=claim.shares), spare)
-        if spare is not None and not file.is_used_again:
+        content = msgspec.json.encode(_LeaseRecord(holder=holder, shares=claim.shares))
+        with self._as_fault():
+            held = HeldLease(self._new_path(_LEASE), content, spare=spare)
+        if spare is not None and not held.is_used_again:
             dead.insert(0, spare)  # remove_dead tries to remove it
-        lease_id = file.name.removesuffix(_LEASE)
-        return HeldLease(file, Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time()))
+        held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time())
+        return held
 
     def amend(self, lease_id: str, claim: Claim) -> None:
         """Replace the shares of a lease of this user, unless it has ended. Call it only from within `decide`, where the
         mutex is held."""
 
         def replace_shares(content: bytes) -> bytes:
-            return msgspec.json.encode(msgspec.structs.replace(_LEASES.decode(content), shares=claim.shares))
+            record = msgspec.json.decode(content, type=_LeaseRecord)
+            return msgspec.json.encode(msgspec.structs.replace(record, shares=claim.shares))
 
-        try:
+        with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
             rewrite(f"{self.folder}/{lease_id}{_LEASE}", replace_shares)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return
-        except OSError as error:
-            raise unwritable(self.folder, error) from error
 
     def end(self, lease_id: str) -> None:
         """Remove a lease of this user from the ledger, also if another process of the user holds it.
@@ -180,12 +143,13 @@ class Ledger:
         with contextlib.suppress(FileNotFoundError):
             (self.folder / f"{lease_id}{_LEASE}").unlink()
 
-    def _make(self, suffix: str, record: Struct, spare: str | None = None) -> LockFile:
-        name = f"{os.getpid()}-{os.urandom(4).hex()}{suffix}"
+    def _new_path(self, suffix: str) -> str:
+        return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"
+
+    @contextlib.contextmanager
+    def _as_fault(self) -> Iterator[None]:
         try:
-            return LockFile(
-                f"{self.folder}/{name}", msgspec.json.encode(record), is_inherited=suffix == _LEASE, spare=spare
-            )
+            yield
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
@@ -202,12 +166,18 @@ class Ledger:
         try:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
             # In a private directory no other user can lock a file.
-            table = None if is_private else kernel_locks.LockTable()
+            table = None if is_private else LockTable()
             for found in held_files(self.folder, (_LEASE, _TICKET), dead=dead):
-                if found.name.endswith(_LEASE):
-                    leases += _lease(found, table)
-                else:
-                    tickets += _ticket(found, table)
+                record = _record(found, table)
+                if isinstance(record, _TicketRecord):
+                    need, priority = record.need, record.priority
+                    holder = _owner(found, record.holder)
+                    tickets.append(
+                        Ticket(id=found.id, holder=holder, need=need, since=found.made_at, priority=priority)
+                    )
+                elif record is not None and record.shares:
+                    holder = _owner(found, record.holder)
+                    leases.append(Lease(id=found.id, holder=holder, shares=record.shares, since=found.made_at))
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
         return tuple(leases), tuple(tickets)
@@ -218,23 +188,10 @@ def open_ledger() -> Ledger:
     return Ledger(prepare_directory(lease_dir()))
 
 
-def _lease(found: HeldFile, table: kernel_locks.LockTable | None) -> Iterator[Lease]:
-    record = _record(found, _LEASES, table)
-    if record is not None and record.shares:
-        holder, lease_id = _owner(found, record.holder), found.name.removesuffix(_LEASE)
-        yield Lease(id=lease_id, holder=holder, shares=record.shares, since=found.made_at)
-
-
-def _ticket(found: HeldFile, table: kernel_locks.LockTable | None) -> Iterator[Ticket]:
-    record = _record(found, _TICKETS, table)
-    if record is not None:
-        holder, ticket_id = _owner(found, record.holder), found.name.removesuffix(_TICKET)
-        yield Ticket(id=ticket_id, holder=holder, need=record.need, since=found.made_at, priority=record.priority)
-
-
-def _record(found: HeldFile, kind: msgspec.json.Decoder[K], table: kernel_locks.LockTable | None) -> K | None:
+def _record(found: HeldFile, table: LockTable | None) -> _LeaseRecord | _TicketRecord | None:
+    kind: type[_LeaseRecord | _TicketRecord] = _LeaseRecord if found.name.endswith(_LEASE) else _TicketRecord
     try:
-        record = kind.decode(found.content)
+        record = msgspec.json.decode(found.content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     is_held = table is None or table.is_held_for(found.uid, record.holder.pid, found.device, found.inode)

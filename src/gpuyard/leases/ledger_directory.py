@@ -85,11 +85,8 @@ def file_system(folder: Path, mountinfo: Path) -> str | None:
     best, kind = "", None
     for line in lines:
         head, _, tail = line.partition(" - ")
-        mount = _unescape(head.split(" ")[4]) if head.count(" ") >= 5 else ""
+        mount = head.split(" ")[4] if head.count(" ") >= 5 else ""
+        mount = mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
         if mount and len(mount) >= len(best) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, tail.split(" ")[0]
     return kind
-
-
-def _unescape(mount: str) -> str:
-    return mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

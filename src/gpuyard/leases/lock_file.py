@@ -17,6 +17,7 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +40,10 @@ class HeldFile(Struct, frozen=True, kw_only=True):
     content: bytes
     device: int
     inode: int
+
+    @property
+    def id(self) -> str:
+        return self.name.partition(".")[0]
 
 
 class LockFile:
@@ -66,6 +71,10 @@ class LockFile:
     def leave_in_child(cls) -> None:
         for file in list(cls._not_inherited):
             file.leave()
+
+    @property
+    def id(self) -> str:
+        return self.name.partition(".")[0]
 
     @property
     def path(self) -> Path:
@@ -164,7 +173,12 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
 def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[HeldFile]:
     """Yield the files that are held, and add the names of dead files to `dead`."""
     for name in sorted(os.listdir(folder)):
-        found = _read_if_possible(str(folder), name, dead) if name.endswith(suffixes) else None
+        try:
+            found = _read_held(str(folder), name, dead) if name.endswith(suffixes) else None
+        except OSError as error:
+            if error.errno in _SKIPPED_ERRORS:
+                continue
+            raise  # for example no free descriptors: skipping a lease would make its devices seem free
         if found is not None and not name.startswith("."):
             yield found
 
@@ -176,15 +190,6 @@ def remove_dead(folder: Path, names: Iterable[str]) -> None:
             os.unlink(f"{folder}/{name}")
 
 
-def _read_if_possible(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
-    try:
-        return _read_held(folder, name, dead)
-    except OSError as error:
-        if error.errno in _SKIPPED_ERRORS:
-            return None
-        raise  # for example no free descriptors: skipping a lease would make its devices seem free
-
-
 def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
     # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -192,7 +197,8 @@ def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | Non
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        if not _is_locked(descriptor):
+        if try_lock(descriptor):
+            unlock(descriptor)
             if dead is not None:
                 dead.append(name)
             return None
@@ -208,16 +214,56 @@ def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | Non
         os.close(descriptor)
 
 
-def _is_locked(descriptor: int) -> bool:
-    if not try_lock(descriptor):
-        return True
-    unlock(descriptor)
-    return False
-
-
 def _write_all(descriptor: int, content: bytes) -> None:
     """Write the whole content or raise: half a record would be ignored."""
     if len(content) > _MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     if os.write(descriptor, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class LockTable:
+    """Who holds each file lock according to the kernel: no user can keep another user's dead lease alive.
+
+    The locks are read when first needed, as that takes longer than reading the ledger.
+    """
+
+    def __init__(self, source: Path = Path("/proc/locks")) -> None:
+        self._source = source
+
+    def is_held_for(self, uid: int, maker: int, device: int, inode: int) -> bool:
+        """Return whether a process of the file's owner, `uid`, or of root holds the lock.
+
+        Return True if the kernel does not know the holder: it is in another container, it has ended and left the lock
+        to its children, or this is not Linux. The user of `maker`, the pid that made the file, is not checked: if that
+        process has ended and left the lock to its children, another user's process may have its pid.
+        """
+        pids = self.pids.get((os.major(device), os.minor(device), inode), ())
+        return not pids or any(pid == maker or _uid_of(pid) in (None, uid, 0) for pid in pids)
+
+    @cached_property
+    def pids(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
+        """The pids of the processes that locked a file, by the file's device (major, minor) and inode.
+
+        Empty if the kernel does not list locks.
+        """
+        try:
+            lines = self._source.read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            return {}
+        table: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        for fields in map(str.split, lines):
+            if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
+                major, minor, inode = fields[5].split(":")
+                key = (int(major, 16), int(minor, 16), int(inode))
+                table[key] = (*table.get(key, ()), int(fields[4]))
+        return table
+
+
+def _uid_of(pid: int) -> int | None:
+    """Return the real uid from the status file: /proc/PID itself belongs to root if the process is not dumpable."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)

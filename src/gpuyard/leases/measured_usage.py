@@ -1,6 +1,6 @@
 """Measure the device memory that the processes of each lease use, as far as the driver reports it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -31,12 +31,6 @@ def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
     return measured
 
 
-def lease_finder(leases: Sequence[Lease]) -> Callable[[int], Lease | None]:
-    """Return a function that finds the lease of a process: that in its environment, its own, or an ancestor's."""
-    finder = _LeaseFinder(leases)
-    return lambda pid: next(iter(finder.find(pid)), None)
-
-
 def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
     """Yield the processes on the device that belong to no lease there, except zombies.
 
@@ -45,7 +39,7 @@ def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[
     """
     import psutil
 
-    finder = _LeaseFinder([lease for lease in leases if lease.on(device.id)])
+    finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
     for process in device.processes or ():
         if finder.find(process.pid):
             continue
@@ -60,7 +54,7 @@ def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[
 def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:
     if device.hides_processes:
         return {(lease.id, device.id): _growth(device, leases) for lease in leases}
-    finder = _LeaseFinder(leases)
+    finder = LeaseFinder(leases)
     sums: Measured = {(lease.id, device.id): 0.0 for lease in leases}
     for process in device.processes or ():
         for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, sums):
@@ -91,7 +85,7 @@ def _divide(
         yield lease, part
 
 
-class _LeaseFinder:
+class LeaseFinder:
     """Finds the leases of a process through its environment and its ancestors.
 
     Process and lease must belong to the same user: users cannot hide memory behind the lease of another.

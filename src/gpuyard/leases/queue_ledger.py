@@ -8,7 +8,8 @@ from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
-from gpuyard.leases.ledger import HeldLease, HeldTicket, Ledger
+from gpuyard.leases.ledger import HeldLease, Ledger
+from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.ports import WantedClaim
 from gpuyard.system.process_identity import is_stopped
@@ -21,7 +22,7 @@ class QueueLedger:
     def __init__(self, ledger: Ledger, holder: Holder) -> None:
         self.ledger = ledger
         self._holder = holder
-        self._ticket: HeldTicket | None = None
+        self._ticket: LockFile | None = None
         self._waits_for: tuple[Need, int] | None = None
         self._foreign = ForeignLoadTracker()
 

@@ -4,14 +4,15 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault
 
-# Schemas 1 to 5 were never released.
+# No schema was released yet.
 SCHEMA_VERSION = 8
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
@@ -53,6 +54,15 @@ class Database:
                 self.rollback()
                 if is_synced:
                     self.execute("PRAGMA synchronous = NORMAL")
+
+    def value(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+        """Return the first column of the first row, or None if there is no row."""
+        row = self.execute(query, parameters).fetchone()
+        return None if row is None else row[0]
+
+    def column(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return the first column of all rows."""
+        return [row[0] for row in self.execute(query, parameters).fetchall()]
 
     def rollback(self) -> None:
         """Roll back the open transaction, if any."""

@@ -8,15 +8,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+import msgspec
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
+from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, WeightedUse
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
-from gpuyard.store.estimate_store import EstimateStore
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """
@@ -35,11 +36,12 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._db = database
         self._execute = database.execute
-        self.estimates = EstimateStore(database)
+        self._value = database.value
+        self._column = database.column
         self._known_arriving: set[int] | None = None
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
-        self._has_dependencies = bool(self._execute("SELECT 1 FROM dependencies LIMIT 1").fetchone())
+        self._has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
         self.spec = lru_cache(maxsize=512)(self._read_spec)
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
@@ -81,25 +83,19 @@ class JobStore:
     def find_submission(self, token: str) -> tuple[int, int] | None:
         """Return the first and last job id of the complete submission with this token."""
         query = "SELECT first_id, last_id FROM submissions WHERE token = ? AND is_complete"
-        row = self._execute(query, (token,)).fetchone()
-        return None if row is None else (row[0], row[1])
+        ids: tuple[int, int] | None = self._execute(query, (token,)).fetchone()
+        return ids
 
     @property
-    def _arriving(self) -> set[int]:
+    def arriving(self) -> set[int]:
         """Ids of submissions that are not complete."""
         if self._known_arriving is None:
-            found = self._execute("SELECT id FROM submissions WHERE NOT is_complete").fetchall()
-            self._known_arriving = {submission for (submission,) in found}
+            self._known_arriving = set(self._column("SELECT id FROM submissions WHERE NOT is_complete"))
         return self._known_arriving
-
-    @property
-    def has_arriving(self) -> bool:
-        """Whether any submission is not complete."""
-        return bool(self._arriving)
 
     def is_arriving(self, job_id: int) -> bool:
         """Return whether the job's submission is not complete."""
-        return bool(self._arriving) and self.lane_of(job_id).batch in self._arriving
+        return bool(self.arriving) and self.lane_of(job_id).batch in self.arriving
 
     def start_submission(self, token: str, count: int) -> tuple[int, int]:
         """Return the submission's id and the first of `count` job ids.
@@ -109,33 +105,26 @@ class JobStore:
         first = int(self.setting("next_id") or 1)
         self.set_setting("next_id", str(first + count))
         row = (token or None, first, first + count - 1)
-        cursor = self._execute(
-            "INSERT INTO submissions (token, first_id, last_id, is_complete) VALUES (?, ?, ?, 0)", row
-        )
-        submission = int(cursor.lastrowid or 0)
-        self._arriving.add(submission)
+        query = "INSERT INTO submissions (token, first_id, last_id, is_complete) VALUES (?, ?, ?, 0)"
+        submission = self._execute(query, row).lastrowid or 0
+        self.arriving.add(submission)
         return submission, first
 
     def complete_submission(self, submission: int) -> None:
         self._execute("UPDATE submissions SET is_complete = 1 WHERE id = ?", (submission,))
-        self._arriving.discard(submission)
-
-    def drop_attempt(self, job_id: int, number: int) -> None:
-        """Delete an attempt that never started; it does not count as an attempt of the job."""
-        self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
-        self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
+        self.arriving.discard(submission)
 
     def drop_incomplete_submissions(self, token: str | None = None) -> None:
         """Delete incomplete submissions, which were never acknowledged: all, or the one with this token."""
         query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?)"
         for submission, first, last in self._execute(query, (token, token)).fetchall():
-            spec = self._execute("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last)).fetchone()
+            spec = self._value("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last))
             for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
                 self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
             self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
-            self._execute("DELETE FROM specs WHERE id = ?", spec or (None,))
+            self._execute("DELETE FROM specs WHERE id = ?", (spec,))
             self.spec.cache_clear()  # a later spec may get its id
-            self._arriving.discard(submission)
+            self.arriving.discard(submission)
 
     def reserve_ids_up_to(self, job_id: int) -> None:
         if int(self.setting("next_id") or 1) <= job_id:
@@ -143,15 +132,13 @@ class JobStore:
 
     def add_spec(self, spec: JobSpec) -> int:
         row = (row_codec.spec_to_text(spec), row_codec.printable(" ".join(spec.command)))
-        return int(self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0)
+        return self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0
 
     def ensure_lane(self, lane: Lane) -> int:
         """Return the id of the stored lane that equals `lane`; add it if there is none."""
         text = row_codec.lane_to_text(lane)
-        row = self._execute("SELECT id FROM lanes WHERE body = ?", (text,)).fetchone()
-        if row is None:
-            return int(self._execute("INSERT INTO lanes (body) VALUES (?)", (text,)).lastrowid or 0)
-        return int(row[0])
+        known: int | None = self._value("SELECT id FROM lanes WHERE body = ?", (text,))
+        return known or self._execute("INSERT INTO lanes (body) VALUES (?)", (text,)).lastrowid or 0
 
     def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[ArrayElement]) -> None:
         """Add a copy of `like` for each element, with ids from `first_id` on."""
@@ -185,29 +172,26 @@ class JobStore:
         return None if row is None else row_codec.job_from_row(row, self.spec(row[1]))
 
     def state_of(self, job_id: int) -> JobState:
-        return JobState(self._execute("SELECT state FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+        return JobState(self._value("SELECT state FROM jobs WHERE id = ?", (job_id,)))
 
     def ready_queues(self) -> list[LaneQueue]:
-        found = (lane_id for (lane_id,) in self._execute(_READY_LANES).fetchall())
-        lanes = map(self._lane, found)
-        return [
-            LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self._arriving
-        ]
+        lanes = map(self._lane, self._column(_READY_LANES))
+        return [LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self.arriving]
 
     def clear_lane_cache(self) -> None:
         """Forget all lanes that were read. Call it after lanes were deleted: a later lane may get their ids."""
         self._lane.cache_clear()
 
     def has_ready(self) -> bool:
-        return self._execute("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1").fetchone() is not None
+        return self._value("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1") is not None
 
     def lane_of(self, job_id: int) -> Lane:
-        return self._lane(self._execute("SELECT lane FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
+        return self._lane(self._value("SELECT lane FROM jobs WHERE id = ?", (job_id,)))
 
     def count_ahead(self, lane: Lane, job_id: int) -> int:
         """Return the number of queued jobs before this job in its lane."""
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ? AND id < ?"
-        return int(self._execute(query, (lane.id, job_id)).fetchone()[0])
+        return int(self._value(query, (lane.id, job_id)))
 
     def change_state(  # noqa: PLR0913 - the columns that change with a job's state
         self,
@@ -227,7 +211,7 @@ class JobStore:
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
             "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
             (
-                state, row_codec.printable(reason), due_at, ended_at, row_codec.outcome_to_text(outcome), failures,
+                state, row_codec.printable(reason), due_at, ended_at, row_codec.to_json(outcome), failures,
                 queued_at, job_id,
             ),
         )  # fmt: skip
@@ -240,14 +224,13 @@ class JobStore:
         """Store the job's larger memory need and move it to a lane whose jobs are sized one by one."""
         lane = self.lane_of(job_id)
         lane_id = lane.id if lane.sizes_each else self.ensure_lane(replace(lane, sizes_each=True, batch=None))
-        self._execute(
-            "UPDATE jobs SET growth = ?, lane = ? WHERE id = ?", (row_codec.value_to_text(growth), lane_id, job_id)
-        )
+        row = (row_codec.to_json(growth), lane_id, job_id)
+        self._execute("UPDATE jobs SET growth = ?, lane = ? WHERE id = ?", row)
 
     def set_priority(self, job_id: int, priority: int) -> None:
         """Move the job to the lane that differs from its own only in the priority."""
         lane = self.lane_of(job_id)
-        batch = lane.batch if lane.batch in self._arriving else None  # keeps it from starting before that is complete
+        batch = lane.batch if lane.batch in self.arriving else None  # keeps it from starting before that is complete
         lane_id = self.ensure_lane(replace(lane, priority=priority, batch=batch))
         self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
 
@@ -261,12 +244,12 @@ class JobStore:
         if not self._has_delayed:
             return []
         query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
-        return [job_id for (job_id,) in self._execute(query, (now,)).fetchall()]
+        return self._column(query, (now,))
 
     def next_due(self) -> float | None:
         if not self._has_delayed:
             return None
-        due_at: float | None = self._execute("SELECT min(due_at) FROM jobs WHERE state = 'delayed'").fetchone()[0]
+        due_at: float | None = self._value("SELECT min(due_at) FROM jobs WHERE state = 'delayed'")
         self._has_delayed = due_at is not None
         return due_at
 
@@ -274,10 +257,7 @@ class JobStore:
 
     def start_attempt(self, attempt: Attempt) -> None:
         row = row_codec.attempt_to_row(attempt)
-        self._execute(
-            f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_parameters(row)})",  # noqa: S608
-            row,
-        )
+        self._execute(f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_parameters(row)})", row)  # noqa: S608
         state = JobState.PENDING if attempt.started is None else JobState.RUNNING
         self._execute(
             "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
@@ -299,6 +279,11 @@ class JobStore:
         if attempt.started is not None:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
+    def drop_attempt(self, job_id: int, number: int) -> None:
+        """Delete an attempt that never started; it does not count as an attempt of the job."""
+        self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
+        self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
+
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
         """Return every live attempt with its job."""
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
@@ -315,7 +300,7 @@ class JobStore:
         if not self._has_dependencies:
             return []
         query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
-        return [dependant for (dependant,) in self._execute(query, (job_id,)).fetchall()]
+        return self._column(query, (job_id,))
 
     def dependencies(self, job_id: int) -> list[tuple[int, DependencyKind, JobState]]:
         query = (
@@ -331,19 +316,19 @@ class JobStore:
         dependency first: a job that depends on thousands is checked at the end of each.
         """
         query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
-        if any(kind != DependencyKind.ANY for (kind,) in self._execute(query, (job_id, ended)).fetchall()):
+        if any(kind != DependencyKind.ANY for kind in self._column(query, (job_id, ended))):
             return False
         query = (
             "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND ended_at IS NULL "
             "ORDER BY on_job DESC LIMIT 1"
         )
-        return self._execute(query, (job_id,)).fetchone() is not None
+        return self._value(query, (job_id,)) is not None
 
     # Batches
 
     def batch_state(self, group: int) -> str | None:
-        row = self._execute("SELECT body FROM batches WHERE first_id = ?", (group,)).fetchone()
-        return None if row is None else str(row[0])
+        body: str | None = self._value("SELECT body FROM batches WHERE first_id = ?", (group,))
+        return body
 
     def set_batch_state(self, group: int, body: str) -> None:
         self._execute("INSERT OR REPLACE INTO batches VALUES (?, ?)", (group, body))
@@ -354,18 +339,36 @@ class JobStore:
             "SELECT max(started_at) FROM submissions JOIN jobs ON jobs.id BETWEEN first_id AND last_id "
             "WHERE first_id = ?"
         )
-        at: float | None = self._execute(query, (group,)).fetchone()[0]
+        at: float | None = self._value(query, (group,))
         return at
 
     def find_unfinished(self, tag: str, name: str) -> int | None:
         """Return the id of an unfinished job with this tag and name."""
         query = "SELECT id FROM jobs WHERE name = ? AND tag = ? AND ended_at IS NULL LIMIT 1"
-        row = self._execute(query, (name, tag)).fetchone()
-        return None if row is None else int(row[0])
+        job_id: int | None = self._value(query, (name, tag))
+        return job_id
 
     def last_start_with_tag(self, tag: str) -> float | None:
-        at: float | None = self._execute("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,)).fetchone()[0]
+        at: float | None = self._value("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,))
         return at
+
+    # Recent use and estimates
+
+    def recent_use(self) -> dict[Party, WeightedUse]:
+        """Return the recent device time of users and tags."""
+        rows = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
+        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in rows}
+
+    def set_recent_use(self, party: Party, use: WeightedUse) -> None:
+        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
+
+    def profile(self, fingerprint: str) -> Profile | None:
+        body = self._value("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,))
+        return None if body is None else msgspec.json.decode(body, type=Profile)
+
+    def set_profile(self, fingerprint: str, profile: Profile) -> None:
+        row = (fingerprint, row_codec.to_json(profile), profile.seen_at)
+        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
         query = (
@@ -379,12 +382,10 @@ class JobStore:
             last, limit = found[-1][0], _NEXT_PAGE
 
     def _read_spec(self, spec_id: int) -> JobSpec:
-        row = self._execute("SELECT body FROM specs WHERE id = ?", (spec_id,)).fetchone()
-        return row_codec.spec_from_text(row[0])
+        return row_codec.spec_from_text(self._value("SELECT body FROM specs WHERE id = ?", (spec_id,)))
 
     def _read_lane(self, lane_id: int) -> Lane:
-        row = self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()
-        return row_codec.lane_from_text(lane_id, row[0])
+        return row_codec.lane_from_text(lane_id, self._value("SELECT body FROM lanes WHERE id = ?", (lane_id,)))
 
 
 def _parameters(values: Sequence[object]) -> str:

@@ -1,7 +1,9 @@
 """QueueQueries: the queries of users about the queue, in SQL, and the deletion of finished jobs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobState
@@ -15,12 +17,15 @@ from gpuyard.store.job_store import JobStore
 _MAX_RANGES, _MAX_IDS = 500, 20_000
 # An array of a million jobs with different commands would leave a million profiles behind.
 _MAX_PROFILES = 50_000
+_read_profile = msgspec.json.Decoder(Profile).decode
 
 
 class QueueQueries:
     def __init__(self, database: Database, store: JobStore) -> None:
         self._db = database
         self._execute = database.execute
+        self._value = database.value
+        self._column = database.column
         self._store = store
 
     def last_id(self) -> int:
@@ -36,21 +41,21 @@ class QueueQueries:
             for value in wanted:
                 # The second condition lets SQLite use the partial indexes, which leave out empty names and tags.
                 query = f"SELECT id FROM jobs WHERE {column} = ? AND {column} <> '' ORDER BY id"  # noqa: S608
-                found += _to_ranges(job_id for (job_id,) in self._execute(query, (value,)))
+                found += _to_ranges(self._column(query, (value,)))
         return merge_ranges((first, last) for first, last in found if first <= last)
 
     def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
         """Yield the ids of existing jobs in order, fetched 1000 at a time."""
         only = "" if states is None else f" AND state IN ({', '.join('?' * len(states))})"
         query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ?{only} ORDER BY id LIMIT 1000"  # noqa: S608
-        while found := self._execute(query, (first, last, *(states or ()))).fetchall():
-            yield from (job_id for (job_id,) in found)
-            first = found[-1][0] + 1
+        while found := self._column(query, (first, last, *(states or ()))):
+            yield from found
+            first = found[-1] + 1
 
     def first_unfinished(self, first: int, last: int) -> int | None:
         query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND ended_at IS NULL ORDER BY id LIMIT 1"
-        row = self._execute(query, (first, last)).fetchone()
-        return None if row is None else int(row[0])
+        job_id: int | None = self._value(query, (first, last))
+        return job_id
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Return the ids of unfinished jobs as pairs of first and last.
@@ -60,9 +65,8 @@ class QueueQueries:
         found: list[int] = []
         for where in ("INDEXED BY jobs_ready WHERE state = 'queued'",
                       "INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
-            rows = self._execute(f"SELECT id FROM jobs {where} LIMIT ?", (_MAX_IDS,)).fetchall()  # noqa: S608
-            found += [job_id for (job_id,) in rows]
-        ranges = _to_ranges(iter(found))
+            found += self._column(f"SELECT id FROM jobs {where} LIMIT ?", (_MAX_IDS,))  # noqa: S608
+        ranges = _to_ranges(found)
         if len(found) < _MAX_IDS and len(ranges) <= _MAX_RANGES:
             return ranges
         return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
@@ -90,20 +94,20 @@ class QueueQueries:
     def profiles(self, limit: int) -> list[tuple[str, Profile]]:
         """Return fingerprints and profiles, the last used first."""
         query = "SELECT fingerprint, body FROM profiles ORDER BY seen_at DESC, fingerprint LIMIT ?"
-        return [(row[0], row_codec.profile_from_text(row[1])) for row in self._execute(query, (limit,)).fetchall()]
+        return [(fingerprint, _read_profile(body)) for fingerprint, body in self._execute(query, (limit,)).fetchall()]
 
     def delete_profiles(self, fingerprints: Sequence[str] | None) -> int:
         """Delete these profiles (None: all) and return how many there were. Call it in a transaction."""
         if fingerprints is None:
-            return int(self._execute("DELETE FROM profiles").rowcount)
+            return self._execute("DELETE FROM profiles").rowcount
         query = "DELETE FROM profiles WHERE fingerprint = ?"
-        return sum(int(self._execute(query, (each,)).rowcount) for each in fingerprints)
+        return sum(self._execute(query, (each,)).rowcount for each in fingerprints)
 
     # Jobs
 
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"
-        return sum(self._execute(query, (first, last, state)).fetchone()[0] for first, last in ranges)
+        return sum(self._value(query, (first, last, state)) for first, last in ranges)
 
     def counts_in(self, first: int, last: int) -> dict[JobState, int]:
         query = "SELECT state, count(*) FROM jobs WHERE id BETWEEN ? AND ? GROUP BY state"
@@ -122,8 +126,8 @@ class QueueQueries:
     def submission_of(self, first_id: int) -> tuple[int, int, str | None] | None:
         """Return the first id, last id and token of the complete submission that starts with this job."""
         query = "SELECT first_id, last_id, token FROM submissions WHERE first_id = ? AND is_complete"
-        row = self._execute(query, (first_id,)).fetchone()
-        return None if row is None else (row[0], row[1], row[2])
+        found: tuple[int, int, str | None] | None = self._execute(query, (first_id,)).fetchone()
+        return found
 
     def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
         """Return jobs in these states, by state and id. The states must be unfinished ones other than queued."""
@@ -145,7 +149,7 @@ class QueueQueries:
     def events(self, job_id: int) -> list[tuple[float, str, str | None]]:
         """Return the job's history: time, kind and text of each event."""
         query = "SELECT at, kind, text FROM events WHERE job = ? ORDER BY id"
-        return [(row[0], row[1], row[2]) for row in self._execute(query, (job_id,)).fetchall()]
+        return self._execute(query, (job_id,)).fetchall()
 
     def deletable(self, before: float, limit: int) -> list[tuple[int, int]]:
         """Return ids and attempt counts of jobs that finished before then and that no unfinished job depends on."""
@@ -154,12 +158,12 @@ class QueueQueries:
             "SELECT 1 FROM dependencies JOIN jobs AS others ON others.id = dependencies.job WHERE on_job = jobs.id "
             "AND others.ended_at IS NULL) ORDER BY ended_at LIMIT ?"
         )
-        return [(row[0], row[1]) for row in self._execute(query, (before, limit)).fetchall()]
+        return self._execute(query, (before, limit)).fetchall()
 
     def delete_jobs(self, job_ids: Sequence[int]) -> None:
         """Delete these jobs, and their specs if no other job has them. Call it in a transaction."""
         rows = [(job_id,) for job_id in job_ids]
-        specs = {self._execute("SELECT spec FROM jobs WHERE id = ?", row).fetchone()[0] for row in rows}
+        specs = {self._value("SELECT spec FROM jobs WHERE id = ?", row) for row in rows}
         for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
                               ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
             self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", rows)  # noqa: S608
@@ -170,10 +174,9 @@ class QueueQueries:
         self._store.spec.cache_clear()
 
     def _jobs(self, query: str, parameters: tuple[Any, ...]) -> list[Job]:
-        return [
-            row_codec.job_from_row(row, self._store.spec(row[1])) for row in self._execute(query, parameters).fetchall()
-        ]
+        rows = self._execute(query, parameters).fetchall()
+        return [row_codec.job_from_row(row, self._store.spec(row[1])) for row in rows]
 
 
-def _to_ranges(ids: Iterator[int]) -> list[tuple[int, int]]:
+def _to_ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
     return merge_ranges((job_id, job_id) for job_id in ids)

@@ -98,8 +98,8 @@ CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.
 END;
 
 -- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb`, so it has a column of its own.
--- The phase of an attempt: `handed_over_at` is set until it starts, then `started_at`, with `keeper_pid` on this machine
--- or `place` on another; `ended_at`, `outcome` and `shortage` (JSON, with the memory that it lacked) once it is over.
+-- The phase of an attempt: `handed_over_at` is set until it starts, then `started_at`, with `keeper_pid` (else 0) on this
+-- machine or `place` on another; `ended_at`, `outcome` and `lack` (of memory, both JSON) once it is over.
 -- `pid` is the program's, recorded at the end.
 CREATE TABLE attempts (
     job INTEGER NOT NULL REFERENCES jobs (id),
@@ -107,13 +107,13 @@ CREATE TABLE attempts (
     boot_id TEXT,
     handed_over_at REAL,
     started_at REAL,
-    keeper_pid INTEGER,
+    keeper_pid INTEGER NOT NULL,
     pid INTEGER,
     place TEXT,
     ended_at REAL,
     outcome TEXT,
-    shortage TEXT,
-    lease TEXT,
+    lack TEXT,
+    lease_id TEXT,
     devices TEXT,
     log TEXT,
     stop_at REAL,
@@ -130,9 +130,9 @@ CREATE TABLE attempts (
     usage TEXT,
     PRIMARY KEY (job, number),
     CHECK ((handed_over_at IS NULL) = (started_at IS NOT NULL)),
-    CHECK (started_at IS NOT NULL OR coalesce(keeper_pid, pid, place) IS NULL),
+    CHECK (started_at IS NOT NULL OR coalesce(pid, place) IS NULL),
     CHECK ((ended_at IS NULL) = (outcome IS NULL)),
-    CHECK (ended_at IS NOT NULL OR shortage IS NULL)
+    CHECK (ended_at IS NOT NULL OR lack IS NULL)
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX one_live_attempt ON attempts (job) WHERE ended_at IS NULL;

@@ -131,7 +131,7 @@ def test_a_client_that_waits_for_a_job_is_woken_by_the_step_after_its_end(own_ho
         waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
         waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
-        await run_in_pieces(scheduler.requests.cancel(JobSelection(ranges=((job, job),))))
+        await run_in_pieces(scheduler.requests.change(JobSelection(ranges=((job, job),)), scheduler.requests.cancel))
         scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.kernel_locks import LockTable
-from gpuyard.leases.lock_file import LockFile
+from gpuyard.leases.lock_file import LockFile, LockTable
 from tests.unit.leases import as_root
 
 DEVICE, INODE = os.makedev(0xFD, 0x10), 4711

@@ -8,7 +8,7 @@ import pytest
 
 from gpuyard.core.lease import Lease, Share
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.leases.measured_usage import LEASE_VARIABLE, lease_finder, measure
+from gpuyard.leases.measured_usage import LEASE_VARIABLE, LeaseFinder, measure
 from gpuyard.system.process_identity import this_process
 from tests.unit.leases import as_root
 
@@ -90,16 +90,14 @@ def test_a_process_belongs_to_the_lease_it_was_started_with_even_without_its_par
         snapshot = machine(device("G0", {started: 500.0}))
         leases = [lease("a", "G0"), lease("b", "G0", pid=OTHER)]
         assert measure(snapshot, leases) == {("a", "G0"): 0.0, ("b", "G0"): 500.0}
-        found = lease_finder(leases)(started)
-        assert found is not None
-        assert found.id == "b"
+        assert [found.id for found in LeaseFinder(leases).find(started)] == ["b"]
 
 
 def test_a_foreign_process_belongs_to_no_lease() -> None:
     with foreign_process() as pid:
         assert measure(machine(device("G0", {pid: 500.0})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
-        assert lease_finder([lease("a", "G0")])(pid) is None
-    assert lease_finder([lease("a", "G0")])(2**22 + 1) is None, "a process that has ended"
+        assert LeaseFinder([lease("a", "G0")]).find(pid) == []
+    assert LeaseFinder([lease("a", "G0")]).find(2**22 + 1) == [], "a process that has ended"
 
 
 def test_a_process_with_a_lease_on_each_device_is_measured_on_each() -> None:

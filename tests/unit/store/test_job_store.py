@@ -219,7 +219,7 @@ def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
     for act in (
         store.has_ready, store.counts, store.next_due, store.live_attempts, lambda: store.due_jobs(1.0),
         lambda: store.job(1), lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
-        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.estimates.profile("x"),
+        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"),
         lambda: store.find_submission("x"),
         lambda: store.count_ahead(store.lane_of(2), 2), lambda: store.still_waits_after(2, 1),
         lambda: store.batch_state(1), lambda: store.set_batch_state(1, "{}"), lambda: store.last_start_in_batch(1),
@@ -447,10 +447,8 @@ def test_cached_rows_of_a_rolled_back_transaction_are_dropped(queue_db: QueueDb)
 def test_use_and_profiles_are_replaced_as_they_grow(queue_db: QueueDb) -> None:
     learned = Profile(label="run", count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
     for seconds in (5.0, 9.0):
-        queue_db.store.estimates.set_recent_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
-        queue_db.store.estimates.set_profile(
-            "f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds)
-        )
-    assert queue_db.store.estimates.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
-    assert queue_db.store.estimates.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
-    assert queue_db.store.estimates.profile("g") is None
+        queue_db.store.set_recent_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
+        queue_db.store.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
+    assert queue_db.store.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
+    assert queue_db.store.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
+    assert queue_db.store.profile("g") is None

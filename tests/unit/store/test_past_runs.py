@@ -11,7 +11,7 @@ from gpuyard.core.job.job import HandedOver, Outcome, OutcomeKind, Started, Susp
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.past_runs import PastRun, runs_between
+from gpuyard.store.past_attempts import PastRun, runs_between
 from tests.unit.store import end_attempt
 from tests.unit.store.sample_queue import SPEC, SUCCEEDED, attempt, like, submit
 

@@ -12,7 +12,7 @@ from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
-from gpuyard.store.report_queries import attempts_since
+from gpuyard.store.past_attempts import attempts_since
 from tests.unit.store import QueueDb, full_scans
 
 

@@ -14,10 +14,13 @@ class PublishedEventKind(StrEnum):
 
 
 class PublishedEvent(Struct, frozen=True, kw_only=True):
-    """`job` is the job after the event; `attempt` and `outcome` belong to its last attempt, if it had one."""
+    """`job` is the job after the event; `attempt` is its last attempt, if it had one."""
 
     kind: PublishedEventKind
     job: Job
     at: float
     attempt: Attempt | None = None
-    outcome: Outcome | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return None if self.attempt is None else self.attempt.outcome

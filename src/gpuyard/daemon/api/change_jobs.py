@@ -1,8 +1,7 @@
 """Routes that change jobs: those with given ids, or all that match."""
 
-from collections.abc import Callable
 
-from gpuyard.control.user_requests import ChangeResult, InPieces
+from gpuyard.control.user_requests import Act
 from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
 from gpuyard.daemon.api.list_jobs import SAMPLE_FOR_PEOPLE_S, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
@@ -15,8 +14,6 @@ from gpuyard.schema.requests import ChangeRequest, PriorityRequest
 _RANGES_AT_ONCE = 200
 _MOST_UNCHANGED = 100
 
-Change = Callable[[JobSelection], InPieces[ChangeResult]]
-
 
 class ChangeHandler:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
@@ -25,18 +22,18 @@ class ChangeHandler:
 
     async def suspend(self, body: ChangeRequest) -> ChangeSummary:
         sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
-        return await self.change(lambda selection: self._scheduler.requests.suspend(selection, sample), body)
+        return await self.change(lambda job, now: self._scheduler.requests.suspend(job, now, sample), body)
 
     async def prioritise(self, body: PriorityRequest) -> ChangeSummary:
-        return await self.change(lambda jobs: self._scheduler.requests.prioritise(jobs, body.priority), body)
+        return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
 
-    async def change(self, change: Change, body: ChangeRequest) -> ChangeSummary:
+    async def change(self, act: Act, body: ChangeRequest) -> ChangeSummary:
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
         for selection in await self._selections(body):
-            changed = await run_in_pieces(change(selection))
+            changed = await run_in_pieces(self._scheduler.requests.change(selection, act))
             ids += changed.ids
-            unchanged += [UnchangedJob(id=each.id, state=each.state, reason=each.reason) for each in changed.unchanged]
+            unchanged += changed.unchanged
         self._scheduler.finish_signal.tell()
         self._scheduler.wake()
         return ChangeSummary(

@@ -68,7 +68,7 @@ class JobListHandler:
 
     def _count(self, wanted: JobFilter, *, show_all: bool) -> int | None:
         """Return the number of matching jobs; None while a submission is being stored, as its jobs count already."""
-        if self._scheduler.store.has_arriving:
+        if self._scheduler.store.arriving:
             return None
         counts = self._scheduler.store.counts()
         states = wanted.states or tuple(JobState)

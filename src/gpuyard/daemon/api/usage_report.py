@@ -23,7 +23,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.schema.machine import ReportAnswer
 from gpuyard.schema.requests import ReportQuery
-from gpuyard.store.report_queries import attempts_since
+from gpuyard.store.past_attempts import attempts_since
 
 _LONGEST_S = 3660 * 86_400.0
 _DEVICES_SEEN_WITHIN_S = 60.0

@@ -18,7 +18,7 @@ from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import UserError
 from gpuyard.schema.machine import JobTimeline, LaneRow, TimelineRun
 from gpuyard.schema.requests import TimelineQuery
-from gpuyard.store.past_runs import PastRun, runs_between
+from gpuyard.store.past_attempts import PastRun, runs_between
 
 _MAX_ENTRIES = 2000
 _MAX_SPAN_S = 366 * 86_400.0

@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Over, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Holder, Lease, Need, Share
@@ -41,9 +42,8 @@ def attempt(job_id: int = 17) -> Attempt:
 
 
 def ended(of: Job, kind: OutcomeKind) -> PublishedEvent:
-    return PublishedEvent(
-        kind=PublishedEventKind.ENDED, job=of, at=300.0, attempt=attempt(), outcome=Outcome(kind=kind)
-    )
+    over = Over(before=attempt().last_live_phase, at=300.0, outcome=Outcome(kind=kind))
+    return PublishedEvent(kind=PublishedEventKind.ENDED, job=of, at=300.0, attempt=replace(attempt(), phase=over))
 
 
 def finished(of: Job) -> PublishedEvent:

@@ -47,9 +47,7 @@ def ended(
 ) -> PublishedEvent:
     over = Over(before=before, at=260.0, outcome=Outcome(kind=kind), lack=lack)
     over_attempt = replace(ATTEMPT, phase=over, **attempt)
-    return PublishedEvent(
-        kind=PublishedEventKind.ENDED, job=JOB, attempt=over_attempt, outcome=over.outcome, at=over.at
-    )
+    return PublishedEvent(kind=PublishedEventKind.ENDED, job=JOB, attempt=over_attempt, at=over.at)
 
 
 def finished(state: JobState, job_id: int = 1) -> PublishedEvent:

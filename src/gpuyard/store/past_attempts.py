@@ -1,6 +1,7 @@
-"""Read attempts for a report, row by row and only the columns that it needs.
+"""Read past attempts for the timeline and for reports.
 
-Rows are many: what attempts of one lane or tag have in common is read once.
+A report may read very many rows: only the columns that it needs, and what attempts of one lane or tag have in common
+only once.
 """
 
 import sqlite3
@@ -11,14 +12,64 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.job.job import Outcome
+from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import MemoryNeed, WholeDevice
 from gpuyard.core.report.timeline_rows import suspensions
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 
 UNKNOWN = "-"
+_MOVES = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"
 
+# The timeline: the columns are in the order of the fields of PastRun.
+_ENDED_BETWEEN = "attempts.ended_at IS NOT NULL AND attempts.ended_at > ? AND attempts.started_at < ?"
+_RUNS = f"""
+SELECT attempts.job, number, attempts.started_at, attempts.ended_at, devices, json_extract(attempts.outcome, '$.kind'),
+    reserved_mb, engine, jobs.name, user, coalesce(jobs.command, specs.command),
+    suspended_s > 0 OR suspended_at IS NOT NULL
+FROM attempts INDEXED BY attempts_ended CROSS JOIN jobs ON jobs.id = attempts.job CROSS JOIN specs ON specs.id = spec
+WHERE {_ENDED_BETWEEN} ORDER BY attempts.ended_at DESC LIMIT ?
+"""  # noqa: S608 - our own condition
+
+
+class PastRun(Struct, frozen=True, kw_only=True):
+    """A finished attempt. `moves` are the times at which its job was suspended and resumed."""
+
+    job: int
+    attempt: int
+    begins: float
+    ends: float
+    devices: tuple[str, ...]
+    outcome: OutcomeKind
+    reserved_mb: float | None
+    engine: str
+    name: str | None
+    user: str
+    command: str
+    moves: tuple[tuple[float, str], ...]
+
+
+def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:
+    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out.
+
+    An attempt that never started has no start time, so no comparison finds it.
+    """
+    rows = connection.execute(_RUNS, (since, until, limit)).fetchall()
+    left_out = 0
+    if len(rows) == limit:
+        query = f"SELECT count(*) FROM attempts WHERE {_ENDED_BETWEEN}"  # noqa: S608
+        left_out = max(0, connection.execute(query, (since, until)).fetchone()[0] - limit)
+    return [_past_run(connection, *row) for row in rows], left_out
+
+
+def _past_run(connection: sqlite3.Connection, *row: Any) -> PastRun:
+    *values, was_suspended = row
+    fields = dict(zip(PastRun.__struct_fields__, values, strict=False))
+    moves = connection.execute(_MOVES, (fields["job"],)).fetchall() if was_suspended else ()
+    return msgspec.convert({**fields, "devices": (fields["devices"] or "").split(), "moves": moves}, PastRun)
+
+
+# Reports
 
 # Attempts are found by the time of their end and read in storage order, as rows are long and many. (The LIMIT keeps
 # SQLite from ignoring the ORDER BY of the subquery.)
@@ -29,7 +80,7 @@ WITH wanted (job, number) AS MATERIALIZED (
     ORDER BY job, number LIMIT -1
 )
 SELECT attempts.job, attempts.number, attempts.started_at, attempts.ended_at, attempts.outcome, devices, reserved_mb,
-    peaks_mb, shortage, suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at, jobs.queued_at,
+    peaks_mb, lack, suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at, jobs.queued_at,
     jobs.lane, jobs.spec, CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
 FROM wanted
 CROSS JOIN attempts ON attempts.job = wanted.job AND attempts.number = wanted.number
@@ -77,7 +128,7 @@ class _AttemptReader:
 
     def attempt(  # noqa: PLR0913, PLR0917 - the columns
         self, job: int, number: int, started_at: float | None, ended_at: float | None, outcome: str | None,
-        devices: str | None, reserved_mb: float | None, peaks: str | None, shortage: str | None,
+        devices: str | None, reserved_mb: float | None, peaks: str | None, lack: str | None,
         suspended_at: float | None, suspended_s: float, engine: str, state: str,
         submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
     ) -> PastAttempt:  # fmt: skip
@@ -100,7 +151,7 @@ class _AttemptReader:
             peaks_mb=_read_peaks(peaks) if peaks else {},
             outcome=None if ended is None else ended.kind,
             status=None if ended is None else ended.status,
-            lacked=_read_lack(shortage).shortage.where if shortage else None,
+            lacked=_read_lack(lack).shortage.where if lack else None,
             is_healed=state == JobState.SUCCEEDED,
             suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
         )
@@ -113,13 +164,9 @@ class _AttemptReader:
     def _workspace(self, tag: str, spec: int) -> str:
         """Return the workspace of the jobs with this tag, or the tag. Each workspace has a tag of its own."""
         if tag not in self._workspaces:
-            self._workspaces[tag] = self._find_workspace(spec) or tag
+            query = "SELECT json_extract(body, '$.task.workspace') FROM specs WHERE id = ?"
+            self._workspaces[tag] = self._execute(query, (spec,)).fetchone()[0] or tag
         return self._workspaces[tag]
-
-    def _find_workspace(self, spec: int) -> str | None:
-        query = "SELECT json_extract(body, '$.task.workspace') FROM specs WHERE id = ?"
-        row: tuple[Any] | None = self._execute(query, (spec,)).fetchone()
-        return None if row is None else row[0]
 
     def _find_lane(self, lane_id: int) -> _LaneNeed:
         return _read_lane(self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()[0])
@@ -134,5 +181,4 @@ class _AttemptReader:
         return submitted_at if at is None else at
 
     def _suspended(self, job: int, since: float, until: float | None) -> tuple[tuple[float, float | None], ...]:
-        query = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"
-        return tuple(suspensions(self._execute(query, (job,)).fetchall(), since, until))
+        return tuple(suspensions(self._execute(_MOVES, (job,)).fetchall(), since, until))
