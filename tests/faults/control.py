@@ -120,8 +120,8 @@ FAULTS = (
     Fault(
         id="control-preempted-success-runs-again",
         file=f"{_CONTROL}/transitions.py",
-        old="return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
-        new="return False",
+        old="attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
+        new="False",
         breaks="A job that succeeded just as it was being preempted runs a second time.",
         near=("tests/unit/control/test_attempt_ends.py",),
     ),

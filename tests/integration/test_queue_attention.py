@@ -24,6 +24,7 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
+from tests.fakes.no_suspender import NoSuspender
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -107,7 +108,8 @@ def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobSt
     engine = LocalEngine(tmp_path / "queue")
     (tmp_path / "locks").mkdir(mode=0o700)
     rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
-    controller = Controller(store, QueueLedger(Ledger(tmp_path / "locks"), me), engine, clock, rules=rules, me=me)
+    ledger = QueueLedger(Ledger(tmp_path / "locks"), me)
+    controller = Controller(store, ledger, engine, clock, rules=rules, me=me, suspender=NoSuspender())
     yield controller, UserRequests(controller, store, QueueQueries(database, store), clock), store
     engine.close()
     database.close()

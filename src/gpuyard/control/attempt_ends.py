@@ -9,7 +9,7 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
-from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import Verdict, judge_shortage
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -89,7 +89,8 @@ class AttemptEnds:
         if ended.usage is not None:
             self._transitions.note_usage(job_id, ended.usage)
             live = self._transitions.live[job_id]
-        ended_at = _time_of_end(ended, attempt, now)
+        # The program may have ended while no daemon could record it.
+        ended_at = now if ended.at is None else min(now, max(attempt.since, ended.at))
         lack = self._usage_tracker.lack(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
@@ -107,11 +108,6 @@ class AttemptEnds:
         else:
             verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
             self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
-
-
-def _time_of_end(ended: Ended, attempt: Attempt, now: float) -> float:
-    """Return when the program ended, which may have been while no daemon could record it."""
-    return now if ended.at is None else min(now, max(attempt.since, ended.at))
 
 
 def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:

@@ -1,7 +1,9 @@
 """Gates of batches: their state from sample to sample, how long each gate held a batch, and rows of its sample log."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -71,17 +73,17 @@ class GateSample(Struct, frozen=True, kw_only=True):
     held_by: str | None = None
 
 
-class _WaitingBatch:
+class _WaitingBatch(Struct, kw_only=True):
     """A batch that has runs to start."""
 
-    def __init__(self, pace: BatchPace, pace_state: PaceState, saved: BatchGateState) -> None:
-        self.pace = pace
-        self.pace_state = pace_state
-        self.saved = saved
-        self.held_by: Reason | None = None
-        self.gate: str | None = None
-        self.counted_at = self.saved_at = 0.0
-        self.logged_at: float | None = None
+    pace: BatchPace
+    pace_state: PaceState
+    saved: BatchGateState
+    counted_at: float
+    saved_at: float
+    held_by: Reason | None = None
+    gate: str | None = None
+    logged_at: float | None = None
 
 
 class BatchGates:
@@ -146,7 +148,8 @@ class BatchGates:
         waiting = {each.lane.group: each for each in plan.waiting if each.lane.pace is not None}
         for group, batch in self._waiting.items():
             if batch.gate is not None:
-                self._count_wait(batch, now)
+                waited_s = batch.saved.waits_s.get(batch.gate, 0.0) + max(0.0, now - batch.counted_at)
+                batch.saved = replace(batch.saved, waits_s={**batch.saved.waits_s, batch.gate: waited_s})
             start, held = launched.get(group), waiting.get(group)
             batch.held_by = held.reasons[0] if held is not None and held.reasons else None
             batch.gate = None if held is None else _GATES.get(batch.held_by.kind, "room") if batch.held_by else "room"
@@ -183,9 +186,10 @@ class BatchGates:
 
     def _load(self, group: int, pace: BatchPace, now: float) -> _WaitingBatch:
         state = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
-        batch = self._waiting[group] = _WaitingBatch(pace, state, self._read(group))
-        batch.counted_at = batch.saved_at = now
-        return batch
+        self._waiting[group] = _WaitingBatch(
+            pace=pace, pace_state=state, saved=self._read(group), counted_at=now, saved_at=now
+        )
+        return self._waiting[group]
 
     def _read(self, group: int) -> BatchGateState:
         body = self._transitions.store.batch_state(group)
@@ -193,12 +197,6 @@ class BatchGates:
 
     def _save(self, group: int, batch: _WaitingBatch) -> None:
         self._transitions.store.set_batch_state(group, msgspec.json.encode(batch.saved).decode())
-
-    def _count_wait(self, batch: _WaitingBatch, now: float) -> None:
-        assert batch.gate is not None
-        waits = dict(batch.saved.waits_s)
-        waits[batch.gate] = waits.get(batch.gate, 0.0) + max(0.0, now - batch.counted_at)
-        batch.saved = replace(batch.saved, waits_s=waits)
 
     def _note_unknown(self, group: int, batch: _WaitingBatch, limits: Iterable[str]) -> None:
         for limit in limits:
@@ -208,13 +206,8 @@ class BatchGates:
 
     def _count_running(self) -> tuple[dict[int, int], float | None]:
         """Return the number of running runs of each batch, and when the last run of any batch started."""
-        counts: dict[int, int] = {}
-        starts = []
-        for live in self._runs.values():
-            if live.job.group is not None:
-                counts[live.job.group] = counts.get(live.job.group, 0) + 1
-            starts.append(live.attempt.since)
-        return counts, max(starts, default=None)
+        counts = Counter(live.job.group for live in self._runs.values() if live.job.group is not None)
+        return counts, max((live.attempt.since for live in self._runs.values()), default=None)
 
     def _note_ends(self, now: float) -> None:
         runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}
@@ -269,21 +262,19 @@ class BatchGates:
         path = batch.pace.sample_log
         if path is None:
             return
-        devices = sample.snapshot.usable_devices()
+        devices: Sequence[Device] = sample.snapshot.usable_devices()
         if start is None:
             if batch.logged_at == batch.pace_state.sampled_at:
                 return
             batch.logged_at = batch.pace_state.sampled_at
-            held_by = batch.held_by.text if batch.held_by is not None else None
-            self._rows += [(path, replace(row, held_by=held_by)) for row in _rows(batch.pace_state, sample, devices)]
-            return
-        job = self._transitions.live[start.job_id].job
-        chosen = {share.device_id for share in start.claim.shares}
-        for row in _rows(batch.pace_state, sample, [device for device in devices if device.id in chosen]):
-            self._rows.append(
-                (path, replace(row, event="launch", job=job.id, index=job.values.get("index"),
-                               gpu_memory_charged_mb=start.charged_mb))
-            )  # fmt: skip
+            fields: dict[str, Any] = {"held_by": batch.held_by.text if batch.held_by is not None else None}
+        else:
+            job = self._transitions.live[start.job_id].job
+            chosen = {share.device_id for share in start.claim.shares}
+            devices = [device for device in devices if device.id in chosen]
+            fields = {"event": "launch", "job": job.id, "index": job.values.get("index")}
+            fields["gpu_memory_charged_mb"] = start.charged_mb
+        self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, sample, devices)]
 
 
 def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
@@ -291,7 +282,7 @@ def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
     return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
-def _rows(state: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterator[GateSample]:
+def _rows(state: PaceState, sample: Sample, devices: Sequence[Device]) -> Iterator[GateSample]:
     host = GateSample(
         taken_at=iso_time(sample.snapshot.taken_at),
         event="sample",
@@ -302,9 +293,7 @@ def _rows(state: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterat
         memory_judged_mb=state.memory.judged,
         running=state.running,
     )
-    has_device = False
     for device in devices:
-        has_device = True
         load = state.device_loads.get(device.id, GateFigure())
         memory = state.device_memory.get(device.id, GateFigure())
         yield replace(
@@ -316,5 +305,5 @@ def _rows(state: PaceState, sample: Sample, devices: Iterable[Device]) -> Iterat
             gpu_memory_used_mb=memory.now,
             gpu_memory_judged_mb=memory.judged,
         )
-    if not has_device:
+    if not devices:
         yield host

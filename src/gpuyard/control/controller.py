@@ -24,7 +24,7 @@ from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
 from gpuyard.control.rules import HostGates, Rules
-from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
+from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.crash_recovery import died_with_the_machine
@@ -90,11 +90,11 @@ class Controller:
         *,
         rules: Rules,
         me: Holder,
-        suspender: Suspender | None = None,
+        suspender: Suspender,
         open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self.transitions = JobTransitions(store)
-        self.suspend_control = SuspendControl(self.transitions, suspender or NoSuspender())
+        self.suspend_control = SuspendControl(self.transitions, suspender)
         self.batch_gates = BatchGates(self.transitions)
         self.engines = EngineSet(engine, open_engine)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)

@@ -18,7 +18,7 @@ OPEN_AGAIN_S = 30.0
 
 
 class EngineSet:
-    """Implements `ports.Engine`. Attempts of an engine that cannot be opened wait until it can."""
+    """Attempts of an engine that cannot be opened wait until it can."""
 
     def __init__(
         self,
@@ -68,9 +68,6 @@ class EngineSet:
 
     def site_changes(self) -> list[SiteStatus]:
         return self._ask_clusters(lambda engine: engine.site_changes())
-
-    def offer(self) -> Offer:
-        return self._local.offer()
 
     def offer_of(self, name: str) -> Offer:
         """Return what the engine accepts now; its fault, if it cannot be opened."""

@@ -26,7 +26,12 @@ class LiveJobs(dict[int, Live]):
 
     def __setitem__(self, job_id: int, live: Live) -> None:
         super().__setitem__(job_id, live)
-        for index, is_member in ((self.apart, _is_apart(live)), (self.unpredicted, _is_unpredicted(live))):
+        job, attempt = live.job, live.attempt
+        just_runs = job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
+        is_apart = not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
+        has_estimate = attempt.predicted_mb is not None or job.growth.count > 0
+        is_unpredicted = job.spec.learns_memory and attempt.lease_id is not None and not has_estimate
+        for index, is_member in ((self.apart, is_apart), (self.unpredicted, is_unpredicted)):
             if is_member:
                 index[job_id] = live
             else:
@@ -37,15 +42,3 @@ class LiveJobs(dict[int, Live]):
         self.apart.pop(job_id, None)
         self.unpredicted.pop(job_id, None)
         return self.pop(job_id)
-
-
-def _is_apart(live: Live) -> bool:
-    attempt = live.attempt
-    just_runs = live.job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
-    return not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
-
-
-def _is_unpredicted(live: Live) -> bool:
-    job, attempt = live.job, live.attempt
-    has_estimate = attempt.predicted_mb is not None or job.growth.count > 0
-    return job.spec.learns_memory and attempt.lease_id is not None and not has_estimate

@@ -6,7 +6,7 @@
 - A job whose memory cannot be restored is ended, and follows the rules for retries.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, Wh
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
-from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.core.snapshot import Sample
 from gpuyard.core.units import format_size
 from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 
@@ -28,20 +28,6 @@ _OUT_MB_PER_S, _BACK_MB_PER_S = 1600.0, 5000.0
 _TRY_AGAIN_S = 5.0
 _PREEMPT_AGAIN_S, _LONGEST_PREEMPT_AGAIN_S = 15.0, 3600.0
 _MOVING = (JobState.SUSPENDING, JobState.RESUMING)
-
-
-class NoSuspender:
-    """For engines that cannot suspend."""
-
-    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:  # noqa: ARG002
-        return "jobs cannot be suspended here"
-
-    def suspend(self, attempt: Attempt) -> None: ...
-
-    def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None: ...
-
-    def moved(self) -> list[SuspendResult]:
-        return []
 
 
 class SuspendControl:
@@ -84,25 +70,23 @@ class SuspendControl:
         return has_freed
 
     def _record_suspension(self, live: Live, moved: SuspendResult, now: float) -> None:
-        job, attempt = live.job, live.attempt
+        job_id, attempt, event = live.job.id, live.attempt, JobEvent.MOVED_OUT
         if moved.is_done:
-            self._transitions.note_usage(job.id, _with_held(attempt.usage or Usage(), moved.held_mb))
-            self._transitions.move_suspension(
-                job.id, JobEvent.MOVED_OUT, now, _suspended_text(self._transitions.live[job.id], moved)
-            )
-            return
-        self._refused[job.id, attempt.number] = moved.text
-        self._transitions.move_suspension(job.id, JobEvent.CONTINUE, now, f"could not be suspended: {moved.text}")
+            usage = attempt.usage or Usage()  # it may have held more than in the last sample
+            held = {each: max(mb, usage.peaks_mb.get(each, 0.0)) for each, mb in moved.held_mb.items() if mb}
+            self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
+            text = _suspended_text(self._transitions.live[job_id], moved)
+        else:
+            self._refused[job_id, attempt.number] = moved.text
+            event, text = JobEvent.CONTINUE, f"could not be suspended: {moved.text}"
+        self._transitions.move_suspension(job_id, event, now, text)
 
     def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
-        if moved.is_done:
-            took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
-            self._transitions.move_suspension(live.job.id, JobEvent.CONTINUE, now, f"memory restored{took}")
-            return
-        self._not_before[live.job.id] = now + _TRY_AGAIN_S
-        self._transitions.move_suspension(
-            live.job.id, JobEvent.MOVED_OUT, now, f"could not be resumed yet: {moved.text}"
-        )
+        event, text = JobEvent.CONTINUE, f"memory restored{_took(moved)}"
+        if not moved.is_done:
+            self._not_before[live.job.id] = now + _TRY_AGAIN_S
+            event, text = JobEvent.MOVED_OUT, f"could not be resumed yet: {moved.text}"
+        self._transitions.move_suspension(live.job.id, event, now, text)
 
     # Requests
 
@@ -191,7 +175,7 @@ class SuspendControl:
     def queues(self, now: float) -> Iterator[LaneQueue]:
         """Yield the jobs that wait for free memory to resume, each as a lane of its own."""
         for job_id, live in self._transitions.live.apart.items():
-            if not self._waits_for_memory(live) or now < self._not_before.get(job_id, 0.0):
+            if not _waits_for_memory(live) or now < self._not_before.get(job_id, 0.0):
                 continue
             job = live.job
             lane = Lane(
@@ -241,10 +225,11 @@ class SuspendControl:
     @property
     def has_waiting(self) -> bool:
         """Whether a job waits for free memory to resume."""
-        return any(self._waits_for_memory(live) for live in self._transitions.live.apart.values())
+        return any(map(_waits_for_memory, self._transitions.live.apart.values()))
 
-    def _waits_for_memory(self, live: Live) -> bool:
-        return live.job.state is JobState.SUSPENDED and live.attempt.parked is SuspendedBy.FOR_ROOM
+
+def _waits_for_memory(live: Live) -> bool:
+    return live.job.state is JobState.SUSPENDED and live.attempt.parked is SuspendedBy.FOR_ROOM
 
 
 def resume_need(live: Live) -> Need:
@@ -266,23 +251,11 @@ def _held_mb(attempt: Attempt) -> dict[str, float]:
     return {device_id: usage.peaks_mb.get(device_id, attempt.reserved_mb or 0.0) for device_id in attempt.devices}
 
 
-def _with_held(usage: Usage, held_mb: Mapping[str, float]) -> Usage:
-    """Raise the peaks to what was held when it was suspended, which may be more than in the last sample."""
-    return replace(
-        usage,
-        peaks_mb={
-            **usage.peaks_mb,
-            **{device_id: max(held, usage.peaks_mb.get(device_id, 0.0)) for device_id, held in held_mb.items() if held},
-        },
-    )
-
-
 def _suspended_text(live: Live, moved: SuspendResult) -> str:
-    held = sum(_held_mb(live.attempt).values())
-    took = f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""
-    until = (
-        f"until `gpuyard resume {live.job.id}`"
-        if live.attempt.parked is SuspendedBy.BY_PERSON
-        else "resumes when enough memory is free"
-    )
-    return f"{format_size(held)} moved to RAM{took}; {until}"
+    is_by_person = live.attempt.parked is SuspendedBy.BY_PERSON
+    until = f"until `gpuyard resume {live.job.id}`" if is_by_person else "resumes when enough memory is free"
+    return f"{format_size(sum(_held_mb(live.attempt).values()))} moved to RAM{_took(moved)}; {until}"
+
+
+def _took(moved: SuspendResult) -> str:
+    return f" in {moved.seconds:.1f} s" if moved.seconds is not None else ""

@@ -211,10 +211,11 @@ class JobTransitions:
         job, attempt = live.job, live.attempt
         if attempt.log is not None:
             self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
-        if attempt.stopping is not None and not _succeeded_before_stop(attempt.stopping, outcome):
+        # A preempted program that succeeded before it was stopped need not run again.
+        had_succeeded = attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
+        if attempt.stopping is not None and not had_succeeded:
             outcome = replace(outcome, kind=attempt.stopping, reason=_STOP_REASONS[attempt.stopping])
-        before = attempt.last_live_phase
-        before = replace(before, pid=pid) if isinstance(before, Started) else before
+        before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
         if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
@@ -373,11 +374,6 @@ class JobTransitions:
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
             self._unsaved.clear()
-
-
-def _succeeded_before_stop(stopping: OutcomeKind, outcome: Outcome) -> bool:
-    """Return whether a preempted program succeeded before it was stopped: then it need not run again."""
-    return stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
 
 
 def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:

@@ -51,7 +51,10 @@ class FileWatch:
             timeout_s = min(timeout_s, _SETTLE_S[self._settling])
             self._settling += 1
         with _opened(pids) as processes:
-            if _is_ready((self._descriptor, *processes), timeout_s):
+            poll = select.poll()  # select() fails on descriptors above 1023
+            for descriptor in (self._descriptor, *processes):
+                poll.register(descriptor, select.POLLIN)
+            if poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000):
                 _drain(self._descriptor)
                 self._settling = 0
 
@@ -77,13 +80,6 @@ def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
                 found.append(os.pidfd_open(pid))
                 stack.callback(os.close, found[-1])
         yield found
-
-
-def _is_ready(descriptors: Iterable[int], timeout_s: float) -> bool:
-    poll = select.poll()  # select() fails on descriptors above 1023
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000))
 
 
 def _drain(descriptor: int) -> bool:

@@ -48,20 +48,16 @@ def make_shared_directory(folder: Path, group: int | None = None) -> Path:
     """Make a directory in which all users, or those of a group, see all leases and can remove only their own."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_used(folder)
+        # A mistyped path must not make a home writable by all.
+        others = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
+        if others:
+            raise UserError(f"{folder} holds other files, such as {others[0]}", hint="give the path of a new directory")
         if group is not None:
             os.chown(folder, -1, group)
         folder.chmod(0o1777 if group is None else 0o3770)
     except OSError as error:
         raise EnvironmentFault(f"{folder} cannot be made a shared lease directory: {error.strerror}") from error
     return prepare_directory(folder)
-
-
-def _refuse_used(folder: Path) -> None:
-    """Raise UserError if the directory holds other files: a mistyped path must not make a home writable by all."""
-    others = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
-    if others:
-        raise UserError(f"{folder} holds other files, such as {others[0]}", hint="give the path of a new directory")
 
 
 def find_closed_parent(folder: Path) -> Path | None:

@@ -231,13 +231,12 @@ class _QueueOrder:
     def section(self) -> Section:
         query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ?"
         size = sum(self._execute(query, (queue.lane.id,)).fetchone()[0] for queue in self._queues)
-        return Section(size, self._ids_of_lane if self.is_single_lane else self._ids_by_rank)
+        return Section(size, self._ids)
 
-    def _ids_of_lane(self, offset: int, count: int) -> list[int]:
-        query = "SELECT id FROM jobs WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ? OFFSET ?"
-        return [row[0] for row in self._execute(query, (self._queues[0].lane.id, count, offset))]
-
-    def _ids_by_rank(self, offset: int, count: int) -> list[int]:
+    def _ids(self, offset: int, count: int) -> list[int]:
+        if self.is_single_lane:
+            query = "SELECT id FROM jobs WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ? OFFSET ?"
+            return [row[0] for row in self._execute(query, (self._queues[0].lane.id, count, offset))]
         query = "SELECT id FROM queue_order WHERE rank >= ? ORDER BY rank LIMIT ?"
         return [row[0] for row in self._execute(query, (offset, count))]
 

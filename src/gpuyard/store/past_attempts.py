@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import MemoryNeed, WholeDevice
+from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.report.timeline_rows import suspensions
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 
@@ -80,35 +80,22 @@ WITH wanted (job, number) AS MATERIALIZED (
     ORDER BY job, number LIMIT -1
 )
 SELECT attempts.job, attempts.number, attempts.started_at, attempts.ended_at, attempts.outcome, devices, reserved_mb,
-    peaks_mb, lack, suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at, jobs.queued_at,
-    jobs.lane, jobs.spec, CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
+    peaks_mb, json_extract(lack, '$.shortage.where'), suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at,
+    jobs.queued_at, jobs.lane, jobs.spec,
+    CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
 FROM wanted
 CROSS JOIN attempts ON attempts.job = wanted.job AND attempts.number = wanted.number
 CROSS JOIN jobs ON jobs.id = wanted.job
 """
 
 
-class _Need(Struct, frozen=True):
-    devices: int = 1
-    memory: MemoryNeed = WholeDevice()
-
-
 class _LaneNeed(Struct, frozen=True):
-    need: _Need
-
-
-class _Shortage(Struct, frozen=True):
-    where: str
-
-
-class _Lack(Struct, frozen=True):
-    shortage: _Shortage
+    need: Need
 
 
 _read_peaks = msgspec.json.Decoder(dict[str, float]).decode
 _read_outcome = lru_cache(maxsize=1024)(msgspec.json.Decoder(Outcome).decode)
 _read_devices = lru_cache(maxsize=1024)(lambda text: tuple(text.split()))
-_read_lack = msgspec.json.Decoder(_Lack).decode
 _read_lane = msgspec.json.Decoder(_LaneNeed).decode
 
 
@@ -128,7 +115,7 @@ class _AttemptReader:
 
     def attempt(  # noqa: PLR0913, PLR0917 - the columns
         self, job: int, number: int, started_at: float | None, ended_at: float | None, outcome: str | None,
-        devices: str | None, reserved_mb: float | None, peaks: str | None, lack: str | None,
+        devices: str | None, reserved_mb: float | None, peaks: str | None, lacked: str | None,
         suspended_at: float | None, suspended_s: float, engine: str, state: str,
         submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
     ) -> PastAttempt:  # fmt: skip
@@ -151,7 +138,7 @@ class _AttemptReader:
             peaks_mb=_read_peaks(peaks) if peaks else {},
             outcome=None if ended is None else ended.kind,
             status=None if ended is None else ended.status,
-            lacked=_read_lack(lack).shortage.where if lack else None,
+            lacked=lacked,
             is_healed=state == JobState.SUCCEEDED,
             suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
         )

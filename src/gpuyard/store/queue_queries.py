@@ -115,13 +115,11 @@ class QueueQueries:
 
     def jobs_in(self, first: int, last: int, limit: int) -> list[Job]:
         """Return the first jobs of the range, by id."""
-        query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"  # noqa: S608
-        return self._jobs(query, (first, last, limit))
+        return self._jobs("WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (first, last, limit))
 
     def with_tag(self, tag: str, limit: int) -> list[Job]:
         """Return the newest jobs with this tag, by id."""
-        query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE tag = ? ORDER BY id DESC LIMIT ?"  # noqa: S608
-        return self._jobs(query, (tag, limit))[::-1]
+        return self._jobs("WHERE tag = ? ORDER BY id DESC LIMIT ?", (tag, limit))[::-1]
 
     def submission_of(self, first_id: int) -> tuple[int, int, str | None] | None:
         """Return the first id, last id and token of the complete submission that starts with this job."""
@@ -132,19 +130,13 @@ class QueueQueries:
     def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
         """Return jobs in these states, by state and id. The states must be unfinished ones other than queued."""
         parameters = ", ".join("?" * len(states))
-        query = (
-            f"SELECT {row_codec.JOB_COLUMNS} FROM jobs INDEXED BY jobs_not_queued WHERE state IN ({parameters}) "  # noqa: S608
-            "AND ended_at IS NULL AND state <> 'queued' ORDER BY state DESC, id LIMIT ? OFFSET ?"
-        )
+        chosen = f"state IN ({parameters}) AND ended_at IS NULL AND state <> 'queued'"
+        query = f"INDEXED BY jobs_not_queued WHERE {chosen} ORDER BY state DESC, id LIMIT ? OFFSET ?"
         return self._jobs(query, (*states, limit, offset))
 
     def finished(self, limit: int, offset: int = 0) -> list[Job]:
         """Return finished jobs, the last finished first."""
-        query = (
-            f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE ended_at IS NOT NULL "  # noqa: S608
-            "ORDER BY ended_at DESC LIMIT ? OFFSET ?"
-        )
-        return self._jobs(query, (limit, offset))
+        return self._jobs("WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ? OFFSET ?", (limit, offset))
 
     def events(self, job_id: int) -> list[tuple[float, str, str | None]]:
         """Return the job's history: time, kind and text of each event."""
@@ -173,8 +165,8 @@ class QueueQueries:
         )
         self._store.spec.cache_clear()
 
-    def _jobs(self, query: str, parameters: tuple[Any, ...]) -> list[Job]:
-        rows = self._execute(query, parameters).fetchall()
+    def _jobs(self, chosen: str, parameters: tuple[Any, ...]) -> list[Job]:
+        rows = self._execute(f"SELECT {row_codec.JOB_COLUMNS} FROM jobs {chosen}", parameters).fetchall()  # noqa: S608
         return [row_codec.job_from_row(row, self._store.spec(row[1])) for row in rows]
 
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuyard.control.suspend_jobs import NoSuspender, SuspendControl
+from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
+from tests.fakes.no_suspender import NoSuspender
 from tests.unit.store import QueueDb
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)

@@ -1,6 +1,5 @@
 """Routes that change jobs: those with given ids, or all that match."""
 
-
 from gpuyard.control.user_requests import Act
 from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
 from gpuyard.daemon.api.list_jobs import SAMPLE_FOR_PEOPLE_S, read_filter
