@@ -16,7 +16,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.crash_recovery import after_loss
-from gpuyard.core.job.job import Job, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
 from gpuyard.core.lease import PartOfDevice
@@ -25,6 +25,7 @@ from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.ports import Ended, SiteStatus
 
+_CLOCK_ERROR_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 5.0, 300.0
 # The next run may need more time and RAM than earlier ones: ask for this much more.
 _MUCH_LONGER, _LONGER_S = 3.0, 900.0
@@ -53,8 +54,12 @@ class ClusterDispatch:
             if live is None or live.attempt.number != status.attempt:
                 continue
             if status.place is not None or live.attempt.started is None:
-                known = replace(status, site_id=status.site_id or live.attempt.site_id or "")
-                self._transitions.update_site(live, known, now)
+                attempt = replace(live.attempt, site_id=status.site_id or live.attempt.site_id or "")
+                if status.place is not None:
+                    attempt = _started_at_site(live.job, attempt, status.place, status.at, now)
+                where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
+                reason = f"{where}: {status.reason}" if status.reason else f"with {where}"
+                self._transitions.update_site(live, attempt, reason)
 
     def forget_recorded(self) -> None:
         self._changes.clear()
@@ -164,3 +169,16 @@ class ClusterDispatch:
         """Return a time far longer than the job ever took. None after a failure, which may have been a timeout."""
         longest_s = self._transitions.estimates.estimate(job).most_s if not job.failures else None
         return None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S
+
+
+def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:
+    """Return an attempt that its engine reports to run at `place`. Its time limit counts from the start there.
+
+    The clock of the other machine may be wrong: the attempt has not started before it was handed over, nor much before
+    an earlier report of its start. A later report without a time changes only the place."""
+    if attempt.started is not None and at is None:
+        return replace(attempt, phase=replace(attempt.started, place=place))
+    earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
+    limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
+    stop_at = None if limit is None else started_at + limit
+    return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)

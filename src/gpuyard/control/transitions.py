@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
-from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Over, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.retry import Verdict, judge
@@ -19,12 +19,10 @@ from gpuyard.core.lease import Claim
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import SiteStatus
 from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
 _USAGE_EVERY_S = 30.0
-_CLOCK_ERROR_S = 10.0
 _STOP_REASONS = {
     OutcomeKind.CANCELLED: "cancelled",
     OutcomeKind.TIMED_OUT: "over its time limit",
@@ -89,13 +87,9 @@ class JobTransitions:
     def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
         self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
 
-    def update_site(self, live: Live, seen: SiteStatus, now: float) -> None:
-        """Record where a cluster engine has the attempt: it waits there, or runs since `seen.at`."""
-        job, attempt = live.job, replace(live.attempt, site_id=seen.site_id)
-        where = " ".join(filter(None, (attempt.engine, seen.site_id)))
-        reason = f"{where}: {seen.reason}" if seen.reason else f"with {where}"
-        if seen.place is not None:
-            attempt = _started_at_site(job, attempt, seen.place, seen.at, now)
+    def update_site(self, live: Live, attempt: Attempt, reason: str) -> None:
+        """Record where a cluster engine has the attempt: it runs, or waits there for `reason`."""
+        job = live.job
         if attempt != live.attempt:
             self.store.locate_attempt(attempt)
         has_started = attempt.started is not None
@@ -132,8 +126,7 @@ class JobTransitions:
     def suspend(self, job_id: int, why: SuspendedBy, now: float, text: str) -> None:
         """Record that the job is to be suspended. Its run time pauses from now on."""
         live = self.live[job_id]
-        attempt = replace(live.attempt, parked=why, suspended_at=now)
-        self._change(live, attempt, JobEvent.SUSPEND, text)
+        self._change(live, replace(live.attempt, parked=why, suspended_at=now), JobEvent.SUSPEND, text)
         self.store.add_event(job_id, now, JobState.SUSPENDING, text)
 
     def move_suspension(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
@@ -143,13 +136,9 @@ class JobTransitions:
         attempt = live.attempt
         if event is JobEvent.CONTINUE and attempt.suspended_at is not None:
             paused = now - attempt.suspended_at
-            attempt = replace(
-                attempt,
-                parked=None,
-                suspended_at=None,
-                suspended_s=attempt.suspended_s + paused,
-                stop_at=None if attempt.stop_at is None else attempt.stop_at + paused,
-            )
+            stop_at = None if attempt.stop_at is None else attempt.stop_at + paused
+            suspended_s = attempt.suspended_s + paused
+            attempt = replace(attempt, parked=None, suspended_at=None, suspended_s=suspended_s, stop_at=stop_at)
         state = self._change(live, attempt, event, None if event is JobEvent.CONTINUE else text)
         self.store.add_event(job_id, now, "resumed" if event is JobEvent.CONTINUE else state, text)
 
@@ -185,8 +174,7 @@ class JobTransitions:
     def prioritise(self, job: Job, priority: int, now: float) -> None:
         self.store.set_priority(job.id, priority)
         self.store.add_event(job.id, now, "priority", f"{job.priority} -> {priority}")
-        if job.id in self.live:
-            live = self.live[job.id]
+        if (live := self.live.get(job.id)) is not None:
             self.live[job.id] = Live(job=replace(live.job, priority=priority), attempt=live.attempt)
 
     def note_usage(self, job_id: int, usage: Usage) -> None:
@@ -319,7 +307,6 @@ class JobTransitions:
         return used
 
     def last_start(self, tag: str) -> float | None:
-        """Return when the last job of the tag started."""
         if tag not in self._last_starts:
             self._last_starts[tag] = self.store.last_start_with_tag(tag)
         return self._last_starts[tag]
@@ -337,7 +324,22 @@ class JobTransitions:
                 yield last + lane.tag_sharing.stagger_s
 
     def running(self) -> list[RunningJob]:
-        return [_running(live) for live in self.live.values()]
+        return [
+            RunningJob(
+                job_id=job.id,
+                user=job.user,
+                tag=job.spec.tag,
+                devices=len(attempt.devices),
+                started_at=attempt.since,
+                group=job.group,
+                lease_id=attempt.lease_id,
+                priority=job.priority,
+                is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
+                takes_slot=job.spec.pace is None and not attempt.engine,
+                device_ids=attempt.devices,
+            )
+            for job, attempt in ((live.job, live.attempt) for live in self.live.values())
+        ]
 
     def stop_times(self) -> Iterator[float | None]:
         """Yield when attempts with a time limit are to be stopped, and when stopping attempts are to be killed."""
@@ -374,37 +376,6 @@ class JobTransitions:
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
             self._unsaved.clear()
-
-
-def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:
-    """Return an attempt that its engine reports to run at `place`. Its time limit counts from the start there.
-
-    The clock of the other machine may be wrong: the attempt has not started before it was handed over, nor much before
-    an earlier report of its start. A later report without a time changes only the place.
-    """
-    if attempt.started is not None and at is None:
-        return replace(attempt, phase=replace(attempt.started, place=place))
-    earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
-    limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
-    stop_at = None if limit is None else started_at + limit
-    return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)
-
-
-def _running(live: Live) -> RunningJob:
-    job, attempt = live.job, live.attempt
-    return RunningJob(
-        job_id=job.id,
-        user=job.user,
-        tag=job.spec.tag,
-        devices=len(attempt.devices),
-        started_at=attempt.since,
-        group=job.group,
-        lease_id=attempt.lease_id,
-        priority=job.priority,
-        is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
-        takes_slot=job.spec.pace is None and not attempt.engine,
-        device_ids=attempt.devices,
-    )
 
 
 def _device_seconds(job: Job, attempt: Attempt, now: float) -> float:

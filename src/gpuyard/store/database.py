@@ -65,7 +65,6 @@ class Database:
         return [row[0] for row in self.execute(query, parameters).fetchall()]
 
     def rollback(self) -> None:
-        """Roll back the open transaction, if any."""
         if self.in_transaction:
             self.execute("ROLLBACK")
 
@@ -133,7 +132,6 @@ def _connect(name: str) -> Database:
 
 @contextlib.contextmanager
 def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    """Close the connection if the block raises."""
     try:
         yield
     except BaseException:

@@ -94,7 +94,6 @@ class JobStore:
         return self._known_arriving
 
     def is_arriving(self, job_id: int) -> bool:
-        """Return whether the job's submission is not complete."""
         return bool(self.arriving) and self.lane_of(job_id).batch in self.arriving
 
     def start_submission(self, token: str, count: int) -> tuple[int, int]:
@@ -235,7 +234,6 @@ class JobStore:
         self._execute("UPDATE jobs SET priority = ?, lane = ? WHERE id = ?", (priority, lane_id, job_id))
 
     def add_event(self, job_id: int, at: float, kind: str, text: str | None = None) -> None:
-        """Add to the job's history."""
         row = (job_id, at, kind, row_codec.printable(text))
         self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", row)
 
@@ -285,7 +283,6 @@ class JobStore:
         self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
 
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
-        """Return every live attempt with its job."""
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
         attempts = [row_codec.attempt_from_row(row) for row in self._execute(query).fetchall()]
         return [(job, attempt) for attempt in attempts if (job := self.job(attempt.job_id)) is not None]
@@ -334,7 +331,6 @@ class JobStore:
         self._execute("INSERT OR REPLACE INTO batches VALUES (?, ?)", (group, body))
 
     def last_start_in_batch(self, group: int) -> float | None:
-        """Return when the batch last started a run."""
         query = (
             "SELECT max(started_at) FROM submissions JOIN jobs ON jobs.id BETWEEN first_id AND last_id "
             "WHERE first_id = ?"
@@ -343,7 +339,6 @@ class JobStore:
         return at
 
     def find_unfinished(self, tag: str, name: str) -> int | None:
-        """Return the id of an unfinished job with this tag and name."""
         query = "SELECT id FROM jobs WHERE name = ? AND tag = ? AND ended_at IS NULL LIMIT 1"
         job_id: int | None = self._value(query, (name, tag))
         return job_id
