@@ -119,7 +119,7 @@ class BatchGates:
         waiting = {lane.group: lane for lane in lanes if lane.pace is not None and lane.group is not None}
         if not waiting and not self._waiting:
             return
-        self._save_and_drop(self._waiting.keys() - waiting.keys())
+        self.close(besides=waiting)
         self._note_ends(now)
         running, any_launched_at = self._count_running()
         for group, lane in waiting.items():
@@ -133,12 +133,9 @@ class BatchGates:
                 self._note_unknown(group, batch, unreadable_bounds(lane.pace, state, has_devices=lane.need.devices > 0))
             batch.pace_state = state
 
-    def close(self) -> None:
-        """Save and drop all batches, as no job is ready any more."""
-        self._save_and_drop(list(self._waiting))
-
-    def _save_and_drop(self, groups: Iterable[int]) -> None:
-        for group in groups:
+    def close(self, besides: Iterable[int] = ()) -> None:
+        """Save and drop all batches but these, as no job of them is ready any more."""
+        for group in self._waiting.keys() - set(besides):
             self._save(group, self._waiting.pop(group))
 
     def record(self, plan: Plan, sample: Sample, now: float) -> None:

@@ -234,15 +234,10 @@ class UserRequests:
         found = self._queries.ranges(selection)
         for first, last in selection.ranges:
             if next(self._queries.ids(first, last), None) is None:
-                what = f"job {first}" if first == last else f"job in {first}-{last}"
-                raise UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
+                raise _not_found(f"job {first}" if first == last else f"job in {first}-{last}")
         if not found and not selection.is_all:
             wanted = [f"name={name}" for name in selection.names] + [f"tag={tag}" for tag in selection.tags]
-            raise UserError(
-                f"there is no job with {' or '.join(wanted)}",
-                hint="`gpuyard queue --all` lists all jobs",
-                code="not_found",
-            )
+            raise _not_found(f"job with {' or '.join(wanted)}")
         return found
 
     # The queue as a whole
@@ -318,6 +313,10 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
     if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one
         return None
     return tuple(device.id for device in named_visible(visible, snapshot))
+
+
+def _not_found(what: str) -> UserError:
+    return UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
 
 
 def _refuse_finished(job: Job) -> None:

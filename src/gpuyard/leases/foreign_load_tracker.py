@@ -28,17 +28,13 @@ class ForeignLoadTracker:
     ) -> Mapping[str, ForeignLoad]:
         """Return the foreign load of each device after this snapshot. `now` is monotonic time."""
         if snapshot is not self._snapshot:
-            found = {device.id: self._processes_on(device, leases) for device in snapshot.devices}
-            self._loads = {
-                device.id: self._updated(device, found[device.id], leases, now, bound) for device in snapshot.devices
-            }
-            self._unknown = {
-                (device_id, each.process.pid)
-                for device_id, processes in found.items()
-                for each in processes
-                if each.user is None
-            }
-            self._leases, self._snapshot = leases, snapshot
+            loads: dict[str, ForeignLoad] = {}
+            unknown: set[tuple[str, int]] = set()
+            for device in snapshot.devices:
+                processes = self._processes_on(device, leases)
+                loads[device.id] = self._updated(device, processes, leases, now, bound)
+                unknown |= {(device.id, each.process.pid) for each in processes if each.user is None}
+            self._loads, self._unknown, self._leases, self._snapshot = loads, unknown, leases, snapshot
         return self._loads
 
     def _processes_on(self, device: Device, leases: Sequence[Lease]) -> list[ForeignProcess]:

@@ -106,16 +106,13 @@ class LeaseFinder:
             named = self._by_id.get(_environment(process).get(LEASE_VARIABLE, ""))
             if named is not None and named.holder.uid == process.uids().real:
                 return [named]
-            return self._held_above(process)
+            above: psutil.Process | None = process
+            while above is not None:
+                if own := [lease for lease in self._by_pid.get(above.pid, ()) if is_alive(lease.holder)]:
+                    return own
+                above = above.parent()
         except psutil.Error:
-            return []
-
-    def _held_above(self, process: "psutil.Process | None") -> list[Lease]:
-        while process is not None:
-            own = [lease for lease in self._by_pid.get(process.pid, ()) if is_alive(lease.holder)]
-            if own:
-                return own
-            process = process.parent()
+            pass  # it has ended meanwhile
         return []
 
 

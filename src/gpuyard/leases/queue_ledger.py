@@ -1,16 +1,14 @@
 """The ledger as the daemon uses it: many claims in one step, and one ticket for all its waiting jobs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
-from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.snapshot import Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.lock_file import LockFile
-from gpuyard.leases.measured_usage import Measured, measure
+from gpuyard.leases.measured_usage import measure
 from gpuyard.ports import WantedClaim
 from gpuyard.system.process_identity import is_stopped
 
@@ -19,12 +17,14 @@ _MUTEX_TIMEOUT_S = 0.2
 
 
 class QueueLedger:
+    measure = staticmethod(measure)
+
     def __init__(self, ledger: Ledger, holder: Holder) -> None:
         self.ledger = ledger
         self._holder = holder
         self._ticket: LockFile | None = None
         self._waits_for: tuple[Need, int] | None = None
-        self._foreign = ForeignLoadTracker()
+        self.foreign_loads = ForeignLoadTracker().update
 
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
@@ -40,14 +40,6 @@ class QueueLedger:
             return [(replace(self._holder, label=each.label), each.claim) for each in new]
 
         return self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
-
-    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> Measured:
-        return measure(snapshot, leases)
-
-    def foreign_loads(
-        self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
-    ) -> Mapping[str, ForeignLoad]:
-        return self._foreign.update(snapshot, leases, now, bound)
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):
