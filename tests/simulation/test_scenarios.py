@@ -282,7 +282,7 @@ def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Controller,
         "_claim",
-        lambda self, sample, now, queues, leases, tickets: real(self, sample, now, queues, (), tickets),
+        lambda self, sample, now, queues, ledger: real(self, sample, now, queues, ((), ledger[1])),
     )
 
 

@@ -387,7 +387,7 @@ def test_the_end_of_an_attempt_is_read_back(queue_db: QueueDb) -> None:
 
 def test_an_attempt_is_either_handed_over_or_started(queue_db: QueueDb) -> None:
     queue_db.run(*queue_db.add())
-    for half in ("handed_over_at = 1.0", "started_at = NULL", "handed_over_at = 1.0, started_at = NULL"):
+    for half in ("handed_over_at = 1.0", "started_at = NULL", "handed_over_at = 1.0, started_at = NULL, place = 'n0'"):
         with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
             queue_db.db.execute(f"UPDATE attempts SET {half}")
 
