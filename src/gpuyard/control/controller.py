@@ -36,7 +36,7 @@ from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -337,23 +337,20 @@ class Controller:
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
-        now = self._clock.now()
+        now, starts_at = self._clock.now(), None
         if job.spec.engine:
             lane = self._store.lane_of(job.id)
             queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
             plan = self.cluster_dispatch.plan_for(queues, self.rules, self._paused(), now, about=lane.id)
-            return self._explanation(job, lane, plan, self._store.count_ahead(lane, job.id))
-        queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-        view = self._view(sample, now, queues, read_ledger(self._leases))
-        resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
-        lane = resuming or self._store.lane_of(job.id)
-        plan = decide(view, explained_lane=lane.id)
-        ahead = 0 if resuming else self._store.count_ahead(lane, job.id)
-        starts_at = estimate_start(view, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
-        return self._explanation(job, lane, plan, ahead, starts_at)
-
-    @staticmethod
-    def _explanation(job: Job, lane: Lane, plan: Plan, ahead: int, starts_at: float | None = None) -> Explanation:
+            ahead = self._store.count_ahead(lane, job.id)
+        else:
+            queues = [*self._local_queues(), *self.suspend_control.queues(now)]
+            view = self._view(sample, now, queues, read_ledger(self._leases))
+            resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
+            lane = resuming or self._store.lane_of(job.id)
+            plan = decide(view, explained_lane=lane.id)
+            ahead = 0 if resuming else self._store.count_ahead(lane, job.id)
+            starts_at = estimate_start(view, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
         first = next((waiting for waiting in plan.waiting if waiting.lane.id == lane.id), None)
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
         return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)

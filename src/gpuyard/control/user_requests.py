@@ -40,6 +40,11 @@ Act: TypeAlias = Callable[[Job, float], None]
 # A piece takes a few milliseconds. A small submission is one piece.
 _PIECE = 200
 _SMALL = 1000
+_FIRST_STATE = {
+    DependencyOutlook.MET: JobState.QUEUED,
+    DependencyOutlook.PENDING: JobState.BLOCKED,
+    DependencyOutlook.NEVER: JobState.REJECTED,
+}
 
 
 class ChangeResult(Struct, frozen=True, kw_only=True):
@@ -86,10 +91,9 @@ class UserRequests:
                 if on:
                     self._store.add_dependencies(range(start, start + len(piece)), on)
 
-            size = max(1, _PIECE // (1 + len(on)))
+            size = submission.count if is_small else max(1, _PIECE // (1 + len(on)))
             pieces = zip(itertools.count(first, size), _batched(iter(submission.elements), size))
-            for start, piece in pieces if is_small else itertools.islice(pieces, 1):
-                add(start, piece)
+            add(*next(pieces))
             if is_small:
                 self._store.complete_submission(number)
         if not is_small:
@@ -110,12 +114,7 @@ class UserRequests:
         others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
         found, why = outlook_of_all(others)
         now = self._clock.now()
-        state = {
-            DependencyOutlook.MET: JobState.QUEUED,
-            DependencyOutlook.PENDING: JobState.BLOCKED,
-            DependencyOutlook.NEVER: JobState.REJECTED,
-        }
-        first = state[found]
+        first = _FIRST_STATE[found]
         if submission.is_held and first is not JobState.REJECTED:
             first, why = JobState.HELD, "submitted as held"
         job = Job(
