@@ -64,7 +64,6 @@ owner.{method} = crash
 run_daemon()
 """
 ENGINE, STORE = "gpuyard.engines.local.engine.LocalEngine", "gpuyard.store.job_store.JobStore"
-AT_END = "arguments[0].over is not None"
 ANY_TIME, WITH_WORK, GO_ON = "True", "self._prepared", "whole(self, *arguments, **named)"
 MOMENTS = {
     "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),
@@ -72,8 +71,8 @@ MOMENTS = {
     "before an attempt is recorded": (STORE, "start_attempt", ANY_TIME, "pass"),
     "when attempts are recorded and not started": (ENGINE, "start_prepared", WITH_WORK, "pass"),
     "when attempts are started": (ENGINE, "start_prepared", WITH_WORK, GO_ON),
-    "before an end is recorded": (STORE, "update_attempt", AT_END, "pass"),
-    "when an end is not yet committed": (STORE, "update_attempt", AT_END, GO_ON),
+    "before an end is recorded": (STORE, "set_phase", ANY_TIME, "pass"),
+    "when an end is not yet committed": (STORE, "set_phase", ANY_TIME, GO_ON),
 }
 
 

@@ -91,7 +91,9 @@ class JobTransitions:
         """Record where a cluster engine has the attempt: it runs, or waits there for `reason`."""
         job = live.job
         if attempt != live.attempt:
-            self.store.locate_attempt(attempt)
+            self.store.update_attempt(attempt)
+        if attempt.phase != live.attempt.phase:
+            self.store.set_phase(attempt)
         has_started = attempt.started is not None
         if can(job.state, JobEvent.START) and (has_started or reason != job.reason):
             state = advance(job.state, JobEvent.START) if has_started else job.state
@@ -208,7 +210,9 @@ class JobTransitions:
         if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
         else:
-            self.store.update_attempt(attempt)
+            if attempt.usage is not None:
+                self.store.update_attempt(attempt)
+            self.store.set_phase(attempt)
             party = (job.user, job.spec.tag)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
             self.estimates.learn(job, attempt, outcome, now)

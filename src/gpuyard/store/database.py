@@ -13,7 +13,7 @@ from urllib.parse import quote
 from gpuyard.errors import EnvironmentFault, StoreFault
 
 # No schema was released yet.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024

@@ -30,6 +30,12 @@ SELECT lane FROM ready WHERE lane IS NOT NULL
 """
 # Most steps start few jobs of a lane, so the first page of a lane is small.
 _FIRST_PAGE, _NEXT_PAGE = 4, 64
+_MARKS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
+_INSERT_ATTEMPT = f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
+_SET_PHASE, _SET_PROGRESS = (
+    f"UPDATE attempts SET {columns.replace(',', ' = ?,')} = ? WHERE job = ? AND number = ?"  # noqa: S608
+    for columns in (row_codec.PHASE_COLUMNS, row_codec.PROGRESS_COLUMNS)
+)
 
 
 class JobStore:
@@ -254,8 +260,7 @@ class JobStore:
     # Attempts
 
     def start_attempt(self, attempt: Attempt) -> None:
-        row = row_codec.attempt_to_row(attempt)
-        self._execute(f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_parameters(row)})", row)  # noqa: S608
+        self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
         state = JobState.PENDING if attempt.started is None else JobState.RUNNING
         self._execute(
             "UPDATE jobs SET state = ?, attempts = ?, started_at = ?, reason = NULL, outcome = NULL, "
@@ -264,17 +269,13 @@ class JobStore:
         )
 
     def update_attempt(self, attempt: Attempt) -> None:
-        job_id, number, *values = row_codec.attempt_to_row(attempt)
-        self._execute(
-            f"UPDATE attempts SET ({row_codec.ATTEMPT_VALUES}) = ({_parameters(values)}) "  # noqa: S608
-            "WHERE job = ? AND number = ?",
-            (*values, job_id, number),
-        )
+        """Store what changes while the attempt is live, other than its phase."""
+        self._execute(_SET_PROGRESS, (*row_codec.progress_to_values(attempt), attempt.job_id, attempt.number))
 
-    def locate_attempt(self, attempt: Attempt) -> None:
-        """Store where its engine runs it, and since when."""
-        self.update_attempt(attempt)
-        if attempt.started is not None:
+    def set_phase(self, attempt: Attempt) -> None:
+        """Store that it started on another machine, or how it ended."""
+        self._execute(_SET_PHASE, (*row_codec.phase_to_values(attempt), attempt.job_id, attempt.number))
+        if attempt.over is None:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
     def drop_attempt(self, job_id: int, number: int) -> None:
@@ -381,7 +382,3 @@ class JobStore:
 
     def _read_lane(self, lane_id: int) -> Lane:
         return row_codec.lane_from_text(lane_id, self._value("SELECT body FROM lanes WHERE id = ?", (lane_id,)))
-
-
-def _parameters(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))

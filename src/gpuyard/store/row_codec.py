@@ -4,6 +4,7 @@ A column has the name of its field, except for those in _FIELD_OF_COLUMN. Struct
 """
 
 import json
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,15 +18,16 @@ JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
     "due_at, started_at, ended_at, outcome, reason, queued_at, growth"
 )
-ATTEMPT_VALUES = (
-    "boot_id, handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack, lease_id, devices, log, "
-    "stop_at, kill_at, stopping, reserved_mb, predicted_mb, parked, suspended_at, suspended_s, usage, engine, site_id"
+# The columns of the phase, and others that change while an attempt is live.
+PHASE_COLUMNS = "handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack"
+PROGRESS_COLUMNS = "stop_at, kill_at, stopping, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
+ATTEMPT_COLUMNS = (
+    f"job, number, boot_id, lease_id, devices, log, predicted_mb, engine, {PHASE_COLUMNS}, {PROGRESS_COLUMNS}"
 )
-ATTEMPT_COLUMNS = f"job, number, {ATTEMPT_VALUES}"
 _FIELD_OF_COLUMN = {"group_id": "group", "array_index": "index", "job": "job_id"}
 _JOB_FIELDS = [_FIELD_OF_COLUMN.get(column, column) for column in JOB_COLUMNS.split(", ")]
 _ATTEMPT_FIELDS = [_FIELD_OF_COLUMN.get(column, column) for column in ATTEMPT_COLUMNS.split(", ")]
-_JSON_FIELDS = ("details", "outcome", "growth", "lack", "usage")
+_read_progress = attrgetter(*PROGRESS_COLUMNS.split(", "))
 
 
 def spec_to_text(spec: JobSpec) -> str:
@@ -80,20 +82,32 @@ def to_json(value: Struct | None) -> str | None:
 
 
 def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
-    fields = _read_fields(_JOB_FIELDS, row)
+    fields = _read_fields(_JOB_FIELDS, row, ("details", "outcome", "growth"))
     return msgspec.convert({**fields, **fields.get("details", {}), "spec": spec}, Job)
 
 
-def attempt_to_row(attempt: Attempt) -> list[Any]:
-    """Return the values of ATTEMPT_COLUMNS."""
-    fields = {name: getattr(attempt, name) for name in _ATTEMPT_FIELDS}
-    fields["devices"] = " ".join(attempt.devices) or None
-    fields["place"] = printable(attempt.place)
-    return [to_json(value) if isinstance(value, Struct) else value for value in fields.values()]
+def phase_to_values(attempt: Attempt) -> tuple[Any, ...]:
+    started, over = attempt.started, attempt.over
+    return (
+        *((attempt.since, None, 0, None, None) if started is None else
+          (None, started.at, started.keeper_pid, started.pid, printable(started.place))),
+        *((None, None, None) if over is None else (over.at, to_json(over.outcome), to_json(over.lack))),
+    )  # fmt: skip
+
+
+def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
+    *values, usage = _read_progress(attempt)
+    return (*values, to_json(usage))
+
+
+def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
+    devices = " ".join(attempt.devices) or None
+    values = (attempt.boot_id, attempt.lease_id, devices, attempt.log, attempt.predicted_mb, attempt.engine)
+    return (attempt.job_id, attempt.number, *values, *phase_to_values(attempt), *progress_to_values(attempt))
 
 
 def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
-    fields = _read_fields(_ATTEMPT_FIELDS, row)
+    fields = _read_fields(_ATTEMPT_FIELDS, row, ("outcome", "lack", "usage"))
     if "started_at" in fields:
         phase = {**fields, "type": "started", "at": fields["started_at"]}
     else:
@@ -103,10 +117,13 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
     return msgspec.convert({**fields, "devices": fields.get("devices", "").split(), "phase": phase}, Attempt)
 
 
-def _read_fields(names: list[str], row: tuple[Any, ...]) -> dict[str, Any]:
+def _read_fields(names: list[str], row: tuple[Any, ...], json_names: tuple[str, ...]) -> dict[str, Any]:
     """Return the values by field, without NULLs, so that fields have their defaults."""
     fields = {name: value for name, value in zip(names, row, strict=True) if value is not None}
-    return fields | {name: json.loads(fields[name]) for name in _JSON_FIELDS if name in fields}
+    for name in json_names:
+        if name in fields:
+            fields[name] = json.loads(fields[name])
+    return fields
 
 
 def lane_of(job: Job, batch: int | None = None) -> Lane:

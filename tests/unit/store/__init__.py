@@ -20,7 +20,7 @@ SPEC = JobSpec(command=("run", "{index}"), cwd="/", environment={}, need=Need())
 
 def end_attempt(store: JobStore, job_id: int, number: int, outcome: Outcome, at: float) -> None:
     attempt = store.attempts(job_id)[number - 1]
-    store.update_attempt(replace(attempt, phase=Over(before=attempt.last_live_phase, at=at, outcome=outcome)))
+    store.set_phase(replace(attempt, phase=Over(before=attempt.last_live_phase, at=at, outcome=outcome)))
 
 
 class QueueDb:

@@ -380,7 +380,7 @@ def test_the_end_of_an_attempt_is_read_back(queue_db: QueueDb) -> None:
     lack = MemoryLack(shortage=shortage, others=(("bob, pid 7", None),))
     shown = replace(lack, shortage=replace(shortage, says="caf?: out of memory"))
     over = Over(before=Started(at=110.0, keeper_pid=9, pid=33), at=120.0, outcome=FAILED, lack=lack)
-    queue_db.store.update_attempt(replace(begun, phase=over))
+    queue_db.store.set_phase(replace(begun, phase=over))
     assert queue_db.store.attempts(begun.job_id) == [replace(begun, phase=replace(over, lack=shown))]
     assert queue_db.store.live_attempts() == []
 

@@ -44,7 +44,7 @@ def end(
     lack: MemoryLack | None = None,
 ) -> None:
     over = Over(before=attempt.last_live_phase, at=at, outcome=Outcome(kind=kind, status=3), lack=lack)
-    queue_db.store.update_attempt(replace(attempt, phase=over))
+    queue_db.store.set_phase(replace(attempt, phase=over))
 
 
 def test_attempts_that_ended_later_and_live_attempts_are_read(queue_db: QueueDb) -> None:

@@ -290,11 +290,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
         return self.last_live_phase.at
 
     @property
-    def handed_over_at(self) -> float | None:
-        """When its engine got it; None once it has started."""
-        return self.since if self.started is None else None
-
-    @property
     def started_at(self) -> float | None:
         return None if self.started is None else self.started.at
 
