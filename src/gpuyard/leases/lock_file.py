@@ -43,7 +43,7 @@ class HeldFile(Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        return self.name.partition(".")[0]
+        return self.name.rpartition(".")[0]
 
 
 class LockFile:
@@ -74,7 +74,7 @@ class LockFile:
 
     @property
     def id(self) -> str:
-        return self.name.partition(".")[0]
+        return self.name.rpartition(".")[0]
 
     @property
     def path(self) -> Path:
