@@ -30,7 +30,7 @@ from gpuyard.core.snapshot_json import iso_time
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S = 5.0
 _FORGET_S = 60.0
-_GATES = {
+_GATES: dict[ReasonKind | None, str] = {
     ReasonKind.STAGGERED: "stagger",
     ReasonKind.ARRAY_LIMIT: "concurrency",
     ReasonKind.HOST_TOO_BUSY: "cpu",
@@ -121,11 +121,12 @@ class BatchGates:
             return
         self.close(besides=waiting)
         self._note_ends(now)
-        running, any_launched_at = self._count_running()
+        running = Counter(live.job.group for live in self._runs.values())
+        any_launched_at = max((live.attempt.since for live in self._runs.values()), default=None)
         for group, lane in waiting.items():
             assert lane.pace is not None
             batch = self._waiting.get(group) or self._load(group, lane.pace, now)
-            state = replace(batch.pace_state, running=running.get(group, 0), any_launched_at=any_launched_at)
+            state = replace(batch.pace_state, running=running[group], any_launched_at=any_launched_at)
             taken_at = sample.snapshot.taken_at
             if taken_at is None or taken_at != state.sampled_at:
                 expected = self._expected_use(group, lane.pace, sample, now)
@@ -149,7 +150,8 @@ class BatchGates:
                 batch.saved = replace(batch.saved, waits_s={**batch.saved.waits_s, batch.gate: waited_s})
             start, held = launched.get(group), waiting.get(group)
             batch.held_by = held.reasons[0] if held is not None and held.reasons else None
-            batch.gate = None if held is None else _GATES.get(batch.held_by.kind, "room") if batch.held_by else "room"
+            kind = batch.held_by.kind if batch.held_by is not None else None
+            batch.gate = None if held is None else _GATES.get(kind, "room")
             batch.counted_at = now
             if start is not None:
                 batch.pace_state = replace(batch.pace_state, launched_at=now)
@@ -200,11 +202,6 @@ class BatchGates:
             if limit not in batch.saved.unknown:
                 batch.saved = replace(batch.saved, unknown=(*batch.saved.unknown, limit))
                 _log.warning("batch %d: %s is not enforced, as no probe measures the value", group, limit)
-
-    def _count_running(self) -> tuple[dict[int, int], float | None]:
-        """Return the number of running runs of each batch, and when the last run of any batch started."""
-        counts = Counter(live.job.group for live in self._runs.values() if live.job.group is not None)
-        return counts, max((live.attempt.since for live in self._runs.values()), default=None)
 
     def _note_ends(self, now: float) -> None:
         runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}
