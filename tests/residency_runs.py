@@ -25,8 +25,7 @@ from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.host_memory import Bytes, HostMemory
 from gpuyard.residency.memory.page_pool import PagePool, Pages
 from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of, parts_of
-from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.upcoming_use import Future, keys_of
+from gpuyard.residency.planning.render_units import Future, Label, Unit, keys_of
 from gpuyard.residency.running import coordinator
 from gpuyard.residency.running.coordinator import Coordinator
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip

@@ -13,8 +13,8 @@ FAULTS = (
     Fault(
         id="recipes-batch-submitted-before-it-is-recorded",
         file=f"{_RECIPES}/batch/plan.py",
-        old="    record = replace(record, parts=(*record.parts, part))\n    _write_record(record)\n",
-        new="    record = replace(record, parts=(*record.parts, part))\n",
+        old="return _submit_part(_write_parts(record, *record.parts, part), part)",
+        new="return _submit_part(replace(record, parts=(*record.parts, part)), part)",
         breaks="A batch is submitted again, and every seed runs twice, if its command is killed during submission.",
         near=(f"{_CRASHES}::test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued",),
     ),
@@ -44,7 +44,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-runs-with-frames-are-pruned",
-        file=f"{_RECIPES}/batch/run_results.py",
+        file=f"{_RECIPES}/batch/finish.py",
         old="        if folder.is_dir() and has_frame(folder, plan.frames):\n",
         new="        if folder.is_dir() and not has_frame(folder, plan.frames):\n",
         breaks="Runs with data are moved away, and empty ones stay.",
@@ -52,7 +52,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-cancelled-runs-are-pruned",
-        file=f"{_RECIPES}/batch/run_results.py",
+        file=f"{_RECIPES}/batch/finish.py",
         old='return run.state != "cancelled" and run.attempts > 0',
         new="return True",
         breaks="Cancelled runs are counted as pruned, and their folders are moved away.",
@@ -109,7 +109,7 @@ FAULTS = (
     # Workspaces
     Fault(
         id="recipes-refused-task-loses-its-marker",
-        file=f"{_RECIPES}/workspace/marker_files.py",
+        file=f"{_RECIPES}/workspace/workspace_files.py",
         old="        if os.path.lexists(aside):\n            aside.replace(marker)\n        raise\n",
         new="        raise\n",
         breaks="A completed task is no longer completed after a refused rerun.",
@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-config-runs-twice-at-once",
-        file=f"{_RECIPES}/workspace/start_sweep.py",
+        file=f"{_RECIPES}/workspace/sweep.py",
         old='        if task is not None and not task["is_finished"]:\n',
         new='        if task is not None and task["is_live"]:\n',
         breaks="Every start queues a config again that is already waiting.",
@@ -133,7 +133,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-record-of-another-attempt",
-        file=f"{_RECIPES}/workspace/marker_files.py",
+        file=f"{_RECIPES}/workspace/workspace_files.py",
         old="    return record if is_its_own else {}\n",
         new="    return record if isinstance(record, dict) else {}\n",
         breaks="A task is shown with the session and the log of an earlier attempt.",
@@ -141,7 +141,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-configs-in-order-of-characters",
-        file=f"{_RECIPES}/workspace/select_configs.py",
+        file=f"{_RECIPES}/workspace/prepare_sweep.py",
         old="key=lambda name: (natural_order(os.path.splitext(name)[0]), name)",
         new="key=str",
         breaks="A workspace starts batch10 before batch2.",
@@ -149,7 +149,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-two-configs-of-one-name",
-        file=f"{_RECIPES}/workspace/task_names.py",
+        file=f"{_RECIPES}/workspace/workspace_files.py",
         old="        known[name] = path\n",
         new="        known[str(path)] = path\n",
         breaks="The configs a.yml and a.yaml write to the same marker and log.",
@@ -158,7 +158,7 @@ FAULTS = (
     # Rendering, exporting
     Fault(
         id="recipes-label-leaves-its-folder",
-        file=f"{_RECIPES}/render/output_names.py",
+        file=f"{_RECIPES}/render/manifest.py",
         old='letter not in "/%"',
         new='letter not in "%"',
         breaks="A label called ../x is written outside of the output folder.",
@@ -167,8 +167,8 @@ FAULTS = (
     Fault(
         id="recipes-status-file-half-written",
         file=f"{_RECIPES}/render/follow_run.py",
-        old="self._temporary.write_bytes(_as_json(status))\n            self._temporary.replace(self._path)\n",
-        new="self._path.write_bytes(_as_json(status))\n",
+        old="self._temporary.write_bytes(content)\n            self._temporary.replace(self._path)\n",
+        new="self._path.write_bytes(content)\n",
         breaks="A program that reads the status of a render sometimes finds half of it.",
         near=(f"{_TESTS}/render/test_follow_run.py",),
     ),

@@ -32,7 +32,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-frame-in-use-is-overwritten",
-        file=f"{_RESIDENCY}/tiers/stream_frames.py",
+        file=f"{_RESIDENCY}/tiers/hold_assets.py",
         old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
         new="        slot = self._slots[0]\n",
         breaks="The next frame of a streamed actor overwrites the frame that is being rendered.",
@@ -64,9 +64,9 @@ FAULTS = (
     ),
     Fault(
         id="residency-out-of-memory-is-not-tried-again",
-        file=f"{_RESIDENCY}/tiers/oom_fallback.py",
-        old="        for free_memory in (tiers.drop_idle_actors, tiers.evict_idle_scene):\n",
-        new="        for free_memory in (tiers.drop_idle_actors,):\n",
+        file=f"{_RESIDENCY}/tiers/hold_assets.py",
+        old="        for kind, most in ((Kind.ACTOR, None), (Kind.SCENE, 1)):\n",
+        new="        for kind, most in ((Kind.ACTOR, None),):\n",
         breaks="A renderer that runs out of memory skips labels that would fit without the idle scenes.",
         near=(f"{_TESTS}/tiers/test_asset_tiers.py",),
     ),

@@ -15,7 +15,7 @@ import pytest
 from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.connect.fast_http import connect
 from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.task_names import workspace_tag
+from gpuyard.recipes.workspace.workspace_files import workspace_tag
 from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
 from tests.integration.queue_fixture import end_leftovers, until
 

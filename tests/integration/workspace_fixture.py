@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.task_names import workspace_tag
+from gpuyard.recipes.workspace.workspace_files import workspace_tag
 from tests.fakes import train
 from tests.integration.queue_fixture import QueueUnderTest, is_gone
 from tests.integration.session_fixture import OwnTmux

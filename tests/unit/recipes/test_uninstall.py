@@ -18,8 +18,8 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Launch
 from gpuyard.recipes.batch.plan import default_root
 from gpuyard.recipes.uninstall import uninstall
-from gpuyard.recipes.uninstall.find_files import FoundFiles, find
-from gpuyard.recipes.uninstall.remove_files import RemovalProblem, measure, remove
+from gpuyard.recipes.uninstall.find_files import FoundFiles, KeptFile, find
+from gpuyard.recipes.uninstall.uninstall import measure, remove
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.unit.leases import as_root
@@ -63,7 +63,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(os.path.relpath(path, folder) for path in found if os.path.islink(path) or not os.path.isdir(path))
 
 
-def removed() -> list[RemovalProblem]:
+def removed() -> list[KeptFile]:
     return remove(find().places)
 
 

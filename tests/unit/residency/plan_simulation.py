@@ -12,23 +12,19 @@ from random import Random
 import msgspec
 
 from gpuyard.residency.planning.assets import (
+    Action,
     Asset,
+    BudgetLimits,
     Budgets,
-    Demote,
-    DropRam,
-    DropVram,
     Kind,
-    Promote,
-    Read,
     Stage,
     Step,
+    cannot_fit,
     key_of,
+    limits_of,
 )
-from gpuyard.residency.planning.budget_limits import BudgetLimits, cannot_fit, limits_of
-from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
-from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.transfer_plan import plan
-from gpuyard.residency.planning.upcoming_use import Future, keys_of, uses_of
+from gpuyard.residency.planning.render_units import Future, Label, Unit, keys_of, uses_of
+from gpuyard.residency.planning.transfer_plan import PlanState, TransferPlan, plan
 
 _HOLDS_A_SCENE = 1 << 40
 ONE_LABEL = (Label(name="label", value=None),)
@@ -235,7 +231,7 @@ class PlanSimulation:
                 next_after=self.future.next_after,
                 stream_nbytes=self.stream_nbytes,
                 ram_taken=self._ram_taken(),
-                readers=self.case.readers - sum(isinstance(transfer, Read) for transfer in self.transfers),
+                readers=self.case.readers - sum(transfer.action is Action.READ for transfer in self.transfers),
                 now=self.future.now,
                 rounded=self.case.rounded,
             )
@@ -250,42 +246,42 @@ class PlanSimulation:
 
     def _begin(self, step: Step) -> None:
         key = step.key
-        match step:
-            case Read():
+        match step.action:
+            case Action.READ:
                 assert key not in self.ram, f"{key} is read, and in RAM"
                 assert key not in self.vram, f"{key} is read, and in VRAM"
                 self.ram[key] = Stage.COMING
-            case Promote():
+            case Action.PROMOTE:
                 assert self.ram.get(key) is Stage.THERE, f"{key} is promoted, and not in RAM"
                 assert key not in self.vram, f"{key} is promoted, and in VRAM"
                 self.vram[key] = Stage.COMING
                 self.held_ram[key] += 1
-            case Demote():
+            case Action.DEMOTE:
                 assert key not in self.ram, f"{key} is demoted, and in RAM"
                 self._check_idle(key)
                 self.vram[key], self.ram[key] = Stage.LEAVING, Stage.COMING
-            case DropVram():
+            case Action.DROP_VRAM:
                 self._check_idle(key)
                 del self.vram[key]
-            case DropRam():
+            case Action.DROP_RAM:
                 assert self.ram.get(key) is Stage.THERE, f"{key} is dropped, and not in RAM"
                 assert not self.held_ram[key], f"{key} is dropped, and is being copied"
                 del self.ram[key]
-        if isinstance(step, Read | Promote | Demote):
+        if step.action in (Action.READ, Action.PROMOTE, Action.DEMOTE):
             self.transfers.append(step)
 
     def _end(self, transfer: Step) -> None:
         key, size = transfer.key, self._size(transfer.key)
         self.transfers.remove(transfer)
-        match transfer:
-            case Read():
+        match transfer.action:
+            case Action.READ:
                 self.ram[key] = Stage.THERE
                 self.read_nbytes += size
-            case Promote():
+            case Action.PROMOTE:
                 self.vram[key] = Stage.THERE
                 _less(self.held_ram, key)
                 self.uploaded += size
-            case Demote():
+            case Action.DEMOTE:
                 del self.vram[key]
                 self.ram[key] = Stage.THERE
                 self.downloaded += size
@@ -310,7 +306,7 @@ class PlanSimulation:
         assert sum(self._kind(key) is Kind.SCENE for key in self.vram) <= limits.scene_slots
         assert all(self.vram.get(key) is Stage.THERE for key in self.held)
         assert all(self.ram.get(key) is Stage.THERE for key in self.held_ram)
-        assert sum(isinstance(transfer, Read) for transfer in self.transfers) <= self.case.readers
+        assert sum(transfer.action is Action.READ for transfer in self.transfers) <= self.case.readers
 
     def _ram_taken(self) -> int:
         return sum(self.case.rounded(self._size(key)) for key in self.ram) + self.stream_ram

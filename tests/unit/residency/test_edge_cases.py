@@ -11,11 +11,9 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.planning.assets import Budgets, StallCause
-from gpuyard.residency.planning.budget_limits import limits_of
-from gpuyard.residency.planning.plan_state import PlanState
+from gpuyard.residency.planning.assets import Budgets, StallCause, limits_of
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.transfer_plan import plan
+from gpuyard.residency.planning.transfer_plan import PlanState, plan
 from gpuyard.residency.running.coordinator import Coordinator
 from tests.residency_runs import MB, OUTPUT, PAGE, AssetFiles, WatchedMemory, check_every_label, checksum, play
 from tests.unit.residency.plan_simulation import scene

@@ -133,10 +133,8 @@ def _check_program(program: str) -> None:
 
 
 def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
-    """Check the plan, create the roots, and submit all runs that have not succeeded.
-
-    Return None, and submit nothing, if the record in the root is not `before`: another command has changed it.
-    """
+    """Check the plan, create the roots, and submit all runs that have not succeeded. Return None, and submit nothing,
+    if the record in the root is not `before`: another command has changed it."""
     check_plan(plan)
     _check_program(run_command(plan, 0)[0])
     make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
@@ -171,26 +169,21 @@ def _submit_rest(record: BatchRecord) -> BatchRecord:
     """Continue the last part if it is unfinished, else submit a new part with all runs that have not succeeded."""
     if record.parts:
         part = record.parts[-1]
-        if part.first is None or not _is_finished(part):
-            _refuse_more_runs(record)
+        status = None if part.first is None else read_part_status(part)
+        if part.first is None or (status is not None and not status["done"]):
+            planned = max(index for each in record.parts for index in _indexes(each.indexes)) + 1
+            if record.plan.count > planned:
+                raise UserError(
+                    f"cannot add runs: the {planned:,} runs of the batch in {record.plan.root} have not finished yet",
+                    hint=f"follow them with --count {planned}, and raise it when they have finished",
+                )
             return _submit_part(record, part)
     done = {index for index, run in read_results(record).items() if run.state == SUCCEEDED}
     left = [index for index in range(record.plan.count) if index not in done]
     if not left:
         return record if read_part_status(record.parts[-1]) is None else _submit_part(record, record.parts[-1])
     part = BatchPart(token=secrets.token_hex(16), indexes=format_ids(left))
-    record = replace(record, parts=(*record.parts, part))
-    _write_record(record)
-    return _submit_part(record, part)
-
-
-def _refuse_more_runs(record: BatchRecord) -> None:
-    planned = max(index for part in record.parts for index in _indexes(part.indexes)) + 1
-    if record.plan.count > planned:
-        raise UserError(
-            f"cannot add runs: the {planned:,} runs of the batch in {record.plan.root} have not finished yet",
-            hint=f"follow them with --count {planned}, and raise it when they have finished",
-        )
+    return _submit_part(_write_parts(record, *record.parts, part), part)
 
 
 def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
@@ -201,23 +194,26 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
         try:
             answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
         except UserError:
-            _remove_last_part(record)
+            # So that the user can correct the mistake and use the same root.
+            _write_parts(record, *record.parts[:-1])
             raise
         part = replace(part, first=answer["first"], last=answer["last"])
-        record = _replace_last_part(record, part)
+        record = _write_parts(record, *record.parts[:-1], part)
     if part.finish is None:
         return _submit_finish(record, part, f"{part.token}-finish")
-    if _has_ended(part.finish):  # it failed, or the user has run some jobs again since
+    job = _get(f"/jobs/{part.finish}")
+    if job is None or job["state"] in _ENDS:  # it failed, or the user has run some jobs again since
         return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
     return record
 
 
-def _has_ended(job_id: int) -> bool:
+def _get(path: str) -> dict[str, Any] | None:
+    """Return what the queue has there, or None."""
     try:
         with RetryingClient() as queue:
-            return queue.get(f"/jobs/{job_id}")["state"] in _ENDS
+            return queue.get(path)
     except NotThere:
-        return True
+        return None
 
 
 def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRecord:
@@ -230,21 +226,17 @@ def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRec
         "name": f"{plan.name}-finish",
         "on-reboot": "requeue",
     }
-    return _replace_last_part(record, replace(part, finish=_post(token, command, options)["first"]))
+    part = replace(part, finish=_post(token, command, options)["first"])
+    return _write_parts(record, *record.parts[:-1], part)
 
 
-def _remove_last_part(record: BatchRecord) -> None:
-    """Undo a part that the queue refused, so that the user can correct the mistake and use the same root."""
-    record = replace(record, parts=record.parts[:-1])
-    if record.parts:
-        _write_record(record)
+def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:
+    """Write and return the record with these parts. Without any part, the file is removed."""
+    record, path = replace(record, parts=parts), Path(record.plan.root) / RECORD
+    if parts:
+        write_whole(path, msgspec.json.format(msgspec.json.encode(record)))
     else:
-        (Path(record.plan.root) / RECORD).unlink(missing_ok=True)
-
-
-def _replace_last_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
-    record = replace(record, parts=(*record.parts[:-1], part))
-    _write_record(record)
+        path.unlink(missing_ok=True)
     return record
 
 
@@ -281,25 +273,19 @@ def _indexes(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _is_finished(part: BatchPart) -> bool:
-    """Whether all runs of a part have finished, or the queue no longer has it."""
-    status = read_part_status(part)
-    return status is None or bool(status["done"])
-
-
 def read_part_status(part: BatchPart) -> dict[str, Any] | None:
     """Return the queue's status of a part; None if it has deleted these jobs, or if their ids are other jobs now."""
-    try:
-        with RetryingClient() as queue:
-            status = queue.get(f"/batches/{part.first}")
-    except NotThere:
-        return None
-    return status if status["token"] == part.token else None
+    status = _get(f"/batches/{part.first}")
+    return status if status is not None and status["token"] == part.token else None
 
 
 def read_results(record: BatchRecord) -> dict[int, RunRecord]:
     """Return the finished runs by index: those in `runs.jsonl`, replaced by those that the queue still has."""
-    results = {run.index: run for run in _read_runs_file(Path(record.plan.root) / RUNS)}
+    results: dict[int, RunRecord] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in (Path(record.plan.root) / RUNS).read_text(encoding="utf-8").splitlines():
+            run = msgspec.convert(json.loads(line), RunRecord)
+            results[run.index] = run
     attempts: dict[int, int] = {}
     for part in record.parts:
         for run in _read_runs(part) if part.first is not None and read_part_status(part) is not None else ():
@@ -327,13 +313,3 @@ def read_record(root: Path) -> BatchRecord | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise EnvironmentFault(f"cannot read {path}: {error}", hint="name another output root") from error
-
-
-def _write_record(record: BatchRecord) -> None:
-    write_whole(Path(record.plan.root) / RECORD, msgspec.json.format(msgspec.json.encode(record)))
-
-
-def _read_runs_file(path: Path) -> Iterator[RunRecord]:
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield msgspec.convert(json.loads(line), RunRecord)

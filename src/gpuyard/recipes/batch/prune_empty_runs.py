@@ -12,6 +12,7 @@ A *run* is one folder directly in the output root. Rules:
 
 import contextlib
 import errno
+import filecmp
 import hashlib
 import itertools
 import json
@@ -31,7 +32,6 @@ from gpuyard.errors import EnvironmentFault, UserError
 ANY_FILE = "*"
 # Many random bytes: a file system can store a few in the inode, or zeros as a hole, even when the disk is full.
 _TRIAL_BYTES = 64 * 1024
-_CHUNK_BYTES = 1024 * 1024
 
 
 class PrunedRun(Struct, frozen=True, kw_only=True):
@@ -54,33 +54,35 @@ class _PruneRecord(PrunedRun, frozen=True, kw_only=True, omit_defaults=True):
 def make_roots(output: Path, pruned: Path | None) -> None:
     """Create both folders if they are missing, and check that they can be written."""
     if pruned is not None:
-        _refuse_overlap(output, pruned)
+        one, other = Path(os.path.realpath(output)), Path(os.path.realpath(pruned))
+        hint = "name a folder beside it with --prune-output-root"
+        if one == other:
+            raise UserError(f"the output root and the prune root are both {one}", hint=hint)
+        if one in other.parents:
+            raise UserError(f"the prune root {pruned} is inside the output root {output}", hint=hint)
+        if other in one.parents:
+            raise UserError(f"the output root {output} is inside the prune root {pruned}", hint=hint)
     _make_root("output root", output, "--output-root")
     if pruned is not None:
         _make_root("prune root", pruned, "--prune-output-root")
 
 
 def has_frame(run: Path, pattern: str) -> bool:
-    """Whether the run has a data file: a file that is not empty and matches the pattern.
-
-    A pattern with a `/` is matched with the path inside the run; `**` matches any folders. Symbolic links, and entries
-    that are neither a file nor a folder, count as data under any name, because their content is unknown.
-    """
+    """Whether the run has a data file: a file that is not empty and matches the pattern. A pattern with a `/` is
+    matched with the path inside the run; `**` matches any folders. Symbolic links, and entries that are neither a file
+    nor a folder, count as data under any name, because their content is unknown."""
     try:
         return run.is_symlink() or any(_is_frame(entry, run, pattern) for entry in _walk(run))
     except OSError as error:
-        raise EnvironmentFault(
-            f"cannot look for frames in {run}: {_describe(error)}", hint="it is not pruned; check its permissions"
-        ) from error
+        hint = "it is not pruned; check its permissions"
+        raise EnvironmentFault(f"cannot look for frames in {run}: {_describe(error)}", hint=hint) from error
 
 
 def prune(  # noqa: PLR0913 - the facts of a move
     run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
 ) -> PrunedRun:
-    """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases.
-
-    `is_new`: the record has no line about this run yet.
-    """
+    """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases. `is_new`: the
+    record has no line about this run yet."""
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
     try:
         return (None if is_new else pruning.complete_earlier_move()) or pruning.move()
@@ -93,9 +95,8 @@ def read_record(record: Path) -> dict[str, PrunedRun]:
     try:
         return {line.run: convert(line, PrunedRun, from_attributes=True) for line in _lines(record)}
     except OSError as error:
-        raise EnvironmentFault(
-            f"cannot read the record {record}: {error.strerror}", hint="check its permissions"
-        ) from error
+        message = f"cannot read the record {record}: {error.strerror}"
+        raise EnvironmentFault(message, hint="check its permissions") from error
 
 
 class _Pruning(Struct, frozen=True, kw_only=True):
@@ -116,9 +117,8 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         if _is_reserved(target):
             with contextlib.suppress(OSError):
                 os.rmdir(target)
-        return self._complete_copy(target) if lines[-1].is_copy else None
-
-    def _complete_copy(self, target: Path) -> PrunedRun | None:
+        if not lines[-1].is_copy:
+            return None
         pairs = _pairs(self.run, target)
         if not _is_whole(pairs):
             return None  # the copy was never completed, or a new run has the name of the old one
@@ -128,7 +128,10 @@ class _Pruning(Struct, frozen=True, kw_only=True):
     def move(self) -> PrunedRun:
         if not self.pruned.is_dir():
             return self.leave(f"the prune root {self.pruned} is missing")
-        if self._device_of_run() == os.stat(self.pruned).st_dev:
+        status = os.lstat(self.run)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
+        if status.st_dev == os.stat(self.pruned).st_dev:
             try:
                 return self._moved(self._place(self.run))
             except OSError as error:
@@ -143,16 +146,12 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             self._note(moved)
         return moved
 
-    def _device_of_run(self) -> int:
-        status = os.lstat(self.run)
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
-        return status.st_dev
-
     def _place(self, source: Path, *, is_copy: bool = False) -> Path:
         """Rename a complete run, or the complete copy of a run, to an unused name in the prune root."""
+        names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
+        free = (self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
         while True:
-            target = self._free_name()
+            target = next(free)
             self._note(self._moved(target), is_copy=is_copy)
             try:
                 os.mkdir(target, 0)
@@ -166,10 +165,6 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                     raise
             else:
                 return target
-
-    def _free_name(self) -> Path:
-        names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
-        return next(self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
 
     def _copy(self) -> PrunedRun:
         prefix = self._clear_partial()
@@ -218,17 +213,6 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(self.record)) from error
 
 
-def _refuse_overlap(output: Path, pruned: Path) -> None:
-    one, other = Path(os.path.realpath(output)), Path(os.path.realpath(pruned))
-    hint = "name a folder beside it with --prune-output-root"
-    if one == other:
-        raise UserError(f"the output root and the prune root are both {one}", hint=hint)
-    if one in other.parents:
-        raise UserError(f"the prune root {pruned} is inside the output root {output}", hint=hint)
-    if other in one.parents:
-        raise UserError(f"the output root {output} is inside the prune root {pruned}", hint=hint)
-
-
 def _make_root(role: str, root: Path, option: str) -> None:
     hint = f"name another with {option}"
     try:
@@ -262,14 +246,9 @@ def _is_frame(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
         return False
     if not entry.is_file(follow_symlinks=False):
         return True
-    return _has_matching_name(entry, run, pattern) and entry.stat(follow_symlinks=False).st_size > 0
-
-
-def _has_matching_name(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
-    if "/" not in pattern:
-        return fnmatchcase(entry.name, pattern)
     globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
-    return _matches(Path(entry.path).relative_to(run).parts, globs)
+    parts = Path(entry.path).relative_to(run).parts if "/" in pattern else (entry.name,)
+    return _matches(parts, globs) and entry.stat(follow_symlinks=False).st_size > 0
 
 
 def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
@@ -323,17 +302,7 @@ def _is_same(here: str, there: str) -> bool:
         return not os.path.samestat(one, other)  # a folder mounted twice would be removed at both places
     if stat.S_ISLNK(one.st_mode):
         return os.readlink(here) == os.readlink(there)
-    return stat.S_ISREG(one.st_mode) and one.st_size == other.st_size and _has_same_bytes(here, there)
-
-
-def _has_same_bytes(here: str, there: str) -> bool:
-    with open(here, "rb") as one, open(there, "rb") as other:
-        while True:
-            chunk = one.read(_CHUNK_BYTES)
-            if chunk != other.read(_CHUNK_BYTES):
-                return False
-            if not chunk:
-                return True
+    return stat.S_ISREG(one.st_mode) and filecmp.cmp(here, there, shallow=False)
 
 
 def _is_reserved(target: Path) -> bool:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -31,11 +32,6 @@ class BatchChoice(Struct, frozen=True, kw_only=True):
     first: int = 0
     before: BatchRecord | None = None
     note: str | None = None
-
-
-class _SummaryCounts(Struct, frozen=True, kw_only=True):
-    runs: int
-    succeeded: int
 
 
 def start_batch(plan: BatchPlan, mode: ExistingBatch) -> tuple[BatchChoice, BatchRecord]:
@@ -96,7 +92,7 @@ def _numbered_roots(plan: BatchPlan) -> Iterator[BatchPlan]:
 
 def _is_finished(record: BatchRecord) -> bool:
     try:
-        counts = msgspec.json.decode((Path(record.plan.root) / SUMMARY).read_bytes(), type=_SummaryCounts)
+        summary = msgspec.json.decode((Path(record.plan.root) / SUMMARY).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return False
-    return counts.succeeded == counts.runs == record.plan.count
+    return summary.get("succeeded") == summary.get("runs") == record.plan.count

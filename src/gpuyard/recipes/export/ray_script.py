@@ -21,15 +21,8 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.ray_api import RaySettings, address_of, request_of
 from gpuyard.engines.cluster.site import ClusterSubmission
-from gpuyard.recipes.export.job_groups import JobGroup, group_jobs, missing_dependencies
-from gpuyard.recipes.export.script_text import (
-    Script,
-    here_document,
-    loss_notes,
-    redirect_input,
-    script_head,
-    set_command,
-)
+from gpuyard.recipes.export import script_text
+from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
 
 _NAME = "ray"
 _HOW = (
@@ -74,7 +67,7 @@ ended() {
 
 def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
-    groups = group_jobs(jobs)
+    groups = script_text.group_jobs(jobs)
     ids = {job.id for job in jobs}
 
     def find_losses(job: ExportedJob) -> dict[NotExported, bool]:
@@ -87,13 +80,13 @@ def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collect
             and gpu_count(terms.need, settings.card_mb) == terms.need.devices,
         }
 
-    notes = loss_notes(jobs, _NAME, tags, find_losses)
-    lines = [*script_head("Ray", jobs, _HOW, notes), *_address(settings), *_SUBMIT.splitlines()]
+    notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
+    lines = [*script_text.script_head("Ray", jobs, _HOW, notes), *_address(settings), *_SUBMIT.splitlines()]
     if any(each.job_id in ids for job in jobs for each in job.after):
         lines += _AWAIT.splitlines()
     for group in groups:
-        content = [*set_command(group, '"$1"'), *_run_command(group)]
-        lines += ["", *here_document(f'cat > "$folder/jobs/{_file(group)}"', content)]
+        content = [*script_text.set_command(group, '"$1"'), *_run_command(group)]
+        lines += ["", *script_text.here_document(f'cat > "$folder/jobs/{group.first.id}.sh"', content)]
     return Script(text="\n".join([*lines, "", *_submissions(groups, ids, settings)]) + "\n", notes=notes)
 
 
@@ -105,15 +98,11 @@ def _address(settings: RaySettings) -> Iterator[str]:
     yield "export RAY_API_SERVER_ADDRESS"
 
 
-def _file(group: JobGroup) -> str:
-    return f"{group.first.id}.sh"
-
-
 def _run_command(group: JobGroup) -> Iterator[str]:
     first = group.first
     limit_s = first.terms.limit_s
     limit = "" if limit_s is None else f"timeout -k {first.grace_s:g} {limit_s:g} "
-    command = f'{limit}"$@"{redirect_input(group)}'
+    command = f'{limit}"$@"{script_text.redirect_input(group)}'
     if not first.retries:
         yield f"exec {command}"
         return
@@ -144,7 +133,7 @@ def _submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: Ray
 
 
 def _submission(group: JobGroup, condition: str, options: Iterable[str]) -> Iterator[str]:
-    arguments = [*options, "--", "sh", _file(group)]
+    arguments = [*options, "--", "sh", f"{group.first.id}.sh"]
     numbers = [[str(number)] for number in group.numbers] or [[]]
     lines = [
         f"submit {shlex.join([str(job.id), *arguments, *number])}"

@@ -17,15 +17,8 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.site import ClusterSubmission
 from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submit_command
-from gpuyard.recipes.export.job_groups import JobGroup, Positions, group_jobs, missing_dependencies, positions
-from gpuyard.recipes.export.script_text import (
-    Script,
-    here_document,
-    loss_notes,
-    redirect_input,
-    script_head,
-    set_command,
-)
+from gpuyard.recipes.export import script_text
+from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
 
 _NAME = "slurm"
 _HOW = (
@@ -51,7 +44,7 @@ _KINDS = {DependencyKind.OK: "afterok", DependencyKind.ANY: "afterany", Dependen
 
 def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
-    groups = group_jobs(jobs)
+    groups = script_text.group_jobs(jobs)
     group_counts = Counter(group.first.terms.group for group in groups)
 
     def find_losses(job: ExportedJob) -> dict[NotExported, bool]:
@@ -64,9 +57,9 @@ def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Col
             NotExported.TIMED_OUT: bool(job.retries) and terms.limit_s is not None,
         }
 
-    notes = loss_notes(jobs, _NAME, tags, find_losses)
-    lines = [*script_head("Slurm", jobs, _HOW, notes), *_SUBMIT.splitlines()]
-    by_id = positions(groups)
+    notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
+    lines = [*script_text.script_head("Slurm", jobs, _HOW, notes), *_SUBMIT.splitlines()]
+    by_id = script_text.positions(groups)
     for group in groups:
         lines += ["", *_submission(group, by_id, settings)]
     return Script(text="\n".join(lines) + "\n", notes=notes)
@@ -80,7 +73,7 @@ def _request_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
     return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]
 
 
-def _submission(group: JobGroup, by_id: Positions, settings: SlurmSettings) -> Iterator[str]:
+def _submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmSettings) -> Iterator[str]:
     first = group.first
     missing = missing_dependencies(first, by_id)
     if missing:
@@ -90,8 +83,8 @@ def _submission(group: JobGroup, by_id: Positions, settings: SlurmSettings) -> I
     if missing or first.state is JobState.HELD:
         options.append("--hold")
     command = f"submit {first.id} {shlex.join(options)}{_dependency(first, by_id)}"
-    content = ["#!/bin/sh", *set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_command(group)]
-    yield from here_document(command, content)
+    content = ["#!/bin/sh", *script_text.set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_command(group)]
+    yield from script_text.here_document(command, content)
 
 
 def _array(group: JobGroup) -> Iterator[str]:
@@ -101,7 +94,7 @@ def _array(group: JobGroup) -> Iterator[str]:
         yield f"--array={numbers}" + (f"%{at_most}" if at_most else "")
 
 
-def _dependency(job: ExportedJob, by_id: Positions) -> str:
+def _dependency(job: ExportedJob, by_id: script_text.Positions) -> str:
     """Return the dependency option. It names a whole array by its own id, or single jobs of it by id and index."""
     wanted: dict[tuple[DependencyKind, int], list[int | None]] = {}
     for each in job.after:
@@ -119,7 +112,7 @@ def _dependency(job: ExportedJob, by_id: Positions) -> str:
 
 
 def _run_command(group: JobGroup) -> Iterator[str]:
-    retries, redirection = group.first.retries, redirect_input(group)
+    retries, redirection = group.first.retries, script_text.redirect_input(group)
     if not retries:
         yield f'exec "$@"{redirection}'
         return

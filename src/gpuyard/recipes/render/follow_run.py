@@ -5,20 +5,18 @@ neither wait for the display nor end when its terminal goes away.
 """
 
 import contextlib
-import json
 import os
 import queue
 import threading
 from collections.abc import Callable
 from enum import IntEnum, auto
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.residency.running.status_file import RenderStatus
+from gpuyard.residency.running.status_file import RenderStatus, as_json
 
 INTERVAL_S = 1.0
 DEFAULT_NAME, DEFAULT_AFTER_S = "status.json", 60.0
@@ -56,20 +54,14 @@ class StatusFile:
         """Replace the file. Raises EnvironmentFault and keeps the last status if it cannot be written."""
         if status.elapsed_s < self._after_s:
             return
+        content = as_json(status, indent=2) + b"\n"
         try:
-            self._temporary.write_bytes(_as_json(status))
+            self._temporary.write_bytes(content)
             self._temporary.replace(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
             raise EnvironmentFault(f"{self._path} cannot be written: {error.strerror}") from error
-
-
-def _as_json(status: RenderStatus) -> bytes:
-    try:
-        return msgspec.json.format(msgspec.json.encode(status)) + b"\n"
-    except UnicodeEncodeError:  # a path that is not UTF-8
-        return json.dumps(msgspec.to_builtins(status), indent=2).encode() + b"\n"
 
 
 class _Phase(IntEnum):
@@ -83,9 +75,7 @@ class _Phase(IntEnum):
 
 class Follower:
     """Follows a run inside its `with` block, in two threads. `stop` and `abandon` may be called in signal handlers.
-
-    `show_stop` is called after the run was stopped: no further label starts once its message appears.
-    """
+    `show_stop` is called after the run was stopped: no further label starts once its message appears."""
 
     def __init__(
         self,
@@ -109,9 +99,7 @@ class Follower:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._requests.put(_Phase.ENDED)
         for thread in self._threads:
             thread.join()

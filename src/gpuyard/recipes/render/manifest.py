@@ -5,13 +5,23 @@
     {"scene": "room.ply", "name": "e", "camera": 5}
 
 The content decides the format, not the file's name. Paths are relative to the manifest's folder. Labels that share
-scene and actor become one render unit. All other keys of an entry are for the renderer. A mistake in one entry, or in
-one of its labels, is reported with its number, and the rest is rendered.
+scene and actor become one render unit. A mistake in one entry, or in one of its labels, is reported with its number,
+and the rest is rendered.
+
+The renderer gets an object with the entry's other keys, overridden by the label's keys, or with the label itself as
+`label`. The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number,
+or of a label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
+
+Different labels never get the same folder. A plain name is unchanged. Characters that a folder name cannot have are
+percent-encoded as in a URL (`%2F`), and so is `%` itself; a name that is too long is cut and ends in `%~` and a digest
+of the whole name, as no other name can.
 """
 
 import contextlib
 import gc
+import hashlib
 import json
+import os.path
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,12 +30,20 @@ from typing import Any
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.renderer_input import KINDS, OWN_KEYS, LabelGroup
 from gpuyard.residency.planning.render_units import Label, Unit
 
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_OWN_KEYS = frozenset({"scene", "actor", "labels", "label"})
+_KINDS = {
+    dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+RESERVED = frozenset({"skipped.jsonl", "status.json"})
+_LONGEST = 200  # bytes; file systems allow 255
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_DIGEST_LETTERS = 16
 _decode = msgspec.json.Decoder().decode
 _decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -133,7 +151,7 @@ def _decode_entry(raw: bytes) -> dict[str, Any]:
     try:
         entry = _decode(raw)
         if type(entry) is not dict:
-            raise UserError(f"an entry is an object, not {KINDS[type(entry)]}")
+            raise UserError(f"an entry is an object, not {_KINDS[type(entry)]}")
         # More colons than keys: some are in strings, or a key occurs twice and the decoder kept one.
         if raw.count(b":") != _count_keys(entry):
             json.loads(raw, object_pairs_hook=_check_keys)
@@ -164,9 +182,35 @@ def _labels_of(entry: dict[str, Any]) -> list[Any]:
     if "label" in entry:
         raise UserError("it has both 'labels' and 'label'")
     if type(entry["labels"]) is not list:
-        raise UserError(f"its labels are not a list but {KINDS[type(entry['labels'])]}")
+        raise UserError(f"its labels are not a list but {_KINDS[type(entry['labels'])]}")
     labels: list[Any] = entry["labels"]
     return labels
+
+
+class _LabelGroup:
+    """The labels of one scene and actor, whose paths are as written in the manifest."""
+
+    def __init__(self, scene: str | None, actor: str | None) -> None:
+        self.labels: list[Label] = []
+        self._name = name_of_pair(scene, actor)
+        self._seen = 0
+
+    def make_label(self, extras: dict[str, Any], label: Any, *, is_only: bool) -> Label:
+        """Return the label. `is_only`: the entry has one label; its own keys name the label, and may be all of it."""
+        self._seen += 1
+        if type(label) is dict:
+            value = {**extras, **label} if extras else label
+        elif label is None and is_only:
+            value = extras
+        elif type(label) in (str, int, float):
+            value = {**extras, "label": label}
+        else:
+            raise UserError(f"a label is a string, a number or an object, not {_KINDS[type(label)]}")
+        named = value if is_only else label if type(label) is dict else {}
+        name = _given_name(named) or (_check_name(label) if type(label) is str else None)
+        if name is None:
+            name = f"{self._name}-{label}" if type(label) in (int, float) else f"{self._name}-label{self._seen}"
+        return Label(name=folder_name(name), value=value)
 
 
 class _UnitBuilder:
@@ -176,7 +220,7 @@ class _UnitBuilder:
         self.mistakes: list[ManifestMistake] = []
         self._folder, self._noun = folder, noun
         self._paths: dict[str, str] = {}
-        self._pairs: dict[tuple[str | None, str | None], LabelGroup] = {}
+        self._pairs: dict[tuple[str | None, str | None], _LabelGroup] = {}
         self._names: dict[str, int] = {}
 
     def units(self) -> tuple[Unit, ...]:
@@ -194,38 +238,84 @@ class _UnitBuilder:
         except UserError as error:
             self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}", reason=error.message))
             return
-        extras = {key: value for key, value in entry.items() if key not in OWN_KEYS}
+        extras = {key: value for key, value in entry.items() if key not in _OWN_KEYS}
         is_only = "labels" not in entry
         for position, label in enumerate(labels, 1):
             try:
-                self._add_label(group.make_label(extras, label, is_only=is_only), number, group)
+                made = group.make_label(extras, label, is_only=is_only)
+                if made.name in self._names:
+                    raise UserError(f"its name '{made.name}' is taken by {self._noun} {self._names[made.name]}")
+                self._names[made.name] = number
+                group.labels.append(made)
             except UserError as error:
                 which = "" if is_only else f", label {position}"
                 self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}{which}", reason=error.message))
 
-    def _add_label(self, label: Label, number: int, group: LabelGroup) -> None:
-        if label.name in self._names:
-            raise UserError(f"its name '{label.name}' is taken by {self._noun} {self._names[label.name]}")
-        self._names[label.name] = number
-        group.labels.append(label)
-
-    def _group(self, entry: dict[str, Any]) -> LabelGroup:
+    def _group(self, entry: dict[str, Any]) -> _LabelGroup:
         scene, actor = (self._path(key, entry.get(key)) for key in ("scene", "actor"))
         if scene is None and actor is None:
             raise UserError("it names neither a scene nor an actor")
         found = self._pairs.get((scene, actor))
         if found is None:
-            found = self._pairs[scene, actor] = LabelGroup(entry.get("scene"), entry.get("actor"))
+            found = self._pairs[scene, actor] = _LabelGroup(entry.get("scene"), entry.get("actor"))
         return found
 
     def _path(self, key: str, path: Any) -> str | None:
         if path is None:
             return None
         if type(path) is not str:
-            raise UserError(f"its {key} is not a path but {KINDS[type(path)]}")
+            raise UserError(f"its {key} is not a path but {_KINDS[type(path)]}")
         if not path or "\0" in path:
             raise UserError(f"its {key} is not a path")
         found = self._paths.get(path)
         if found is None:
             found = self._paths[path] = str(self._folder / path)
         return found
+
+
+def _given_name(named: dict[str, Any]) -> str | None:
+    for key in ("name", "id"):
+        given = named.get(key)
+        if given is not None:
+            if type(given) not in (str, int, float):
+                raise UserError(f"its {key} is {_KINDS[type(given)]}, not a string or a number")
+            return _check_name(str(given))
+    return None
+
+
+def _check_name(name: str) -> str:
+    if not name:
+        raise UserError("its name is empty")
+    return name
+
+
+def folder_name(name: str) -> str:
+    """Return the folder name for the label `name`, which is not empty."""
+    if len(name) <= _LONGEST and _PLAIN.fullmatch(name) and name not in RESERVED:
+        return name
+    letters = [letter if letter.isprintable() and letter not in "/%" else _escaped(letter) for letter in name]
+    if name[0] == "." or name in RESERVED:
+        letters[0] = _escaped(name[0])
+    whole = "".join(letters)
+    if len(whole.encode()) <= _LONGEST:
+        return whole
+    end = f"%~{hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_LETTERS]}"
+    return whole.encode()[: _LONGEST - len(end)].decode(errors="ignore") + end
+
+
+def _escaped(letter: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in letter.encode())
+
+
+def name_of_pair(scene: str | None, actor: str | None) -> str:
+    """Return the prefix for labels without a name. The digest distinguishes equal file names in different folders."""
+    stems = [_stem(path) for path in (scene, actor) if path is not None]
+    digest = hashlib.sha256(repr((scene, actor)).encode()).hexdigest()[:8]
+    return "-".join([*stems, digest])
+
+
+def _stem(path: str) -> str:
+    """Return the file name without its suffix; for a glob, the name of its folder."""
+    folder, last = os.path.split(path.rstrip("/"))
+    is_glob = folder and any(letter in last for letter in "*?[")
+    return os.path.splitext(os.path.basename(folder) if is_glob else last)[0]

@@ -1,9 +1,12 @@
 """Measure the size of every asset of a manifest on disk, in RAM and in VRAM, and the time to load and upload it.
 
 Assets are actually read and uploaded, one after the other, as in a run. An asset that cannot be measured has a
-`problem`.
+`problem`. The measurements give the recommended budgets. A scene is loaded whole; an actor is loaded whole or streamed,
+which takes two of its frames at a time. A part of VRAM is reserved for the renderer, the rest is for assets; RAM is
+allocated in pages.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +19,11 @@ from gpuyard.residency.loading.asset_loader import Loader, Source
 from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.memory.open_memory import open_device
 from gpuyard.residency.memory.page_pool import PagePool, Pages, page_size
-from gpuyard.residency.planning.assets import Kind
+from gpuyard.residency.planning.assets import WORKING_PART, Asset, Kind
 from gpuyard.residency.planning.render_units import Unit
 
-_MB = 1048576
+_MB, _GB = 1 << 20, 1 << 30
+_FOR_ASSETS = 1 - 1 / WORKING_PART
 OVERHEAD_NBYTES = 64 * _MB  # memory of a GPU's allocator beside a buffer
 _MAX_EXPANSION = 4  # a loader may decompress a file to this multiple of the estimate
 
@@ -62,10 +66,16 @@ class Profiler:
     def measure(self, assets: Sequence[AssetProfile]) -> Iterator[AssetProfile]:
         """Yield the assets with their measurements."""
         found = [self._describe(asset) for asset in assets]
-        with open_device(self._vram_needed([source for _, source in found]), self._device, label="profile") as memory:
+        # VRAM for the largest asset only, so that other programs can use the rest meanwhile.
+        known = [source for _, source in found if source is not None]
+        most = max((source.nbytes * (1 if source.is_exact else _MAX_EXPANSION) for source in known), default=0)
+        with open_device(min(self._vram, most + OVERHEAD_NBYTES), self._device, label="profile") as memory:
             self.name = memory.name
             pool = PagePool(memory.page, page_size(self._ram))
-            _warm_up(memory, pool)
+            # Upload once before measuring, because the first copy includes the device's setup.
+            pages = pool.take(pool.size)
+            _upload(AssetProfile(kind=Kind.SCENE, path="", labels=0), pages, memory)
+            pool.give_back(pages)
             for asset, source in found:
                 yield asset if source is None else self._measure_one(asset, source, memory, pool)
 
@@ -78,50 +88,33 @@ class Profiler:
         known = msgspec.structs.replace(asset, frames=source.frames, disk_nbytes=source.disk_nbytes, **sizes)
         return known, source
 
-    def _vram_needed(self, sources: Sequence[Source | None]) -> int:
-        """Return the VRAM for the largest asset only, so that other programs can use the rest meanwhile."""
-        known = [source for source in sources if source is not None]
-        most = max((source.nbytes * (1 if source.is_exact else _MAX_EXPANSION) for source in known), default=0)
-        return min(self._vram, most + OVERHEAD_NBYTES)
-
     def _measure_one(self, asset: AssetProfile, source: Source, memory: DeviceMemory, pool: PagePool) -> AssetProfile:
-        reading = _AssetReading(asset, pool, self._ram)
+        """Read and upload one asset. The time to allocate pages does not count, because a run does it only once."""
+        taken: list[Pages] = []
+        allocation_s = 0.0
+
+        def allocate(nbytes: int) -> Pages:
+            nonlocal allocation_s
+            if nbytes > self._ram:
+                raise AssetError(asset.path, "it is larger than the RAM budget")
+            before = time.monotonic()
+            taken.append(pool.take(nbytes))
+            allocation_s += time.monotonic() - before
+            return taken[-1]
+
         try:
-            asset = reading.read(source)
-            return _upload(asset, reading.pages[0], memory)
+            started = time.monotonic()
+            layouts = source.read(allocate)
+            load_s = time.monotonic() - started - allocation_s
+            nbytes, frame_nbytes = taken[0].nbytes, max(layout.nbytes for layout in layouts)
+            sizes = {"ram_nbytes": nbytes, "vram_nbytes": nbytes, "frame_nbytes": frame_nbytes}
+            asset = msgspec.structs.replace(asset, load_s=load_s, **sizes)
+            return _upload(asset, taken[0], memory)
         except EnvironmentFault as error:
             return msgspec.structs.replace(asset, problem=error.message)
         finally:
-            for pages in reading.pages:
+            for pages in taken:
                 pool.give_back(pages)
-
-
-class _AssetReading:
-    """Reads one asset. The time to allocate pages does not count, because a run allocates them only once."""
-
-    def __init__(self, asset: AssetProfile, pool: PagePool, most: int) -> None:
-        self.pages: list[Pages] = []
-        self._asset, self._pool, self._most = asset, pool, most
-        self._allocation_s = 0.0
-
-    def read(self, source: Source) -> AssetProfile:
-        started = time.monotonic()
-        layouts = source.read(self._allocate)
-        return msgspec.structs.replace(
-            self._asset,
-            ram_nbytes=self.pages[0].nbytes,
-            vram_nbytes=self.pages[0].nbytes,
-            frame_nbytes=max(layout.nbytes for layout in layouts),
-            load_s=time.monotonic() - started - self._allocation_s,
-        )
-
-    def _allocate(self, nbytes: int) -> Pages:
-        if nbytes > self._most:
-            raise AssetError(self._asset.path, "it is larger than the RAM budget")
-        started = time.monotonic()
-        self.pages.append(self._pool.take(nbytes))
-        self._allocation_s += time.monotonic() - started
-        return self.pages[-1]
 
 
 def _upload(asset: AssetProfile, pages: Pages, memory: DeviceMemory) -> AssetProfile:
@@ -137,8 +130,57 @@ def _upload(asset: AssetProfile, pages: Pages, memory: DeviceMemory) -> AssetPro
         memory.free(buffer)
 
 
-def _warm_up(memory: DeviceMemory, pool: PagePool) -> None:
-    """Upload once before measuring, because the first copy includes the device's setup."""
-    pages = pool.take(pool.size)
-    _upload(AssetProfile(kind=Kind.SCENE, path="", labels=0), pages, memory)
-    pool.give_back(pages)
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """Budgets in bytes. `least` is the minimum; with `good`, workers rarely wait; more than `plenty` helps little."""
+
+    vram_least: int
+    vram_good: int
+    vram_plenty: int
+    ram_least: int
+    ram_good: int
+    ram_plenty: int
+
+
+def advise(assets: Sequence[AssetProfile], *, scene_slots: int, workers: int, overhead: int = 0) -> Advice:
+    """Return the budgets. `overhead` is memory of the device's own allocator. Assets of unknown size are left out."""
+    scenes, actors = _assets(assets, Kind.SCENE), _assets(assets, Kind.ACTOR)
+    stream = max((actor.stream_nbytes for actor in actors), default=0)
+
+    def vram(scene_count: int, actor_count: int) -> int:
+        chosen = scenes[:scene_count] + actors[:actor_count]
+        return math.ceil((stream + sum(asset.nbytes for asset in chosen)) / _FOR_ASSETS) + overhead
+
+    # Larger than any budget below, so that pages of the actual budget are not larger than this.
+    page = page_size(2 * (sum(asset.nbytes for asset in scenes + actors) + workers * stream))
+
+    def rounded(nbytes: int) -> int:
+        return -(-nbytes // page) * page
+
+    def ram(scene_count: int, actor_count: int) -> int:
+        return sum(rounded(asset.nbytes) for asset in scenes[:scene_count] + actors[:actor_count])
+
+    # Each worker needs this to stream an actor from disk that does not fit into RAM.
+    ram_least = ram(1, 0) + workers * max((actor.stream_ram(rounded) for actor in actors), default=0)
+    return Advice(
+        vram_least=vram(1, 0),
+        vram_good=vram(scene_slots, 1),
+        vram_plenty=vram(scene_slots, workers),
+        ram_least=ram_least,
+        ram_good=max(ram_least, ram(scene_slots + 1, workers + 1)),
+        ram_plenty=max(ram_least, ram(len(scenes), len(actors))),
+    )
+
+
+def size_option(nbytes: int) -> str:
+    """Return the size as an option's value, rounded up."""
+    return f"{math.ceil(nbytes / _GB)}G" if nbytes >= 4 * _GB else f"{math.ceil(nbytes / _MB)}M"
+
+
+def _assets(measured: Sequence[AssetProfile], kind: Kind) -> list[Asset]:
+    """Return the assets of a kind with a known size, the largest first."""
+    known = [
+        Asset(key=each.path, kind=kind, nbytes=each.vram_nbytes, frame_nbytes=each.frame_nbytes or 0)
+        for each in measured
+        if each.kind is kind and each.vram_nbytes is not None
+    ]
+    return sorted(known, key=lambda asset: asset.nbytes, reverse=True)

@@ -8,22 +8,37 @@ Rules:
 - A folder that is or contains the home folder is refused.
 """
 
+import contextlib
 import os
 import re
+import shutil
+import sqlite3
 import stat
+import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from gpuyard.config import config_dir, lease_dir, load_config
 from gpuyard.connect import paths as daemon_places
-from gpuyard.errors import UserError
+from gpuyard.engines.session.tmux import Tmux, TmuxError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger_mutex import MUTEX
-from gpuyard.recipes.uninstall import systemd_and_shells
-from gpuyard.recipes.uninstall.queue_records import TaskFiles, task_files
+from gpuyard.store.database import open_reader
 
+UNIT = "gpuyard.service"
+_TIMEOUT_S = 30.0
+_MOST_BYTES = 1 << 20
+_SHELL_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".config/fish/config.fish")
+_TASKS = """
+SELECT DISTINCT
+    json_extract(body, '$.task.workspace'), json_extract(body, '$.task.log'),
+    json_extract(body, '$.task.other_log'), json_extract(body, '$.task.scheduler_log')
+FROM specs WHERE json_extract(body, '$.task.workspace') IS NOT NULL
+"""
 _LOG = r"\d+\.\d+\.log(\.1|\.cut)?"
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
@@ -38,8 +53,8 @@ class InstalledFiles(Struct, frozen=True, kw_only=True):
     is_own_folder: bool = True
 
 
-class KeptFile(Struct, frozen=True, kw_only=True):
-    """A path that `gpuyard uninstall` leaves, and the reason."""
+class KeptFile(Struct, frozen=True):
+    """A path that stays, and the reason."""
 
     path: str
     why: str
@@ -55,13 +70,15 @@ def find() -> FoundFiles:
     state, config, leases = Path(daemon_places.state_folder()), config_dir(), lease_dir()
     for folder, setting in ((state, "GPUYARD_HOME"), (config, "GPUYARD_HOME"), (leases, "the lease directory")):
         _refuse_home(folder, setting)
-    tasks = task_files(state)
+    tasks, temporary = _find_tasks(state), Path(tempfile.gettempdir())
+    completion = _config_home() / "fish" / "completions" / "gpuyard.fish"
+    completions = [completion] if "_GPUYARD_COMPLETE" in _text(completion) else []
     # The state folder is last, because files in it tell where other files are.
     places = [
-        *(_single_file(path, "the systemd unit that runs the daemon") for path in systemd_and_shells.unit_files()),
-        *(_single_file(path, "the completion of the fish shell") for path in systemd_and_shells.completion_files()),
+        *(_single_file(path, "the systemd unit that runs the daemon") for path in unit_files()),
+        *(_single_file(path, "the completion of the fish shell") for path in completions),
         *_task_logs(tasks),
-        *_conda_leftovers(),
+        *_own_files(temporary, "left by an interrupted `workspace start`", r"gpuyard-conda-\w+", "gpuyard-conda-*"),
         *_cluster_files(state),
         *_lease_files(leases),
         *_files_named(config, "the configuration", r"config\.toml", "config.toml"),
@@ -69,6 +86,54 @@ def find() -> FoundFiles:
     ]
     kept = (*_kept_files(tasks, (state, config, leases)), *_unknown_files(places))
     return FoundFiles(places=tuple(places), kept=kept)
+
+
+def unit_files() -> list[Path]:
+    """Return the user's systemd unit, if it starts gpuyard, and the link that enables it."""
+    units = _config_home() / "systemd" / "user"
+    unit, enabled = units / UNIT, units / "default.target.wants" / UNIT
+    if "gpuyard" not in _text(unit):
+        return []
+    return [path for path in (enabled, unit) if os.path.lexists(path)]
+
+
+def run_tool(*command: str) -> tuple[str, str | None]:
+    """Return the output and an error message or None. A program that is not installed has no output and no error."""
+    if shutil.which(command[0]) is None:
+        return "", None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_TIMEOUT_S, check=False, encoding="utf-8", errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"`{' '.join(command)}` failed: {error}"
+    if done.returncode:
+        return "", f"`{' '.join(command)}` failed: {done.stderr.strip()}"
+    return done.stdout, None
+
+
+def query_queue(state: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query to the queue's database, which is not written; none if there is no database."""
+    path = state / "queue.db"
+    if not path.is_file():
+        return []
+    try:
+        with contextlib.closing(open_reader(path)) as database:
+            return database.execute(query).fetchall()
+    except (sqlite3.DatabaseError, EnvironmentFault) as error:
+        raise EnvironmentFault(
+            f"cannot read {path}, so it is unknown whether jobs run or wait: {error}",
+            hint=f"check with `gpuyard queue`; if no job runs, move {path} away and try again",
+        ) from error
+
+
+def _find_tasks(state: Path) -> dict[str, list[str]]:
+    """Return the log files of the queue's tasks by workspace, all as absolute paths."""
+    tasks: dict[str, list[str]] = {}
+    for workspace, *logs in query_queue(state, _TASKS):
+        if os.path.isabs(workspace):
+            tasks.setdefault(workspace, []).extend(log for log in logs if log and os.path.isabs(log))
+    return tasks
 
 
 def _refuse_home(folder: Path, setting: str) -> None:
@@ -83,14 +148,14 @@ def _refuse_home(folder: Path, setting: str) -> None:
 
 def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     if folder.is_symlink():
-        yield from _files_named(folder, "the queue", "", "")
+        yield from _files_named(folder, "the queue")
         return
     yield from _job_files(folder, "output of jobs")
-    yield from _files_named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}", "")
-    yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log", "")
-    yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock", "")
-    yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock", "")
-    yield from _files_named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share", "")
+    yield from _files_named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}")
+    yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log")
+    yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
+    yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
+    yield from _files_named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share")
     yield from _files_named(folder, "the queue's database", r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?", "queue.db*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
@@ -108,14 +173,14 @@ def _cluster_files(state: Path) -> Iterator[InstalledFiles]:
     for configured in dict.fromkeys(each.folder for each in (config.slurm, config.ray) if each.folder is not None):
         folder = Path(configured).expanduser() / name
         yield from _job_files(folder, "output of jobs at a cluster")
-        yield from _files_named(folder, "this queue's folder for a cluster", "", "")
+        yield from _files_named(folder, "this queue's folder for a cluster")
 
 
 def _job_files(folder: Path, logs: str) -> Iterator[InstalledFiles]:
-    yield from _files_named(folder / "logs", logs, _LOG, "")
+    yield from _files_named(folder / "logs", logs, _LOG)
     for site in ("slurm", "ray"):
-        yield from _files_named(folder / site / "parcels", f"submissions to {site}", r"\.?[0-9a-f]{12}", "")
-        yield from _files_named(folder / site, f"the folder for {site}", "", "")
+        yield from _files_named(folder / site / "parcels", f"submissions to {site}", r"\.?[0-9a-f]{12}")
+        yield from _files_named(folder / site, f"the folder for {site}")
 
 
 def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
@@ -125,18 +190,18 @@ def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
     except OSError:
         return
     if not is_shared:
-        yield from _files_named(folder, "leases of GPUs", f"{names}|{re.escape(MUTEX)}", "")
+        yield from _files_named(folder, "leases of GPUs", f"{names}|{re.escape(MUTEX)}")
         return
     # The mutex stays, because all users share it: if it were created again, two processes could hold it at once.
     yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket")
 
 
-def _task_logs(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
+def _task_logs(tasks: Mapping[str, list[str]]) -> Iterator[InstalledFiles]:
     """Yield logs outside workspaces: LOG_DIR/train_logs/NAME.log and LOG_DIR/TASK_scheduler.log."""
     by_folder: dict[str, dict[str, None]] = {}
-    for task in tasks:
-        for log in task.logs:
-            is_outside = os.path.commonpath([log, task.workspace]) != task.workspace
+    for workspace, logs in tasks.items():
+        for log in logs:
+            is_outside = os.path.commonpath([log, workspace]) != workspace
             if is_outside and os.path.isfile(log) and not os.path.islink(log) and _is_ours(Path(log)):
                 folder, name = os.path.split(log)
                 by_folder.setdefault(folder, {})[name] = None
@@ -148,25 +213,32 @@ def _task_logs(tasks: Iterable[TaskFiles]) -> Iterator[InstalledFiles]:
         )
 
 
-def _conda_leftovers() -> Iterator[InstalledFiles]:
-    """Yield folders of `workspace start` commands that were killed while they activated a conda environment."""
-    what, names = "left by an interrupted `workspace start`", r"gpuyard-conda-\w+"
-    yield from _own_files(Path(tempfile.gettempdir()), what, names, "gpuyard-conda-*")
-
-
-def _kept_files(tasks: Collection[TaskFiles], folders: Iterable[Path]) -> Iterator[KeptFile]:
+def _kept_files(tasks: Iterable[str], folders: Iterable[Path]) -> Iterator[KeptFile]:
     for folder in folders:
         if folder.is_symlink():
-            yield KeptFile(path=os.path.realpath(folder), why=f"{folder} is a link to it: remove it by hand")
+            yield KeptFile(os.path.realpath(folder), f"{folder} is a link to it: remove it by hand")
         elif folder.is_dir() and not _is_ours(folder):
-            yield KeptFile(path=str(folder), why="belongs to another user; your files in it are listed above")
-    for workspace in dict.fromkeys(task.workspace for task in tasks):
+            yield KeptFile(str(folder), "belongs to another user; your files in it are listed above")
+    for workspace in tasks:
         if os.path.isdir(workspace):
-            yield KeptFile(path=workspace, why="a workspace: its configs, results and markers are yours")
-    if tasks and (sessions := systemd_and_shells.open_sessions()):
-        yield KeptFile(path="tmux", why=f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
-    for path, why in systemd_and_shells.lines_to_remove():
-        yield KeptFile(path=path, why=why)
+            yield KeptFile(workspace, "a workspace: its configs, results and markers are yours")
+    if tasks and (sessions := _open_sessions()):
+        yield KeptFile("tmux", f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
+    for name in _SHELL_FILES:
+        path = Path.home() / name
+        if "gpuyard completion" in _text(path):
+            yield KeptFile(str(path), "has a line with `gpuyard completion`: remove it by hand")
+    if "gpuyard" in run_tool("crontab", "-l")[0]:
+        yield KeptFile("crontab", "has a line that starts gpuyard: remove it with `crontab -e`")
+
+
+def _open_sessions() -> list[str]:
+    """Return the names of tmux sessions that gpuyard opened for tasks."""
+    try:
+        owned = Tmux(os.environ).owned_sessions("")
+    except TmuxError:
+        return []
+    return sorted(name for names in owned.values() for name in names)
 
 
 def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
@@ -177,10 +249,10 @@ def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
         listed.setdefault(os.path.dirname(place.folder), set()).add(os.path.basename(place.folder))
     for folder in dict.fromkeys(place.folder for place in places if place.is_own_folder):
         for name in sorted(set(_names_in(folder)) - listed[folder]):
-            yield KeptFile(path=os.path.join(folder, name), why="not created by gpuyard")
+            yield KeptFile(os.path.join(folder, name), "not created by gpuyard")
 
 
-def _files_named(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:
+def _files_named(folder: Path, what: str, pattern: str = "", shown: str = "") -> Iterator[InstalledFiles]:
     """Yield the matching files of a folder of this user, also if there are none; of a symbolic link only the link."""
     if folder.is_symlink():
         yield _single_file(folder, f"a link to {os.readlink(folder)}, which stays")
@@ -215,3 +287,16 @@ def _is_ours(path: Path) -> bool:
         return path.lstat().st_uid == os.geteuid()
     except OSError:
         return False
+
+
+def _config_home() -> Path:
+    named = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(named) if os.path.isabs(named) else Path.home() / ".config"
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""

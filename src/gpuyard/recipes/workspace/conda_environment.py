@@ -17,10 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-
-from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 
@@ -38,17 +36,9 @@ with open(sys.argv[1], "wb") as file:
 _SET_BY_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
-class _CommandResult(Struct, frozen=True, kw_only=True):
-    status: int
-    output: bytes
-    last_error_line: str
-
-
 def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-    """Return `environment` with the conda environment `name` (a name or a path) activated.
-
-    Raises UserError if the environment or conda itself is missing, EnvironmentFault if activation fails or times out.
-    """
+    """Return `environment` with the conda environment `name` (a name or a path) activated. Raises UserError if the
+    environment or conda itself is missing, EnvironmentFault if activation fails or times out."""
     if name.startswith("-"):
         raise UserError(f"conda_env: '{name}' cannot be the name of an environment")
     with tempfile.TemporaryDirectory(prefix="gpuyard-conda-") as folder:
@@ -57,10 +47,8 @@ def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s
 
 class _Activation:
     def __init__(self, name: str, environment: Mapping[str, str], folder: Path, timeout_s: float) -> None:
-        self._name = name
-        self._before = dict(environment)
-        self._folder = folder
-        self._timeout_s = timeout_s
+        self._name, self._before = name, dict(environment)
+        self._folder, self._timeout_s = folder, timeout_s
 
     def run(self) -> dict[str, str]:
         """Return the variables from the first tool that knows the environment."""
@@ -73,9 +61,9 @@ class _Activation:
         errors = []
         for tool in tools:
             result = self._run(_activation_command(tool, self._name))
-            if result.status == 0:
-                return self._run_activation(result.output)
-            errors.append(f"{tool} says: {result.last_error_line}")
+            if result.returncode == 0:
+                return self._run_activation(result.stdout)
+            errors.append(f"{tool} says: {_last_line(result.stderr)}")
         raise self._explain_failure(tools, errors)
 
     def _run_activation(self, commands: bytes) -> dict[str, str]:
@@ -84,13 +72,15 @@ class _Activation:
         dumper = shlex.join([sys.executable, "-I", "-c", _DUMP_ENVIRONMENT, str(dump)])
         script.write_bytes(commands + os.fsencode(f'\nexec {dumper} "${{LC_CTYPE-}}"\n'))
         result = self._run([shutil.which("bash") or "/bin/sh", str(script)])
-        if result.status != 0 or not dump.exists():
+        if result.returncode != 0 or not dump.exists():
             raise EnvironmentFault(
-                f"the conda environment '{self._name}' cannot be activated: {result.last_error_line}",
-                hint=f"a hook in its etc/conda/activate.d ended the shell with status {result.status}",
+                f"the conda environment '{self._name}' cannot be activated: {_last_line(result.stderr)}",
+                hint=f"a hook in its etc/conda/activate.d ended the shell with status {result.returncode}",
             )
-        after = dict(_parse_dump(os.fsdecode(dump.read_bytes())))
-        return after | {name: self._before[name] for name in _SET_BY_SHELL if name in self._before}
+        pairs = (pair.partition("=")[::2] for pair in os.fsdecode(dump.read_bytes()).split("\0"))
+        after = {name: value for name, value in pairs if value or name != "LC_CTYPE"}
+        unchanged = {name: self._before.get(name) for name in _SET_BY_SHELL}
+        return {name: value for name, value in (after | unchanged).items() if value is not None}
 
     def _explain_failure(self, tools: list[str], errors: list[str]) -> GpuyardError:
         prefixes = [prefix for tool in tools for prefix in self._prefixes(tool)]
@@ -106,11 +96,11 @@ class _Activation:
         """Return the folders of all environments that a tool lists; none if it fails."""
         result = self._run([tool, "env", "list", "--json"])
         try:
-            return [str(prefix) for prefix in json.loads(result.output)["envs"]]
+            return [str(prefix) for prefix in json.loads(result.stdout)["envs"]]
         except (ValueError, KeyError, TypeError):
             return []
 
-    def _run(self, command: list[str]) -> _CommandResult:
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[bytes]:
         """Run a command with its output in files: a process that a hook leaves behind would keep a pipe open."""
         with tempfile.TemporaryFile(dir=self._folder) as output, tempfile.TemporaryFile(dir=self._folder) as errors:
             try:
@@ -123,22 +113,18 @@ class _Activation:
                     start_new_session=True,
                 )
             except OSError as error:
-                return _CommandResult(status=126, output=b"", last_error_line=str(error))
-            status = self._wait_for(process)
+                return subprocess.CompletedProcess(command, 126, b"", str(error).encode())
+            try:
+                status = process.wait(self._timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                hint = "run `conda activate` in a terminal to see whether it returns, and check the environment's hooks"
+                message = f"the conda environment '{self._name}' was not activated within {self._timeout_s:g} s"
+                raise EnvironmentFault(message, hint=hint) from None
             output.seek(0)
             errors.seek(0)
-            return _CommandResult(status=status, output=output.read(), last_error_line=_last_line(errors.read()))
-
-    def _wait_for(self, process: subprocess.Popen[bytes]) -> int:
-        try:
-            return process.wait(self._timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise EnvironmentFault(
-                f"the conda environment '{self._name}' was not activated within {self._timeout_s:g} s",
-                hint="run `conda activate` in a terminal to see whether it returns, and check the environment's hooks",
-            ) from None
+            return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
 
 def find_tools(environment: Mapping[str, str]) -> list[str]:
@@ -168,13 +154,6 @@ def _environment_name(prefix: str, prefixes: list[str]) -> str:
     if os.path.basename(folder) == "envs":
         return name
     return "base" if any(os.path.dirname(each) == f"{prefix}/envs" for each in prefixes) else prefix
-
-
-def _parse_dump(text: str) -> Iterator[tuple[str, str]]:
-    for pair in text.split("\0"):
-        name, _, value = pair.partition("=")
-        if name not in _SET_BY_SHELL and (value or name != "LC_CTYPE"):
-            yield name, value
 
 
 def _last_line(errors: bytes) -> str:

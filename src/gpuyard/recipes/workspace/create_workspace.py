@@ -3,11 +3,17 @@
 Never loses existing work. An existing configuration keeps its text, and new keys are appended as comments; a file is
 copied under an unused name before it is replaced; existing folders stay untouched. Files are written atomically, and
 creating a workspace a second time changes nothing.
+
+The files are filled in from the templates beside this module, which users may also copy by hand. A line of the
+configuration that starts with `#` and a key shows that key's default; removing the `#` sets it.
 """
 
 import contextlib
 import itertools
+import json
 import os
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -15,20 +21,27 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, default_task_name, load
-from gpuyard.recipes.workspace.templates import add_missing_keys, config_text, scheduler_script
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, LoadedSettings, default_task_name, load
 from gpuyard.system.atomic_files import write_atomically
 
 SCRIPT = "scheduler.sh"
+CONFIG_TEMPLATE = Path(__file__).with_name("scheduler_config_template.yml")
+WRAPPER_TEMPLATE = Path(__file__).with_name("scheduler_wrapper_template.sh")
+
+_NEW_KEYS_HEAD = """\
+#
+# More settings, each with its default:
+"""
+_COMMENTS_AT = 37
 
 
-class CreatedWorkspace(Struct, frozen=True, kw_only=True):
+class CreatedWorkspace(Struct, kw_only=True):
     """The files that were created, left unchanged, or replaced (each with the path of its backup)."""
 
     folder: Path
-    created: tuple[Path, ...] = ()
-    kept: tuple[Path, ...] = ()
-    backed_up: tuple[tuple[Path, Path], ...] = ()
+    created: list[Path] = []
+    kept: list[Path] = []
+    backed_up: list[tuple[Path, Path]] = []
 
 
 def init(folder: Path, *, force: bool) -> CreatedWorkspace:
@@ -36,69 +49,57 @@ def init(folder: Path, *, force: bool) -> CreatedWorkspace:
     folder = Path(os.path.abspath(folder))
     if os.path.lexists(folder) and not folder.is_dir():
         raise UserError(f"{folder} exists and is not a folder", hint="choose another path")
-    if not force:
-        _refuse_existing(folder)
+    for name in () if force else (CONFIG_FILE, SCRIPT):
+        if os.path.lexists(folder / name):
+            raise UserError(
+                f"{folder} is a workspace already: it has {name}",
+                hint="--force updates it: your values are kept, and replaced files are backed up",
+            )
     try:
         return _WorkspaceWriter(folder).write_all()
     except OSError as error:
         raise EnvironmentFault(f"cannot create the workspace {folder}: {error.strerror}: {error.filename}") from error
 
 
-def _refuse_existing(folder: Path) -> None:
-    for name in (CONFIG_FILE, SCRIPT):
-        if os.path.lexists(folder / name):
-            raise UserError(
-                f"{folder} is a workspace already: it has {name}",
-                hint="--force updates it: your values are kept, and replaced files are backed up",
-            )
-
-
 class _WorkspaceWriter:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._created: list[Path] = []
-        self._kept: list[Path] = []
-        self._backed_up: list[tuple[Path, Path]] = []
+        self._folder, self._result = folder, CreatedWorkspace(folder=folder)
 
     def write_all(self) -> CreatedWorkspace:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._write_config(self._folder / CONFIG_FILE)
         script = scheduler_script(sys.executable).encode("utf-8", "surrogateescape")
         self._write_file(self._folder / SCRIPT, script, mode=0o777)
-        for folder in _configured_folders(self._folder):
-            self._create_folder(folder)
-        return CreatedWorkspace(
-            folder=self._folder,
-            created=tuple(self._created),
-            kept=tuple(self._kept),
-            backed_up=tuple(self._backed_up),
-        )
+        loaded = _load_if_valid(self._folder)
+        named = [] if loaded is None else [Path(loaded.settings.config_dir), Path(loaded.settings.output_dir)]
+        for folder in (path for path in named if self._folder in path.parents and ".." not in path.parts):
+            if os.path.lexists(folder):
+                self._result.kept.append(folder)
+            else:
+                folder.mkdir(parents=True)
+                self._result.created.append(folder)
+        return self._result
 
     def _write_config(self, path: Path) -> None:
         if not os.path.lexists(path):
             self._write_file(path, config_text(default_task_name(self._folder)).encode())
         # A symbolic link may be shared with other workspaces, and a file with mistakes is for its owner to correct.
         elif path.is_symlink() or _load_if_valid(self._folder) is None:
-            self._kept.append(path)
+            self._result.kept.append(path)
         else:
             self._write_file(path, add_missing_keys(path.read_bytes().decode()).encode())
 
     def _write_file(self, path: Path, content: bytes, *, mode: int = 0o666) -> None:
         if not os.path.lexists(path):
-            self._created.append(path)
+            self._result.created.append(path)
         elif not path.is_symlink() and path.read_bytes() == content:
-            self._kept.append(path)
+            self._result.kept.append(path)
             return
         else:
-            self._backed_up.append((path, _back_up(path)))
-        _write(path, content, mode)
-
-    def _create_folder(self, path: Path) -> None:
-        if os.path.lexists(path):
-            self._kept.append(path)
-            return
-        path.mkdir(parents=True)
-        self._created.append(path)
+            self._result.backed_up.append((path, _back_up(path)))
+        # A file that is replaced keeps its permissions.
+        before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
+        write_atomically(path, content, mode=mode, exact_mode=None if before is None else before | (mode & 0o100))
 
 
 def _load_if_valid(folder: Path) -> LoadedSettings | None:
@@ -106,15 +107,6 @@ def _load_if_valid(folder: Path) -> LoadedSettings | None:
         return load(folder)
     except UserError:
         return None
-
-
-def _configured_folders(folder: Path) -> list[Path]:
-    """Return config_dir and output_dir, each only if it is inside the workspace."""
-    loaded = _load_if_valid(folder)
-    if loaded is None:
-        return []
-    named = [Path(loaded.settings.config_dir), Path(loaded.settings.output_dir)]
-    return [path for path in named if folder in path.parents and ".." not in path.parts]
 
 
 def _back_up(path: Path) -> Path:
@@ -137,7 +129,38 @@ def _copy(path: Path, backup: Path) -> None:
     shutil.copystat(path, backup)
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file atomically, keeping the permissions of the file that it replaces."""
-    before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
-    write_atomically(path, content, mode=mode, exact_mode=None if before is None else before | (mode & 0o100))
+def scheduler_script(python: str) -> str:
+    """Return `scheduler.sh` with the interpreter that it falls back on when `gpuyard` is not on PATH."""
+    text = WRAPPER_TEMPLATE.read_text(encoding="utf-8")
+    return text.replace("\npython=python3\n", f"\npython={shlex.quote(python)}\n", 1)
+
+
+def config_text(task_name: str) -> str:
+    """Return a configuration with every key, most of them as a comment with the default."""
+    line = f"task_name: {json.dumps(task_name, ensure_ascii=False)}"
+    before = '#task_name: ""'.ljust(_COMMENTS_AT)
+    return _template().replace(before, line.ljust(_COMMENTS_AT), 1)
+
+
+def add_missing_keys(text: str) -> str:
+    """Return a configuration with the keys that it does not mention appended as comments."""
+    mentioned = set(re.findall(r"^\s*#?\s*['\"]?(\w+)['\"]?\s*:", text, re.MULTILINE))
+    missing = [line for key, line in _lines().items() if key not in mentioned]
+    if not missing:
+        return text
+    line_end = "" if text.endswith("\n") or not text else "\n"
+    return f"{text}{line_end}{_NEW_KEYS_HEAD}{''.join(missing)}"
+
+
+def _lines() -> dict[str, str]:
+    """Return the template's line for each key, as a comment."""
+    found = {}
+    for line in _template().splitlines():
+        key = line.lstrip("#").partition(":")[0]
+        if key in SETTING_TYPES:
+            found[key] = f"#{line.lstrip('#')}\n"
+    return found
+
+
+def _template() -> str:
+    return CONFIG_TEMPLATE.read_text(encoding="utf-8")

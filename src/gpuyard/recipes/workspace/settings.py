@@ -11,22 +11,15 @@ typing mistake of one; then every key in the section must be valid.
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import yaml
 from msgspec import Struct
 
 from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace import setting_types
-from gpuyard.recipes.workspace.yaml_reader import (
-    SettingType,
-    cannot_read,
-    closest_key,
-    compose_file,
-    compose_first,
-    read_mapping,
-)
+from gpuyard.recipes.workspace import yaml_settings as types
+from gpuyard.recipes.workspace.yaml_settings import SettingType, cannot_read, closest_key, read_mapping
 
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"
@@ -36,87 +29,71 @@ _MIN_SIMILARITY = 0.75
 
 
 class WorkspaceSettings(Struct, frozen=True, kw_only=True):
-    """One field per key. Folders and the script are absolute paths; `python_env` is unchanged. `gpu_count` None means
-    all, `vram_mb` None means learned; delays are in seconds."""
+    """One field per key, in display order, with the type of its value in YAML. Folders and the script are absolute
+    paths; `python_env` is unchanged. `gpu_count` None means all, `vram_mb` None learned; delays are in seconds."""
 
-    task_name: str
-    work_dir: str
-    config_dir: str
-    script_path: str
-    output_dir: str
-    worker_prefix: str
-    python_env: str = "python"
-    scheduler_session_suffix: str = "_scheduler"
-    max_jobs_per_gpu: int = 2
-    gpu_count: int | None = None
-    check_interval: float = 30.0
-    startup_delay: float = 1.0
-    command_delay: float = 0.5
-    exit_grace: float = 60.0
-    log_dir: str = "/tmp"  # noqa: S108 - the usual place of shell schedulers; our files there are private
-    enable_logging: bool = True
-    conda_env: str | None = None
-    cuda_visible_devices_var: str = "CUDA_VISIBLE_DEVICES"
-    config_pattern: str = "*.yml"
-    auto_restart_failed: bool = False
-    max_retries: int = 3
-    cleanup_on_complete: bool = False
-    vram_mb: float | None = None
-    env: dict[str, str] = {}
-    priority: int = 0
-    engine: str | None = None
-    sessions: str = "tmux"
-    timeout_s: float | None = None
-    notify: tuple[str, ...] | None = None
-    hook: tuple[str, ...] | None = None
-    hook_timeout: float = 60.0
+    task_name: Annotated[str, types.label]
+    work_dir: Annotated[str, types.text]
+    config_dir: Annotated[str, types.text]
+    script_path: Annotated[str, types.text]
+    python_env: Annotated[str, types.text] = "python"
+    output_dir: Annotated[str, types.text]
+    scheduler_session_suffix: Annotated[str, types.text] = "_scheduler"
+    worker_prefix: Annotated[str, types.text]
+    max_jobs_per_gpu: Annotated[int, types.whole(1)] = 2
+    gpu_count: Annotated[int | None, types.gpu_count] = None
+    check_interval: Annotated[float, types.positive_seconds] = 30.0
+    startup_delay: Annotated[float, types.seconds] = 1.0
+    command_delay: Annotated[float, types.seconds] = 0.5
+    exit_grace: Annotated[float, types.seconds] = 60.0
+    # The usual place of shell schedulers; our files there are private.
+    log_dir: Annotated[str, types.text] = "/tmp"  # noqa: S108
+    enable_logging: Annotated[bool, types.flag] = True
+    conda_env: Annotated[str | None, types.text] = None
+    cuda_visible_devices_var: Annotated[str, types.variable] = "CUDA_VISIBLE_DEVICES"
+    config_pattern: Annotated[str, types.pattern] = "*.yml"
+    auto_restart_failed: Annotated[bool, types.flag] = False
+    max_retries: Annotated[int, types.whole(0)] = 3
+    cleanup_on_complete: Annotated[bool, types.flag] = False
+    vram_mb: Annotated[float | None, types.size_mb] = None
+    env: Annotated[dict[str, str], types.environment] = {}
+    priority: Annotated[int, types.priority] = 0
+    engine: Annotated[str | None, types.engine] = None
+    sessions: Annotated[str, types.sessions] = "tmux"
+    timeout_s: Annotated[float | None, types.positive_seconds] = None
+    notify: Annotated[tuple[str, ...] | None, types.command] = None
+    hook: Annotated[tuple[str, ...] | None, types.command] = None
+    hook_timeout: Annotated[float, types.positive_seconds] = 60.0
 
 
-# Every key, in display order.
-SETTING_TYPES: dict[str, SettingType] = {
-    "task_name": setting_types.label,
-    "work_dir": setting_types.text,
-    "config_dir": setting_types.text,
-    "script_path": setting_types.text,
-    "python_env": setting_types.text,
-    "output_dir": setting_types.text,
-    "scheduler_session_suffix": setting_types.text,
-    "worker_prefix": setting_types.text,
-    "max_jobs_per_gpu": setting_types.whole(1),
-    "gpu_count": setting_types.gpu_count,
-    "check_interval": setting_types.positive_seconds,
-    "startup_delay": setting_types.seconds,
-    "command_delay": setting_types.seconds,
-    "exit_grace": setting_types.seconds,
-    "log_dir": setting_types.text,
-    "enable_logging": setting_types.flag,
-    "conda_env": setting_types.text,
-    "cuda_visible_devices_var": setting_types.variable,
-    "config_pattern": setting_types.pattern,
-    "auto_restart_failed": setting_types.flag,
-    "max_retries": setting_types.whole(0),
-    "cleanup_on_complete": setting_types.flag,
-    "vram": setting_types.size_mb,
-    "env": setting_types.environment,
-    "priority": setting_types.priority,
-    "engine": setting_types.engine,
-    "sessions": setting_types.choice("tmux", "none"),
-    "timeout": setting_types.positive_seconds,
-    "notify": setting_types.command,
-    "hook": setting_types.command,
-    "hook_timeout": setting_types.positive_seconds,
-}
+class TaskOptions(Struct, frozen=True, kw_only=True):
+    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's."""
+
+    vram_mb: Annotated[float | None, types.size_mb] = None
+    priority: Annotated[int | None, types.priority] = None
+    gpus: Annotated[int | None, types.whole(0)] = None
+    timeout_s: Annotated[float | None, types.positive_seconds] = None
+    env: Annotated[dict[str, str], types.environment] = {}
+
+
 _FIELDS = {"vram": "vram_mb", "timeout": "timeout_s"}
+
+
+def field_name(key: str) -> str:
+    """Return the field for a key: names of sizes and times include the unit."""
+    return _FIELDS.get(key, key)
+
+
+def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
+    keys = {field: key for key, field in _FIELDS.items()}
+    hints = get_type_hints(options, include_extras=True)
+    return {keys.get(field, field): hint.__metadata__[0] for field, hint in hints.items()}
+
+
+SETTING_TYPES = _types_by_key(WorkspaceSettings)
+_TASK_SETTING_TYPES = _types_by_key(TaskOptions)
 # How None is shown to users.
 _NONE_TEXTS = {"gpu_count": "all", "vram": "learned", "engine": "default"}
-
-
-class SettingRow(Struct, frozen=True, kw_only=True):
-    """A key as shown to users: its current value and the source of that value."""
-
-    key: str
-    value: str
-    source: str
 
 
 class LoadedSettings(Struct, frozen=True, kw_only=True):
@@ -127,16 +104,10 @@ class LoadedSettings(Struct, frozen=True, kw_only=True):
     workspace: Path
     path: str
 
-    def rows(self) -> list[SettingRow]:
-        return [
-            SettingRow(key=key, value=_value_text(key, getattr(self.settings, field_name(key))), source=source)
-            for key, source in self.sources.items()
-        ]
-
-
-def field_name(key: str) -> str:
-    """Return the field for a key: names of sizes and times include the unit."""
-    return _FIELDS.get(key, key)
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return each key as shown to users, with its current value and the source of that value."""
+        values = {key: getattr(self.settings, field_name(key)) for key in self.sources}
+        return [(key, _value_text(key, values[key]), source) for key, source in self.sources.items()]
 
 
 def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
@@ -148,9 +119,9 @@ def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
             f"{folder} is not a workspace: it has no {CONFIG_FILE}",
             hint=f"`gpuyard workspace init {shlex.quote(str(workspace))}` creates one",
         )
-    given = read_mapping(compose_file(path), SETTING_TYPES, path)
-    values = {key: each.value for key, each in given.items()}
-    sources = {key: f"{path.name}:{given[key].line}" if key in given else DEFAULT for key in SETTING_TYPES}
+    given = read_mapping(types.compose_file(path), SETTING_TYPES, path)
+    values = {key: value for key, (value, _) in given.items()}
+    sources = {key: f"{path.name}:{given[key][1]}" if key in given else DEFAULT for key in SETTING_TYPES}
     sources.update(_fill_in(values, folder))
     settings = WorkspaceSettings(**{field_name(key): value for key, value in values.items()})
     return LoadedSettings(settings=settings, sources=sources, workspace=folder, path=str(path))
@@ -179,8 +150,8 @@ def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def default_task_name(folder: Path) -> str:
     """Return the name of the folder, symbolic links resolved, with control characters replaced, cut to the limit."""
-    name = "".join("_" if setting_types.has_control_characters(letter) else letter for letter in folder.resolve().name)
-    return name.encode(errors="replace")[: setting_types.LONGEST_LABEL].decode(errors="ignore") or "workspace"
+    name = "".join("_" if types.has_control_characters(letter) else letter for letter in folder.resolve().name)
+    return name.encode(errors="replace")[: types.LONGEST_LABEL].decode(errors="ignore") or "workspace"
 
 
 def _absolute(written: str, folder: Path) -> str:
@@ -207,30 +178,9 @@ def _value_text(key: str, value: Any) -> str:
     return str(value)
 
 
-class TaskOptions(Struct, frozen=True, kw_only=True):
-    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's."""
-
-    vram_mb: float | None = None
-    priority: int | None = None
-    gpus: int | None = None
-    timeout_s: float | None = None
-    env: dict[str, str] = {}
-
-
-TASK_SETTING_TYPES: dict[str, SettingType] = {
-    "vram": setting_types.size_mb,
-    "priority": setting_types.priority,
-    "gpus": setting_types.whole(0),
-    "timeout": setting_types.positive_seconds,
-    "env": setting_types.environment,
-}
-
-
 def load_task_options(path: Path) -> TaskOptions:
     """Return the options in `scheduler:`. A file that is not YAML is the program's own format and has no options.
-
-    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake.
-    """
+    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -240,15 +190,15 @@ def load_task_options(path: Path) -> TaskOptions:
     section = _find_section(text)
     if section is None:
         return TaskOptions()
-    given = read_mapping(section, TASK_SETTING_TYPES, path)
-    return TaskOptions(**{field_name(key): each.value for key, each in given.items()})
+    given = read_mapping(section, _TASK_SETTING_TYPES, path)
+    return TaskOptions(**{field_name(key): value for key, (value, _) in given.items()})
 
 
 def _find_section(text: str) -> yaml.MappingNode | None:
     if _SECTION not in text:  # saves parsing large data files
         return None
     try:
-        node = compose_first(text)
+        node = types.compose_first(text)
     except yaml.YAMLError:
         return None
     if not isinstance(node, yaml.MappingNode):
@@ -259,6 +209,6 @@ def _find_section(text: str) -> yaml.MappingNode | None:
 
 def _is_ours(node: yaml.Node) -> bool:
     return isinstance(node, yaml.MappingNode) and any(
-        isinstance(key, yaml.ScalarNode) and closest_key(key.value, TASK_SETTING_TYPES, _MIN_SIMILARITY)
+        isinstance(key, yaml.ScalarNode) and closest_key(key.value, _TASK_SETTING_TYPES, _MIN_SIMILARITY)
         for key, _ in node.value
     )

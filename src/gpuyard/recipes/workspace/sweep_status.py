@@ -8,21 +8,18 @@ from typing import Any
 from msgspec import Struct
 
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.recipes.workspace.marker_files import lacks_marker, marker_path, read_record, record_path
-from gpuyard.recipes.workspace.select_configs import find_configs
+from gpuyard.recipes.workspace import workspace_files as files
+from gpuyard.recipes.workspace.prepare_sweep import find_configs
 from gpuyard.recipes.workspace.settings import LoadedSettings
-from gpuyard.recipes.workspace.task_names import config_name, workspace_tag
 
 _TAIL_BYTES = 4096
 _MIN_LEFT_FRACTION = 0.1
-_LIVE = {
+_STATES = {
     "running": "running",
     "stopping": "stopping",
     "suspending": "suspended",
     "suspended": "suspended",
     "resuming": "suspended",
-}
-_NOT_LIVE = {
     "pending": "pending",
     "queued": "waiting",
     "blocked": "waiting",
@@ -104,10 +101,10 @@ class SweepStatus(Struct, frozen=True, kw_only=True):
 
 
 def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepStatus:
-    tag = workspace_tag(loaded.workspace)
+    tag = files.workspace_tag(loaded.workspace)
     response = queue.get("/tasks", {"tag": tag})
     tasks = {task["config"]: task for task in response["tasks"]}
-    names = [config_name(path) for path in find_configs(loaded.settings)]
+    names = [path.stem for path in find_configs(loaded.settings)]
     gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _HIDDEN_WITHOUT_CONFIG]
     rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=response["stopped"]) for name in [*names, *gone])
     return SweepStatus(
@@ -123,10 +120,10 @@ def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepSta
 
 
 def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is_stopped: bool) -> ConfigStatus:
-    is_marked = os.path.lexists(marker_path(loaded.settings, config))
+    is_marked = os.path.lexists(files.marker_path(loaded.settings, config))
     if task is None:
         return ConfigStatus(config=config, state="completed" if is_marked else "not started")
-    record = read_record(record_path(loaded.workspace, config), task)
+    record = files.read_record(loaded.workspace, task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
     return ConfigStatus(
@@ -147,15 +144,15 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
 
 def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
     if task["is_live"]:
-        return "finishing" if is_marked else _LIVE[task["state"]]
+        return "finishing" if is_marked else _STATES[task["state"]]
     if is_marked:
         return "completed"
-    return "stopped" if is_stopped and task["is_waiting"] else _NOT_LIVE[task["state"]]
+    return "stopped" if is_stopped and task["is_waiting"] else _STATES[task["state"]]
 
 
 def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
     recorded: str | None = record.get("note")
-    if state == "completed" and not is_marked and not lacks_marker(record):
+    if state == "completed" and not is_marked and not files.lacks_marker(record):
         return "its marker was removed: start runs it again"
     if state == "completed" or task["is_live"]:
         return recorded
@@ -191,10 +188,8 @@ def _rest_s(row: ConfigStatus) -> float:
 
 
 def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
-    """Estimate the time left if tasks take as long as similar ones did and as many run at once as now.
-
-    Return None if a duration or that number is unknown.
-    """
+    """Estimate the time left if tasks take as long as similar ones did and as many run at once as now. Return None if a
+    duration or that number is unknown."""
     running = [row for row in rows if row.state in _RUNNING]
     waiting = [row for row in rows if row.state in _WAITING]
     if not running and not waiting:

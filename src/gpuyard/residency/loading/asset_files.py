@@ -1,12 +1,14 @@
-"""Inspect and open the files of assets. Every failure is an AssetError."""
+"""Inspect and open the files of assets, and write to the memory of the caller. Every failure is an AssetError."""
 
 import contextlib
 import os
 import stat
 from collections.abc import Iterator
 from io import BufferedReader
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from gpuyard.errors import AssetError
 
@@ -53,3 +55,20 @@ def unreadable(path: str, error: OSError | ValueError) -> AssetError:
 
 def _file_stat(status: os.stat_result) -> FileStat:
     return FileStat(nbytes=status.st_size, changed_ns=status.st_mtime_ns)
+
+
+class Sink(Protocol):
+    """A sequence of bytes, possibly in several parts of memory."""
+
+    def views(self, offset: int, nbytes: int) -> list[memoryview]:
+        """Return writable views in order, `nbytes` bytes in total."""
+        ...
+
+
+def write_array(sink: Sink, offset: int, array: np.ndarray[Any, Any]) -> None:
+    """Write the bytes of a dense array. Uses numpy for the copy, because it releases the GIL."""
+    content = array.reshape(-1).view(np.uint8)
+    done = 0
+    for view in sink.views(offset, array.nbytes):
+        np.copyto(np.frombuffer(view, np.uint8), content[done : done + view.nbytes])
+        done += view.nbytes

@@ -6,23 +6,21 @@ into arrays. The size of PLY files is exact, from their headers; other sizes are
 Every mistake in a file is an AssetError that names it.
 """
 
+import abc
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
-from gpuyard.residency.loading.asset_files import check_unchanged, stat_file, unreadable
+from gpuyard.residency.loading.asset_files import Sink, check_unchanged, stat_file, unreadable, write_array
+from gpuyard.residency.loading.named_arrays import Layout, aligned, packed
 from gpuyard.residency.loading.ply_file import Ply, describe
-from gpuyard.residency.loading.write_target import Sink, write_array
-from gpuyard.residency.planning.array_layout import Layout, aligned, packed
-
-__all__ = ["Load", "Loader", "Sink", "Source"]
 
 HELD_NBYTES = 1 << 28  # limit of a loader's arrays kept until the size of the whole asset is known
 
@@ -33,37 +31,24 @@ NamedArrays = dict[str, npt.NDArray[Any]]
 _DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
 
 
-class Source(Protocol):
-    """One asset on disk, as first inspected. Several threads may read it at once."""
+class Source(abc.ABC):
+    """One asset on disk, as first inspected. Several threads may read it at once. `nbytes` is the size of all frames in
+    memory, `frame_nbytes` that of the largest; a scene is one frame. `is_exact`: both are not estimates."""
 
-    @property
-    def nbytes(self) -> int:
-        """Size of all frames in memory."""
+    is_exact: bool
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether `nbytes` and `frame_nbytes` are exact and not estimates."""
+    def __init__(self, sizes: Sequence[int], disk_nbytes: int) -> None:
+        self.nbytes, self.frame_nbytes, self.frames = sum(sizes), max(sizes), len(sizes)
+        self.disk_nbytes = disk_nbytes
 
-    @property
-    def frame_nbytes(self) -> int:
-        """Size of the largest frame in memory; a scene is one frame."""
-
-    @property
-    def frames(self) -> int: ...
-
-    @property
-    def disk_nbytes(self) -> int: ...
-
+    @abc.abstractmethod
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
-        """Read all frames, one after the other, into one sink from `allocate`.
+        """Read all frames, one after the other, into one sink from `allocate`. Return a layout per frame: offsets count
+        from the start of the sink, `nbytes` is the size of that frame."""
 
-        Return a layout per frame: offsets count from the start of the sink, `nbytes` is the size of that frame.
-        """
-        ...
-
+    @abc.abstractmethod
     def read_frame(self, index: int, allocate: Allocate) -> Layout:
         """Read one frame into a sink from `allocate`."""
-        ...
 
 
 class Loader:
@@ -101,16 +86,13 @@ def _find_frames(path: str, suffix: str) -> list[str]:
     return [found for found in glob.glob(path, recursive=True) if os.path.isfile(found)]
 
 
-class _PlySource:
+class _PlySource(Source):
     is_exact = True
 
     def __init__(self, files: Sequence[Ply]) -> None:
         self._files = files
         self._sizes = [file.nbytes for file in files]
-        self.nbytes = sum(self._sizes)
-        self.frame_nbytes = max(self._sizes)
-        self.frames = len(files)
-        self.disk_nbytes = sum(file.stat.nbytes for file in files)
+        super().__init__(self._sizes, sum(file.stat.nbytes for file in files))
 
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
         sink = allocate(self.nbytes)
@@ -125,17 +107,14 @@ class _PlySource:
         return file.layout()
 
 
-class _LoadedSource:
+class _LoadedSource(Source):
     is_exact = False
 
     def __init__(self, load: Load, paths: Sequence[str]) -> None:
         self._load, self._paths = load, paths
         self._stats = {path: stat_file(path) for path in paths}
-        sizes = [aligned(stat.nbytes) for stat in self._stats.values()]
-        self.nbytes = sum(sizes)
-        self.frame_nbytes = max(sizes)
-        self.frames = len(paths)
-        self.disk_nbytes = sum(stat.nbytes for stat in self._stats.values())
+        sizes = [stat.nbytes for stat in self._stats.values()]
+        super().__init__([aligned(nbytes) for nbytes in sizes], sum(sizes))
 
     def read(self, allocate: Allocate) -> tuple[Layout, ...]:
         """A sequence larger than HELD_NBYTES is loaded twice: once for its size, then for its data."""
@@ -181,9 +160,8 @@ def _check_arrays(path: str, arrays: NamedArrays) -> NamedArrays:
         if not isinstance(name, str):
             raise AssetError(path, f"its loader returned an array named {name!r}, which is not a string")
         if array.dtype.str[1:] not in _DTYPES:
-            raise AssetError(
-                path, f"its loader returned {name!r} as an array of {array.dtype}, which is not a number type"
-            )
+            what = f"{name!r} as an array of {array.dtype}, which is not a number type"
+            raise AssetError(path, f"its loader returned {what}")
     if not any(array.nbytes for array in arrays.values()):
         raise AssetError(path, "its loader returned no values")
     return {name: np.require(array, array.dtype.newbyteorder("="), ["C"]) for name, array in arrays.items()}

@@ -1,10 +1,57 @@
-"""The arrays of a scene or a frame by name, as the renderer gets them: views without a copy."""
+"""The layout of an asset's arrays in one sequence of bytes, and the arrays by name, as the renderer gets them.
 
-from collections.abc import Iterator, Mapping
+An asset is bytes plus a layout, the same in RAM, in VRAM and in a streamed frame, so moving it is a single copy for any
+number of arrays. Arrays are views without a copy, and may be strided: the columns of a PLY file stay in its rows. A
+field's offset and strides are multiples of its item size.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
-from gpuyard.residency.planning.array_layout import Field, Layout
+
+ALIGNMENT = 16
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One array: its numpy type such as `f4`; `offset` in bytes; `strides` in items, one per dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """All arrays of one scene or of one frame."""
+
+    fields: tuple[Field, ...]
+    nbytes: int
+
+    def shifted(self, offset: int) -> "Layout":
+        """Return the layout with `offset` added to the offset of each field."""
+        fields = (msgspec.structs.replace(field, offset=field.offset + offset) for field in self.fields)
+        return Layout(fields=tuple(fields), nbytes=self.nbytes)
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def packed(arrays: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Layout:
+    """Return the layout of dense arrays one after the other, each given as (name, dtype, shape, item size)."""
+    fields, end = [], 0
+    for name, dtype, shape, itemsize in arrays:
+        strides, count = [], 1
+        for length in reversed(shape):
+            strides.append(count)
+            count *= length
+        fields.append(Field(name=name, dtype=dtype, shape=shape, offset=end, strides=tuple(reversed(strides))))
+        end = aligned(end + count * itemsize)
+    return Layout(fields=tuple(fields), nbytes=end)
 
 
 class Arrays(Mapping[str, Any]):
@@ -26,13 +73,15 @@ class Arrays(Mapping[str, Any]):
         return len(self._fields)
 
     def columns(self, *names: str) -> Any:
-        """Return adjacent arrays of equal length and type as one array of shape (rows, names), without a copy.
-
-        Raises KeyError if one is missing, ValueError if they are not adjacent in the asset.
-        """
+        """Return adjacent arrays of equal length and type as one array of shape (rows, names), without a copy. Raises
+        KeyError if one is missing, ValueError if they are not adjacent in the asset."""
         fields = [self._fields[name] for name in names]
-        first = fields[0]
-        if len(first.shape) != 1 or not _are_adjacent(fields):
+        first, itemsize = fields[0], int(fields[0].dtype[1:])
+        adjacent = [
+            msgspec.structs.replace(first, name=name, offset=first.offset + place * itemsize)
+            for place, name in enumerate(names)
+        ]
+        if len(first.shape) != 1 or fields != adjacent:
             raise ValueError(f"{', '.join(names)} are not adjacent in {self.path}")
         return self._view(first, (first.shape[0], len(names)), (first.strides[0], 1))
 
@@ -41,12 +90,3 @@ class Arrays(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<Arrays of {self.path}: {', '.join(self._fields)}>"
-
-
-def _are_adjacent(fields: list[Field]) -> bool:
-    first, itemsize = fields[0], int(fields[0].dtype[1:])
-    return all(
-        (field.dtype, field.shape, field.strides) == (first.dtype, first.shape, first.strides)
-        and field.offset == first.offset + place * itemsize
-        for place, field in enumerate(fields)
-    )

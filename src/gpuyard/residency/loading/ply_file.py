@@ -2,33 +2,98 @@
 
 A property becomes a column of that name. Adjacent properties of one type stay adjacent, as the rows of one block: a
 file with a single type, in this machine's byte order, is one block already and is read without a copy. Other files are
-decoded in chunks of bounded size. Elements before the vertices are skipped, elements after them are ignored. Every
-mistake in a file is an AssetError, and so is a file that has changed since it was described.
+decoded in chunks of bounded size. Elements before the vertices are skipped, elements after them are ignored. The
+vertices must be a table of numbers, one row each. Every mistake in a file is an AssetError, and so is a file that has
+changed since it was described.
 """
 
+import enum
+import functools
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from io import BufferedReader
 from itertools import groupby
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
 from gpuyard.errors import AssetError
-from gpuyard.residency.loading.asset_files import FileStat, check_unchanged, opened
-from gpuyard.residency.loading.ply_header import Header, PlyElement, PlyFormat, read_header
-from gpuyard.residency.loading.write_target import Sink, write_array
-from gpuyard.residency.planning.array_layout import Field, Layout, aligned
+from gpuyard.residency.loading.asset_files import FileStat, Sink, check_unchanged, opened, write_array
+from gpuyard.residency.loading.named_arrays import Field, Layout, aligned
 
+HEADER_LIMIT = 1 << 20  # bytes to read, because a file may not be PLY at all
 CHUNK_NBYTES = 1 << 20  # fits into a processor's cache: with 16 MB, decoding took up to a third longer
 TEXT_NBYTES = 1 << 16  # numpy holds the GIL while it parses: about a millisecond for this
 LINE_LIMIT = 1 << 22
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
+_TYPES = {
+    "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
+    "int": "i4", "uint": "u4", "float": "f4", "double": "f8",
+}  # fmt: skip
+_TYPES |= {np.dtype(dtype).name: dtype for dtype in _TYPES.values()}  # int8, uint8 and so on
+_COUNT = re.compile(r"[0-9]{1,18}")  # no file has more rows than that
+
+
+class PlyFormat(enum.StrEnum):
+    ASCII = "ascii"
+    LITTLE = "binary_little_endian"
+    BIG = "binary_big_endian"
+
+
 _NATIVE = PlyFormat.LITTLE if sys.byteorder == "little" else PlyFormat.BIG
+
+
+class Property(msgspec.Struct, frozen=True, kw_only=True):
+    """A column: its numpy type without the byte order. A list has a type for its length, too."""
+
+    name: str
+    dtype: str
+    length_dtype: str | None = None
+
+    @property
+    def least_nbytes(self) -> int:
+        """Minimum size in a row of a binary file; exact unless it is a list."""
+        return int((self.length_dtype or self.dtype)[1:])
+
+
+class PlyElement(msgspec.Struct):
+    """A table: its columns and its number of rows."""
+
+    name: str
+    rows: int
+    properties: list[Property] = []
+
+    @property
+    def has_lists(self) -> bool:
+        return any(column.length_dtype for column in self.properties)
+
+    @property
+    def row_nbytes(self) -> int:
+        """Size of a row in a binary file; the minimum if there are lists."""
+        return sum(column.least_nbytes for column in self.properties)
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The vertices, the elements before them, and the size of the header."""
+
+    form: PlyFormat
+    before: tuple[PlyElement, ...]
+    vertex: PlyElement
+    nbytes: int
+
+    @property
+    def least_data_nbytes(self) -> int:
+        """Minimum size of the data. In text, a number and its separator are two bytes; the last separator may lack."""
+        elements = (*self.before, self.vertex)
+        if self.form is PlyFormat.ASCII:
+            return sum(element.rows * max(1, 2 * len(element.properties)) for element in elements) - 1
+        return sum(element.rows * element.row_nbytes for element in elements)
 
 
 class VertexBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,17 +139,12 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
 
     def layout(self, offset: int = 0) -> Layout:
         """Return the layout of the vertices in memory that starts at `offset`."""
-        fields = [
-            Field(
-                name=name,
-                dtype=block.dtype,
-                shape=(self.rows,),
-                offset=offset + block.offset + place * int(block.dtype[1:]),
-                strides=(len(block.names),),
-            )
-            for block in self.blocks
-            for place, name in enumerate(block.names)
-        ]
+        fields: list[Field] = []
+        for block in self.blocks:
+            shape, strides, itemsize = (self.rows,), (len(block.names),), int(block.dtype[1:])
+            for place, name in enumerate(block.names):
+                at = offset + block.offset + place * itemsize
+                fields.append(Field(name=name, dtype=block.dtype, shape=shape, offset=at, strides=strides))
         return Layout(fields=tuple(fields), nbytes=self.nbytes)
 
     def read(self, sink: Sink, offset: int = 0) -> None:
@@ -97,7 +157,7 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
 def describe(path: str) -> Ply:
     """Read the header. Raises AssetError if the file is too short for it."""
     with opened(path) as (file, stat):
-        header = read_header(file, path)
+        header = _read_header(file, path)
     data_nbytes = stat.nbytes - header.nbytes
     if data_nbytes < header.least_data_nbytes:
         raise AssetError(
@@ -109,15 +169,89 @@ def describe(path: str) -> Ply:
     return Ply(path=path, stat=stat, header=header)
 
 
-class _PlyReader:
-    """Reads one file into a sink."""
+def _read_header(file: BinaryIO, path: str) -> Header:
+    """Read the header from the start of a file, and leave the file at the end of the header."""
+    form = None
+    elements: list[PlyElement] = []
+    for words in _header_lines(file, path):
+        match words:
+            case [] | ["comment" | "obj_info", *_]:
+                pass
+            case ["format", name, "1.0"] if name in list(PlyFormat):
+                form = PlyFormat(name)
+            case ["element", name, rows]:
+                if not _COUNT.fullmatch(rows):
+                    raise AssetError(path, f"its header says that element {_shown(name)} has {_shown(rows)} rows")
+                elements.append(PlyElement(name, int(rows)))
+            case ["property", *definition] if elements:
+                column = _column(*definition)
+                if column is None:
+                    shown = _shown(" ".join(definition))
+                    raise AssetError(path, f"its header has a property of no known type: {shown}")
+                elements[-1].properties.append(column)
+            case _:
+                raise AssetError(path, f"its header has a line that cannot be understood: {_shown(' '.join(words))}")
+    if form is None:
+        raise AssetError(path, "its header has no format")
+    return _find_vertices(path, form, elements, file.tell())
 
+
+def _header_lines(file: BinaryIO, path: str) -> Iterator[list[str]]:
+    """Yield the words of each line between the first and the last."""
+    first = file.readline(len(b"ply\r\n"))
+    if not first:
+        raise AssetError(path, "it is empty")
+    if first.rstrip() != b"ply" or not first.endswith(b"\n"):
+        raise AssetError(path, "it is not a PLY file", hint="other formats need your own loader (--loader)")
+    left = HEADER_LIMIT
+    while (line := file.readline(left)).endswith(b"\n"):
+        left -= len(line)
+        words = line.decode("utf-8", "replace").split()
+        if words == ["end_header"]:
+            return
+        yield words
+    where = "within 1 MB" if len(line) == left else "before the file does"
+    raise AssetError(path, f"its header does not end {where}")
+
+
+@functools.lru_cache(4096)  # thousands of frames have the same few columns
+def _column(*definition: str) -> Property | None:
+    match definition:
+        case ("list", length, item, name) if length in _TYPES and item in _TYPES and _TYPES[length][0] != "f":
+            return Property(name=name, dtype=_TYPES[item], length_dtype=_TYPES[length])
+        case (kind, name) if kind in _TYPES:
+            return Property(name=name, dtype=_TYPES[kind])
+        case _:
+            return None
+
+
+def _find_vertices(path: str, form: PlyFormat, elements: list[PlyElement], nbytes: int) -> Header:
+    names = [element.name for element in elements]
+    if "vertex" not in names:
+        raise AssetError(path, "it has no element called vertex")
+    place = names.index("vertex")
+    vertex = elements[place]
+    columns = Counter(column.name for column in vertex.properties)
+    twice = next((name for name, times in columns.items() if times > 1), None)
+    problem = (
+        (not vertex.rows and "it has no vertices")
+        or (not columns and "its vertices have no properties")
+        or (vertex.has_lists and "its vertices have properties that are lists, which is not supported")
+        or (twice is not None and f"its vertices have two properties called {_shown(twice)}")
+    )
+    if problem:
+        raise AssetError(path, problem)
+    return Header(form=form, before=tuple(elements[:place]), vertex=vertex, nbytes=nbytes)
+
+
+def _shown(words: str) -> str:
+    return repr(words if len(words) <= 60 else words[:60] + "…")
+
+
+class _PlyReader:
     def __init__(self, ply: Ply, file: BufferedReader, sink: Sink, offset: int) -> None:
-        self._ply = ply
-        self._path = ply.path
-        self._file = file
-        self._sink = sink
-        self._offset = offset
+        self._ply, self._path = ply, ply.path
+        self._file, self._sink, self._offset = file, sink, offset
         self._is_swapped = ply.header.form is not _NATIVE
 
     def run(self) -> None:
@@ -127,18 +261,16 @@ class _PlyReader:
             self._read_text(blocks)
             return
         for element in header.before:
-            self._skip_element(element)
+            if not element.has_lists:
+                self._file.seek(element.rows * element.row_nbytes, os.SEEK_CUR)
+                continue
+            for _ in range(element.rows):
+                self._skip_row(element)
         if len(blocks) == 1 and (not self._is_swapped or blocks[0].dtype[1:] == "1"):
-            self._read_rows()
+            for view in self._sink.views(self._offset, self._ply.rows * header.vertex.row_nbytes):
+                self._fill(view)
         else:
             self._read_chunks(blocks)
-
-    def _skip_element(self, element: PlyElement) -> None:
-        if not element.has_lists:
-            self._file.seek(element.rows * element.row_nbytes, os.SEEK_CUR)
-            return
-        for _ in range(element.rows):
-            self._skip_row(element)
 
     def _skip_row(self, element: PlyElement) -> None:
         to_skip = 0
@@ -157,10 +289,6 @@ class _PlyReader:
         if length < 0:
             raise AssetError(self._path, f"a list in its element {element.name!r} has {length} items")
         return length
-
-    def _read_rows(self) -> None:
-        for view in self._sink.views(self._offset, self._ply.rows * self._ply.header.vertex.row_nbytes):
-            self._fill(view)
 
     def _read_chunks(self, blocks: list[VertexBlock]) -> None:
         row_nbytes = self._ply.header.vertex.row_nbytes
@@ -224,19 +352,15 @@ class _PlyReader:
 
 
 def _parse(path: str, lines: list[str], first: int, columns: int) -> Numbers:
+    """Return all numbers as float64, which holds the numbers of every PLY type exactly."""
     try:
-        return _parse_table(lines, columns)
+        if not lines[0].strip():
+            raise ValueError("a line is blank")  # numpy skips blank lines, and warns if all are blank
+        table = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
+        if table.shape != (len(lines), columns):
+            raise ValueError(f"{len(lines)} lines are {table.shape[0]} rows of {table.shape[1]} numbers")
     except ValueError as error:
         raise AssetError(path, _find_mistake(lines, first, columns) or str(error)) from error
-
-
-def _parse_table(lines: list[str], columns: int) -> Numbers:
-    """Return all numbers as float64, which holds the numbers of every PLY type exactly."""
-    if not lines[0].strip():
-        raise ValueError("a line is blank")  # numpy skips blank lines, and warns if all are blank
-    table = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
-    if table.shape != (len(lines), columns):
-        raise ValueError(f"{len(lines)} lines are {table.shape[0]} rows of {table.shape[1]} numbers")
     return table
 
 
@@ -254,17 +378,14 @@ def _find_mistake(lines: list[str], first: int, columns: int) -> str | None:
 
 
 def _as_type(path: str, values: Numbers, block: VertexBlock, first: int) -> np.ndarray[Any, Any]:
+    """Return the values as the block's type. Raises AssetError if an integer does not fit."""
     with np.errstate(all="ignore"):
-        if block.dtype[0] != "f":
-            _check_integers(path, values, block, first)
-        return np.ascontiguousarray(values, block.dtype)
-
-
-def _check_integers(path: str, values: Numbers, block: VertexBlock, first: int) -> None:
-    bounds = np.iinfo(block.dtype)
-    fits = (values >= bounds.min) & (values <= bounds.max) & (values == np.trunc(values))
-    if fits.all():
-        return
+        if block.dtype[0] == "f":
+            return np.ascontiguousarray(values, block.dtype)
+        bounds = np.iinfo(block.dtype)
+        fits = (values >= bounds.min) & (values <= bounds.max) & (values == np.trunc(values))
+        if fits.all():
+            return np.ascontiguousarray(values, block.dtype)
     row, column = np.argwhere(~fits)[0]
     raise AssetError(
         path,

@@ -173,10 +173,6 @@ class CudaMemory:
     def peak(self) -> int:
         return int(self._torch.cuda.max_memory_allocated(self._number))
 
-    def reserved_peak(self) -> int:
-        """Return the peak of the memory that PyTorch reserved, its cache included. Never more than the budget."""
-        return int(self._torch.cuda.max_memory_reserved(self._number))
-
     def empty_cache(self) -> None:
         self._torch.cuda.empty_cache()
 

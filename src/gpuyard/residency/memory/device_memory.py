@@ -37,9 +37,7 @@ class DeviceMemory(Protocol):
 
     def upload(self, views: Sequence[memoryview], buffer: Buffer, *, after: Mark = None) -> None:
         """Copy into the buffer, from its start, after the mark `after` has passed. Returns when the copy is complete.
-
-        Calls from different threads overlap.
-        """
+        Calls from different threads overlap."""
 
     def download(self, buffer: Buffer, views: Sequence[memoryview]) -> None: ...
 
@@ -64,10 +62,8 @@ class DeviceMemory(Protocol):
 
 
 def as_device_full(error: BaseException) -> DeviceFull | None:
-    """Return a DeviceFull if the error's type or PyTorch's message says that the device is out of memory, else None.
-
-    It is a new error, because the traceback of the old one keeps alive the device memory of its frames.
-    """
+    """Return a DeviceFull if the error's type or PyTorch's message says that the device is out of memory, else None. It
+    is a new error, because the traceback of the old one keeps alive the device memory of its frames."""
     text = f"{type(error).__name__}: {error}"
     is_full = isinstance(error, DeviceFull) or type(error).__name__ == "OutOfMemoryError"
     if is_full or (isinstance(error, RuntimeError) and recognise(text) is not None):

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from msgspec import Struct
-
 from gpuyard import GPUScheduler, snapshot
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import format_size
@@ -31,17 +29,10 @@ _SETTING_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _WITHOUT_GPU = "VRAM is simulated in RAM, and renderers get numpy arrays"
 
 
-class _NoGpu(Struct, frozen=True, kw_only=True):
-    why: str
-    remedy: str
-
-
 @contextlib.contextmanager
 def open_device(nbytes: int, kind: str = "auto", *, label: str = "render") -> Iterator[DeviceMemory]:
-    """Open `nbytes` of memory on one device for the `with` block. Waits until they can be leased.
-
-    `kind` is `cuda`, `host`, or `auto`: a GPU if PyTorch finds one, else the host.
-    """
+    """Open `nbytes` of memory on one device for the `with` block. Waits until they can be leased. `kind` is `cuda`,
+    `host`, or `auto`: a GPU if PyTorch finds one, else the host."""
     if kind not in KINDS:
         raise UserError(f"there is no device of kind '{kind}'", hint=f"there are: {', '.join(KINDS)}")
     if nbytes <= 0:
@@ -79,12 +70,10 @@ def torch_with_gpu(kind: str) -> Any:
         return None
     if is_simulated():
         raise UserError("simulated GPUs have no CUDA", hint="unset GPUYARD_SIMULATE, or use the device 'host'")
-    found = _find_torch()
-    if not isinstance(found, _NoGpu):
-        return found
-    if kind == "auto":
-        return None
-    raise EnvironmentFault(found.why, hint=f"{found.remedy}; or use the device 'auto': {_WITHOUT_GPU}")
+    torch, why, remedy = _find_torch()
+    if torch is None and kind != "auto":
+        raise EnvironmentFault(why, hint=f"{remedy}; or use the device 'auto': {_WITHOUT_GPU}")
+    return torch
 
 
 def is_simulated() -> bool:
@@ -96,45 +85,41 @@ def missing_gpu_advice(kind: str) -> tuple[str, str] | None:
     """Return why `auto` falls back to the host's memory and what to do about it, or None if it does not."""
     if kind != "auto" or is_simulated():
         return None
-    found = _find_torch()
-    return (f"{found.why}: {_WITHOUT_GPU}", found.remedy) if isinstance(found, _NoGpu) else None
+    torch, why, remedy = _find_torch()
+    return (f"{why}: {_WITHOUT_GPU}", remedy) if torch is None else None
 
 
-def _find_torch() -> Any:
-    """Return PyTorch, or a _NoGpu with the reason that it has no GPU."""
+def _find_torch() -> tuple[Any, str, str]:
+    """Return PyTorch, or None with the reason that there is no GPU and what to do about it."""
     _set_allocator()
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
         why = "PyTorch is not installed" if is_missing else f"PyTorch cannot be used: {error}"
-        line = find_installation().with_extra("cuda")
-        return _NoGpu(why=why, remedy=f"for a GPU, install it with: {line}")
+        return None, why, f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
     if torch.cuda.is_available():
-        return torch
-    return _NoGpu(
-        why=f"PyTorch {torch.__version__} finds no GPU",
-        remedy="`gpuyard devices` lists the driver's GPUs; CUDA_VISIBLE_DEVICES may hide them, and a PyTorch built for "
-        "the CPU never finds one",
+        return torch, "", ""
+    remedy = (
+        "`gpuyard devices` lists the driver's GPUs; CUDA_VISIBLE_DEVICES may hide them, and a PyTorch built for "
+        "the CPU never finds one"
     )
+    return None, f"PyTorch {torch.__version__} finds no GPU", remedy
 
 
 def _set_allocator() -> None:
-    """Configure PyTorch's allocator, unless the user has. PyTorch reads it once, when it initializes CUDA."""
+    """Configure PyTorch's allocator, unless the user has. PyTorch reads it once, when it initializes CUDA. PyTorch 2.9
+    and later warns about the old name of the variable, earlier versions know only that."""
     torch = sys.modules.get("torch")
     is_too_late = torch is not None and torch.cuda.is_initialized()
-    if not is_too_late and not any(name in os.environ for name in _SETTING_NAMES):
-        os.environ[_setting_name()] = _SETTING
-
-
-def _setting_name() -> str:
-    """Return the variable's name: PyTorch 2.9 and later warns about the old name, earlier versions know only that."""
+    if is_too_late or any(name in os.environ for name in _SETTING_NAMES):
+        return
     try:
         numbers = metadata.version("torch").split(".")
-        is_new = (int(numbers[0]), int(numbers[1])) >= (2, 9)
+        is_old = (int(numbers[0]), int(numbers[1])) < (2, 9)
     except (metadata.PackageNotFoundError, ValueError, IndexError):
-        is_new = True
-    return _SETTING_NAMES[0] if is_new else _SETTING_NAMES[1]
+        is_old = False
+    os.environ[_SETTING_NAMES[is_old]] = _SETTING
 
 
 @contextlib.contextmanager

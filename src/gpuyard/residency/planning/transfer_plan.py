@@ -15,43 +15,61 @@ The rules:
    one asset to be demoted while another is promoted; without it, each exchange would cost a read from disk.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-from gpuyard.residency.planning.assets import (
-    Asset,
-    Demote,
-    DropRam,
-    DropVram,
-    Kind,
-    Promote,
-    Read,
-    Stage,
-    StallCause,
-    Step,
-)
-from gpuyard.residency.planning.budget_limits import VramAmount
-from gpuyard.residency.planning.plan_state import NEVER, PlanState, TransferPlan
+import msgspec
 
+from gpuyard.residency.planning.assets import Action, Asset, BudgetLimits, Kind, Stage, StallCause, Step, VramAmount
+
+NEVER = math.inf
 _SOON = 16  # places: the next eight units
 
 
-def plan(state: PlanState) -> TransferPlan:
-    draft = _Draft(state)
-    draft.drop_unneeded()
-    draft.evict_excess()
+class PlanState(msgspec.Struct, kw_only=True):
+    """The state to plan for. `needed` is the place in the order of work where each asset is needed next, from `now`."""
+
+    limits: BudgetLimits
+    assets: Mapping[str, Asset]
+    ram: Mapping[str, Stage] = {}
+    vram: Mapping[str, Stage] = {}
+    held: AbstractSet[str] = frozenset()  # in use in VRAM
+    held_ram: AbstractSet[str] = frozenset()  # being copied from RAM
+    requested: Mapping[str, int] = {}  # workers wait for it: the place of that work, or before all if it holds a scene
+    needed: Mapping[str, int] = {}
+    ahead: Sequence[tuple[int, str]] = ()  # `needed`, soonest first
+    next_after: Callable[[str, float], int | None]  # the next place after a given place where an asset is needed
+    refused: AbstractSet[str] = frozenset()  # the device was too full for it: not tried again before a request
+    is_short: bool = False  # the device was out of memory just now: nothing is promoted ahead of time
+    stream_nbytes: int = 0  # VRAM used by streams
+    ram_taken: int = 0  # RAM used by copies and by streams from disk
+    readers: int = 1  # number of reads that can start now
+    now: int = 0
+    rounded: Callable[[int], int] = int  # rounds a size up to whole pages of RAM
+
+    def need_at(self, key: str) -> float:
+        return self.requested.get(key, self.needed.get(key, NEVER))
+
+
+def plan(state: PlanState) -> "TransferPlan":
+    made = TransferPlan(state)
+    made.drop_unneeded()
+    made.evict_excess()
     for key in sorted(state.requested, key=lambda key: (state.requested[key], key)):
-        draft.load_requested(state.assets[key])
+        made.load_requested(state.assets[key])
     for place, key in state.ahead:
-        if draft.is_closed:
+        if made.is_closed:
             break
         if key not in state.requested:
-            draft.load_ahead(state.assets[key], place)
-    return TransferPlan(steps=tuple(draft.steps), waits=draft.waits, streams=frozenset(draft.streams))
+            made.load_ahead(state.assets[key], place)
+    return made
 
 
-class _Draft:
-    """The state after the steps so far: completed, or started if they take time."""
+class TransferPlan:
+    """Steps in order, what each requested asset waits for, and the actors to stream now; and the state after the steps
+    so far: completed, or started if they take time."""
 
     def __init__(self, state: PlanState) -> None:
         self._state, self._limits = state, state.limits
@@ -76,9 +94,6 @@ class _Draft:
     @property
     def is_closed(self) -> bool:
         return not self._is_reading_open and not any(self._promotable[kind] > 0 for kind in self._open)
-
-    def _size(self, key: str) -> int:
-        return self._state.assets[key].nbytes
 
     def load_requested(self, asset: Asset) -> None:
         key = asset.key
@@ -178,13 +193,12 @@ class _Draft:
 
     def _worth_keeping(self, key: str) -> tuple[float, float, str]:
         distance = self._state.need_at(key) - self._state.now
-        return -distance * self._size(key), -distance, key
+        return -distance * self._state.assets[key].nbytes, -distance, key
 
     def _could_fit_beside_held(self, actor: Asset) -> bool:
-        idle = self._idle(self._state.requested[actor.key], Kind.ACTOR)
-        coming = [
-            key for key, stage in self._vram.items() if stage is Stage.COMING and key not in self._state.requested
-        ]
+        requested = self._state.requested
+        idle = self._idle(requested[actor.key], Kind.ACTOR)
+        coming = [key for key, stage in self._vram.items() if stage is Stage.COMING and key not in requested]
         gains = sum(map(self._amount, [*idle, *coming]), start=self._leaving)
         return not (self._missing(actor) - gains).is_positive
 
@@ -229,7 +243,7 @@ class _Draft:
             self._evict(key)
         if self._missing(asset).is_positive:
             return False
-        self.steps.append(Promote(asset.key))
+        self.steps.append(Step(Action.PROMOTE, asset.key))
         self._set_vram(asset.key, Stage.COMING)
         self._promoted.add(asset.key)
         return True
@@ -237,14 +251,14 @@ class _Draft:
     def _evict(self, key: str) -> None:
         need_at = self._state.need_at(key)
         if key not in self._ram and need_at < NEVER and self._make_ram(self._in_ram(key), need_at, keep=key):
-            self.steps.append(Demote(key))
+            self.steps.append(Step(Action.DEMOTE, key))
             self._set_vram(key, Stage.LEAVING)
             self._take_ram(key)
         else:
             self._drop_vram(key)
 
     def _drop_vram(self, key: str) -> None:
-        self.steps.append(DropVram(key))
+        self.steps.append(Step(Action.DROP_VRAM, key))
         self._set_vram(key, None)
 
     def _stream_from_disk(self, actor: Asset) -> None:
@@ -275,7 +289,7 @@ class _Draft:
         if not self._readers or not self._make_ram(self._in_ram(asset.key), at, is_ahead=is_ahead):
             return False
         self._readers -= 1
-        self.steps.append(Read(asset.key))
+        self.steps.append(Step(Action.READ, asset.key))
         self._take_ram(asset.key)
         return True
 
@@ -285,10 +299,8 @@ class _Draft:
 
     def _make_ram(self, nbytes: int, at: float, keep: str | None = None, *, is_ahead: bool = False) -> bool:
         """Free `nbytes` of RAM for an asset needed at `at`. Return False and drop nothing if that is not possible.
-
-        `is_ahead`: keep the reserve for an exchange with VRAM, and do not replace assets that are needed sooner than
-        an asset in use is needed again (rules 4 and 5).
-        """
+        `is_ahead`: keep the reserve for an exchange with VRAM, and do not replace assets that are needed sooner than an
+        asset in use is needed again (rules 4 and 5)."""
         doubles = [key for key in self._spare_in_ram(at, keep) if self._is_double(key)]
         missing = nbytes - self._ram_free - sum(map(self._in_ram, doubles))
         if is_ahead:
@@ -305,10 +317,8 @@ class _Draft:
         return True
 
     def _has_better_victim(self, victims: list[str], at: float, present: Iterable[str]) -> bool:
-        """Whether an asset in `present` that is used before `at` is needed again only after one of the victims.
-
-        It will be the better victim after its use, so loading ahead waits for that.
-        """
+        """Whether an asset in `present` that is used before `at` is needed again only after one of the victims. It will
+        be the better victim after its use, so loading ahead waits for that."""
         if not victims:
             return False
         soonest = min(map(self._state.need_at, victims))
@@ -320,7 +330,7 @@ class _Draft:
         return False
 
     def _in_ram(self, key: str) -> int:
-        return self._state.rounded(self._size(key))
+        return self._state.rounded(self._state.assets[key].nbytes)
 
     def _spare_in_ram(self, after: float, keep: str | None) -> Iterator[str]:
         """Return the copies in RAM that are not in use, and that are also in VRAM or needed only after `after`."""
@@ -348,7 +358,7 @@ class _Draft:
         return 1 if self._state.need_at(key) > self._state.now + _SOON else 3
 
     def _drop_ram(self, key: str) -> None:
-        self.steps.append(DropRam(key))
+        self.steps.append(Step(Action.DROP_RAM, key))
         self._ram_free += self._in_ram(key)
         del self._ram[key]
 

@@ -19,8 +19,7 @@ from math import inf
 
 import msgspec
 
-from gpuyard.residency.planning.assets import Asset, Budgets, Kind
-from gpuyard.residency.planning.budget_limits import limits_of
+from gpuyard.residency.planning.assets import Asset, Budgets, Kind, limits_of
 from gpuyard.residency.planning.render_units import Unit
 
 # A good disk reads 3 to 5 GB/s, PCIe transfers about 50.
@@ -65,10 +64,8 @@ def choose_order(
 
 
 def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1) -> MovedBytes:
-    """Return the bytes that this order moves if each tier evicts the asset that is needed again last.
-
-    `workers` consecutive units hold their assets at a time.
-    """
+    """Return the bytes that this order moves if each tier evicts the asset that is needed again last. `workers`
+    consecutive units hold their assets at a time."""
     tiers = _Tiers(assets, budgets)
     next_uses = _next_uses(units)
     for now, unit in enumerate(units):

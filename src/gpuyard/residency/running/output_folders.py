@@ -10,7 +10,6 @@
 import contextlib
 import fcntl
 import itertools
-import json
 import math
 import os
 import shutil
@@ -18,14 +17,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
-
-import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.running.status_file import Skip
+from gpuyard.residency.running.status_file import Skip, as_json
 
 _LOCK, _PARTIAL, _SKIPPED = ".lock", ".partial", "skipped.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -41,7 +37,7 @@ class SkipsUnwritten(EnvironmentFault):
 
 
 class Outputs:
-    """`resume`: complete labels are kept, and not rendered again."""
+    """`resume`: complete labels are kept, and not rendered again. `skips` are all skips of the run."""
 
     def __init__(self, root: Path, *, resume: bool) -> None:
         self._root, self._is_resumed = root, resume
@@ -49,12 +45,13 @@ class Outputs:
         self._numbers = itertools.count(1)
         self._lines = threading.Lock()
         self._skipped: int | None = None
-        self._skips: list[Skip] = []
+        self.skips: list[Skip] = []
         self._unwritten: list[bytes] = []
         self._synced_at = -math.inf
         with contextlib.ExitStack() as undo, _reported(root, "used for outputs"):
             undo.callback(os.close, _lock_root(root))
-            self._existing = _entries(root)
+            with os.scandir(root) as entries:
+                self._existing = {entry.name: entry.is_dir() for entry in entries}  # whether each is a folder
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._partial)
             self._partial.mkdir()
@@ -63,9 +60,7 @@ class Outputs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # The error that ended the run goes first.
         with contextlib.suppress(*([] if error is None else [EnvironmentFault])):
             self.close(was_run=error is None)
@@ -78,7 +73,7 @@ class Outputs:
             try:
                 self._write_lines(truncate=was_run)
             except EnvironmentFault as fault:
-                raise SkipsUnwritten(fault, tuple(self._skips)) from fault
+                raise SkipsUnwritten(fault, tuple(self.skips)) from fault
 
     def is_complete(self, label: Label) -> bool:
         """Return whether the output exists. Raises UserError if it cannot exist, or if it exists without `resume`."""
@@ -120,13 +115,11 @@ class Outputs:
         shutil.rmtree(folder, ignore_errors=True)
 
     def skip(self, skip: Skip) -> None:
-        """Append a line to `skipped.jsonl`; if the disk is full, with the next line or at the end of the run.
-
-        After a power failure the last lines may be missing: these labels are tried again anyway.
-        """
+        """Append a line to `skipped.jsonl`; if the disk is full, with the next line or at the end of the run. After a
+        power failure the last lines may be missing: these labels are tried again anyway."""
         with self._lines:
-            self._skips.append(skip)
-            self._unwritten.append(_line_of(skip))
+            self.skips.append(skip)
+            self._unwritten.append(as_json(skip) + b"\n")
             with contextlib.suppress(EnvironmentFault):
                 self._write_lines()
 
@@ -190,12 +183,6 @@ def _lock_root(root: Path) -> int:
     return descriptor
 
 
-def _entries(root: Path) -> dict[str, bool]:
-    """Return the existing names, and whether each is a folder."""
-    with os.scandir(root) as entries:
-        return {entry.name: entry.is_dir() for entry in entries}
-
-
 def _flush(folder: Path) -> None:
     """Sync the contents of a folder and then the folder, so that after a power failure a named folder is complete."""
     with os.scandir(folder) as entries:
@@ -213,13 +200,6 @@ def _sync(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _line_of(skip: Skip) -> bytes:
-    try:
-        return msgspec.json.encode(skip) + b"\n"
-    except UnicodeEncodeError:  # a message with a file name that is not UTF-8
-        return json.dumps(msgspec.to_builtins(skip)).encode() + b"\n"
 
 
 def _append(descriptor: int, line: bytes) -> None:

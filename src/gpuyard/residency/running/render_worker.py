@@ -18,13 +18,12 @@ from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.memory.device_memory import TransferLane, as_device_full
 from gpuyard.residency.memory.page_pool import PagePool
 from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.running.label_results import LabelResults
 from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.residency.running.run_status import LabelResults
 from gpuyard.residency.running.status_file import SkipReason, WorkerStatus
+from gpuyard.residency.tiers.asset_copies import TiersStopped, TooLarge
 from gpuyard.residency.tiers.asset_tiers import Tiers
-from gpuyard.residency.tiers.asset_users import TiersStopped, TooLarge
-from gpuyard.residency.tiers.hold_assets import ActorCache, Frames, SceneManager
-from gpuyard.residency.tiers.oom_fallback import retry_with_less
+from gpuyard.residency.tiers.hold_assets import ActorCache, Frames, SceneManager, retry_with_less
 
 Render = Callable[[Arrays | None, Frames, Any, Path], object]
 

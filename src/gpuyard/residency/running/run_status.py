@@ -1,19 +1,65 @@
-"""Build the status of a run from its tiers, its workers and its results."""
+"""The results of a run's labels, and its status, from its tiers, its workers and these results."""
 
 import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuyard.residency.memory.device_memory import DeviceMemory
 from gpuyard.residency.planning.assets import Budgets, Kind, path_of
-from gpuyard.residency.running.label_results import LabelResults
-from gpuyard.residency.running.render_worker import Worker
-from gpuyard.residency.running.status_file import CountsStatus, MovedStatus, RenderStatus, TierStatus, WorkerStatus
+from gpuyard.residency.planning.render_units import Label, Unit
+from gpuyard.residency.running import status_file
+from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.residency.running.status_file import RenderStatus, Skip, SkipReason, TransferCounts, WorkerStatus
 from gpuyard.residency.tiers.asset_tiers import Tiers
-from gpuyard.residency.tiers.transfer_counts import TransferCounts
+
+if TYPE_CHECKING:
+    from gpuyard.residency.running.render_worker import Worker
+
+
+class LabelResults:
+    """The results of all workers: each label ends once, as rendered or skipped; it may be postponed before."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._postponed: list[Unit] = []
+        self._is_last_try = False
+        self.skips = outputs.skips
+        self.labels = self.already = self.rendered = 0
+
+    def count_rendered(self) -> None:
+        with self._lock:
+            self.rendered += 1
+
+    def skip(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
+        reason = msgspec.structs.asdict(why)
+        for label in labels:
+            skip = Skip(label=label.name, scene=path_of(unit.scene), actor=path_of(unit.actor), **reason)
+            self._outputs.skip(skip)
+
+    def postpone(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
+        """Postpone the labels, to be tried alone at the end; skip them if this is that last try."""
+        if self._is_last_try:
+            self.skip(unit, labels, why)
+        elif labels:
+            with self._lock:
+                self._postponed.append(Unit(scene=unit.scene, actor=unit.actor, labels=tuple(labels)))
+
+    def take_postponed(self) -> list[Unit]:
+        """Return the postponed labels, grouped by their assets. From now on, labels are skipped, not postponed."""
+        self._is_last_try = True
+        labels: dict[tuple[str | None, str | None], list[Label]] = {}
+        for unit in self._postponed:
+            labels.setdefault((unit.scene, unit.actor), []).extend(unit.labels)
+        return [Unit(scene=scene, actor=actor, labels=tuple(some)) for (scene, actor), some in labels.items()]
+
+    @property
+    def left(self) -> int:
+        return self.labels - self.already - self.rendered - len(self.skips)
 
 
 class RunStatus:
@@ -29,13 +75,13 @@ class RunStatus:
         self._started, self._started_at = time.monotonic(), _now()
         self._is_stopped = False
 
-    def start(self, tiers: Tiers, workers: Sequence[Worker]) -> None:
+    def start(self, tiers: Tiers, workers: "Sequence[Worker]") -> None:
         with self._lock:
             self._tiers, self._workers = tiers, workers
             if self._is_stopped:
                 tiers.stop()
 
-    def keep_counts(self) -> None:
+    def close_tiers(self) -> None:
         """Keep the counts of tiers that were closed."""
         with self._lock:
             self._earlier_counts, self._tiers = self._sum_counts(), None
@@ -52,7 +98,7 @@ class RunStatus:
     def _sum_counts(self) -> TransferCounts:
         return self._earlier_counts if self._tiers is None else self._earlier_counts.with_more(self._tiers.counts)
 
-    def status(self) -> RenderStatus:
+    def read(self) -> RenderStatus:
         with self._lock:
             tiers, counts = self._tiers, self._sum_counts()
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
@@ -68,25 +114,23 @@ class RunStatus:
             rendered=results.rendered,
             already=results.already,
             skipped=len(results.skips),
-            vram=TierStatus(
+            vram=status_file.TierStatus(
                 budget=self._budgets.vram,
                 assets=in_vram,
                 peak_assets=max(counts.peak_vram, in_vram),  # in_vram was read a moment later
                 allocator=self._memory.used(),
                 peak_allocator=self._memory.peak(),
             ),
-            ram=TierStatus(
-                budget=self._budgets.ram,
-                assets=in_ram,
-                peak_assets=max(counts.peak_ram, in_ram),
+            ram=status_file.TierStatus(
+                budget=self._budgets.ram, assets=in_ram, peak_assets=max(counts.peak_ram, in_ram)
             ),
             scene_slots=self._budgets.scene_slots,
             scenes=() if tiers is None else tiers.paths_in(Kind.SCENE),
             actors=() if tiers is None else tiers.paths_in(Kind.ACTOR),
             scenes_in_ram=() if tiers is None else tiers.paths_in(Kind.SCENE, is_ram=True),
             actors_in_ram=() if tiers is None else tiers.paths_in(Kind.ACTOR, is_ram=True),
-            moved=msgspec.convert(counts, MovedStatus, from_attributes=True),
-            counts=msgspec.convert(counts, CountsStatus, from_attributes=True),
+            moved=msgspec.convert(counts, status_file.MovedStatus, from_attributes=True),
+            counts=msgspec.convert(counts, status_file.CountsStatus, from_attributes=True),
             stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.items()},
             workers=workers,
             device=self._memory.name,

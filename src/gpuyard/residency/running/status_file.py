@@ -1,6 +1,10 @@
 """The status of a run as in `status.json`. Sizes are in bytes, times in seconds."""
 
+import json
+
 import msgspec
+
+from gpuyard.residency.planning.assets import StallCause
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,33 @@ class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
     misses: int
     streams: int
     out_of_memory: int
+
+
+_SUMS = (*MovedStatus.__struct_fields__, *CountsStatus.__struct_fields__)
+
+
+class TransferCounts(msgspec.Struct):
+    """The counts of the tiers: those of MovedStatus and CountsStatus, and the stalls by cause."""
+
+    read_from_disk: int = 0
+    uploaded: int = 0
+    streamed: int = 0
+    downloaded: int = 0
+    vram_hits: int = 0
+    ram_hits: int = 0
+    misses: int = 0
+    streams: int = 0
+    out_of_memory: int = 0
+    peak_vram: int = 0
+    peak_ram: int = 0
+    stalls_s: dict[str, float] = {}
+
+    def with_more(self, other: "TransferCounts") -> "TransferCounts":
+        """Return the sums; for peaks, the maximum."""
+        stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in StallCause}
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}
+        return TransferCounts(**sums, **peaks, stalls_s={str(cause): total for cause, total in stalls.items() if total})
 
 
 class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,3 +126,10 @@ class RenderReport(msgspec.Struct, frozen=True, kw_only=True):
 
     status: RenderStatus
     skipped: tuple[Skip, ...]
+
+
+def as_json(value: msgspec.Struct, indent: int | None = None) -> bytes:
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=-1 if indent is None else indent)
+    except UnicodeEncodeError:  # it has a file name that is not UTF-8
+        return json.dumps(msgspec.to_builtins(value), indent=indent).encode()

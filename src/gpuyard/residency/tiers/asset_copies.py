@@ -1,14 +1,26 @@
-"""Copy one asset between disk, RAM and VRAM."""
+"""The copies of one asset on disk, in RAM and in VRAM; waiting requests for assets, and loans of assets in use."""
 
-from typing import TYPE_CHECKING
+from collections import Counter
 
+import msgspec
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.residency.loading.asset_loader import Source
+from gpuyard.residency.loading.named_arrays import Layout
 from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 from gpuyard.residency.memory.page_pool import PagePool, Pages
-from gpuyard.residency.planning.array_layout import Layout
 from gpuyard.residency.planning.assets import Asset
+from gpuyard.residency.planning.render_units import Unit, uses_of
 
-if TYPE_CHECKING:
-    from gpuyard.residency.loading.asset_loader import Source
+_SCENE_HOLDER_BONUS = 1 << 40  # places by which the requests of workers that hold a scene go first
+
+
+class TiersStopped(Exception):
+    """The run is being stopped: the tiers lend no more assets."""
+
+
+class TooLarge(EnvironmentFault):
+    """An asset does not fit into the budgets beside the others."""
 
 
 class EstimateTooLow(Exception):
@@ -22,7 +34,7 @@ class EstimateTooLow(Exception):
 class Copies:
     """The copies of an asset. The tiers ensure that no two threads move a copy at the same time."""
 
-    def __init__(self, asset: Asset, source: "Source", memory: DeviceMemory, pool: PagePool) -> None:
+    def __init__(self, asset: Asset, source: Source, memory: DeviceMemory, pool: PagePool) -> None:
         self.asset, self.source = asset, source
         self._memory, self._pool = memory, pool
         self.layouts: tuple[Layout, ...] = ()  # one per frame, once the asset was read
@@ -78,3 +90,74 @@ class Copies:
         if self.buffer is not None:
             buffer, self.buffer = self.buffer, None
             self._memory.free(buffer)
+
+
+class Loan(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies that stay in place until they are given back: in VRAM, or, for a stream, in RAM or on disk. The sizes of a
+    stream are those at its start: its frames may turn out to be larger."""
+
+    copies: Copies
+    is_streamed: bool = False
+    stream_nbytes: int = 0
+    stream_ram: int = 0  # for a stream from disk
+
+
+class AssetUsers:
+    """Requests and loans. The caller holds the tiers' lock. `held` counts loans of copies in VRAM, `held_ram` copies in
+    RAM that are being copied from."""
+
+    def __init__(self) -> None:
+        self.held: Counter[str] = Counter()
+        self.held_ram: Counter[str] = Counter()
+        self.stream_nbytes = self.stream_ram = 0
+        self._requests: dict[tuple[str, int], int] = {}  # the place in the order, by asset and number of the unit
+        self.last_use: Counter[str] = Counter()  # higher for later uses
+        self._count = 0
+
+    def request(self, number: int, unit: Unit) -> None:
+        self._requests.update({(key, number): place for key, place in uses_of(number, unit).items()})
+
+    def requested(self) -> dict[str, int]:
+        """Return the earliest place of each requested asset."""
+        places: dict[str, int] = {}
+        for (key, _), place in self._requests.items():
+            places[key] = min(place, places.get(key, place))
+        return places
+
+    def withdraw(self, number: int) -> bool:
+        """Remove the waiting requests of a unit. Return whether there were any."""
+        waiting = [request for request in self._requests if request[1] == number]
+        for request in waiting:
+            del self._requests[request]
+        return bool(waiting)
+
+    def lend(self, loan: Loan, key: str, number: int) -> None:
+        """Record a loan. The unit's other requests now go before all others."""
+        del self._requests[key, number]
+        self._count += 1
+        self.last_use[key] = self._count
+        self.hold(loan, 1)
+        for request, place in self._requests.items():
+            if request[1] == number:
+                self._requests[request] = place - _SCENE_HOLDER_BONUS
+
+    def hold(self, loan: Loan, change: int) -> None:
+        """Count a loan (change 1), or its return (-1)."""
+        self.stream_nbytes += change * loan.stream_nbytes
+        self.stream_ram += change * loan.stream_ram
+        if not loan.stream_ram:
+            add_count(self.held_ram if loan.is_streamed else self.held, loan.copies.asset.key, change)
+
+
+def add_count(counter: Counter[str], key: str, change: int) -> None:
+    """Change a count, and remove it when it becomes 0: `counter.keys()` are the assets in use."""
+    counter[key] += change
+    if not counter[key]:
+        del counter[key]
+
+
+def without_traceback(error: EnvironmentFault) -> EnvironmentFault:
+    """Return a copy of an error: the traceback of one error would grow each time that it is raised."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy

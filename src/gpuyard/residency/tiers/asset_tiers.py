@@ -15,26 +15,12 @@ import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.residency.memory.device_memory import DeviceMemory, as_device_full
-from gpuyard.residency.planning.assets import (
-    Budgets,
-    Demote,
-    DropRam,
-    DropVram,
-    Kind,
-    Promote,
-    Read,
-    Stage,
-    StallCause,
-    Step,
-)
-from gpuyard.residency.planning.budget_limits import BudgetLimits, cannot_fit, limits_of
-from gpuyard.residency.planning.plan_state import PlanState, TransferPlan
-from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.planning.transfer_plan import plan
-from gpuyard.residency.planning.upcoming_use import Future, keys_of
-from gpuyard.residency.tiers.asset_copies import Copies, EstimateTooLow
-from gpuyard.residency.tiers.asset_users import AssetUsers, Loan, TiersStopped, TooLarge, add_count, without_traceback
-from gpuyard.residency.tiers.transfer_counts import TransferCounts
+from gpuyard.residency.planning.assets import Action, Budgets, Kind, Stage, StallCause, Step, cannot_fit, limits_of
+from gpuyard.residency.planning.render_units import Future, Unit, keys_of
+from gpuyard.residency.planning.transfer_plan import PlanState, TransferPlan, plan
+from gpuyard.residency.running.status_file import TransferCounts
+from gpuyard.residency.tiers import asset_copies
+from gpuyard.residency.tiers.asset_copies import AssetUsers, Copies, Loan, TiersStopped, TooLarge, add_count
 
 
 class Tiers:
@@ -62,7 +48,7 @@ class Tiers:
         self.is_stopped = False
         threads = {"read": readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
-        self._limits = self._new_limits()
+        self._set_limits()
         self.counts = TransferCounts()
         self.waits: dict[str, StallCause] = {}
 
@@ -76,10 +62,8 @@ class Tiers:
             return handed
 
     def take(self, key: str, number: int) -> Loan:
-        """Return an asset for the unit with that number. Waits until it is available.
-
-        Raises AssetError if the asset is broken, DeviceFull if the device has too little memory for it after all.
-        """
+        """Return an asset for the unit with that number. Waits until it is available. Raises AssetError if the asset is
+        broken, DeviceFull if the device has too little memory for it after all."""
         with self._changed:
             self._full.pop(key, None)
             self._count_hit(key)
@@ -99,23 +83,19 @@ class Tiers:
             raise self._failure
         for errors in (self._broken, self._full):
             if key in errors:
-                raise without_traceback(errors[key])
+                raise asset_copies.without_traceback(errors[key])
         if self._vram.get(key) is Stage.THERE:
             return Loan(copies=self._copies[key])
         made = self._step()
         if key not in made.streams:
             return None
-        copies, is_from_disk = self._copies[key], key not in self._ram
-        return Loan(
-            copies=copies,
-            is_streamed=True,
-            stream_nbytes=copies.asset.stream_nbytes,
-            stream_ram=copies.asset.stream_ram(self._rounded) if is_from_disk else 0,
-        )
+        copies = self._copies[key]
+        in_ram = 0 if key in self._ram else copies.asset.stream_ram(self._rounded)
+        return Loan(copies=copies, is_streamed=True, stream_nbytes=copies.asset.stream_nbytes, stream_ram=in_ram)
 
     def give_back(self, loan: Loan) -> None:
         with self._changed:
-            self._users.give_back(loan)
+            self._users.hold(loan, -1)
             # Waiting workers make a new plan; without any, the next request does.
             self._changed.notify_all()
 
@@ -178,9 +158,9 @@ class Tiers:
             rounded=self._rounded,
         )
 
-    def _new_limits(self) -> BudgetLimits:
+    def _set_limits(self) -> None:
         self._assets = {key: copies.asset for key, copies in self._copies.items()}
-        return limits_of(self._assets.values(), self.budgets)
+        self._limits = limits_of(self._assets.values(), self.budgets)
 
     def _update_peaks(self) -> None:
         self.counts.peak_vram = max(self.counts.peak_vram, self.vram_nbytes())
@@ -217,21 +197,21 @@ class Tiers:
 
     def _start(self, step: Step) -> None:
         key, reading, up, down = step.key, *self._pools
-        match step:
-            case DropVram():
+        match step.action:
+            case Action.DROP_VRAM:
                 self._drop_vram(key)
-            case DropRam():
+            case Action.DROP_RAM:
                 del self._ram[key]
                 self._copies[key].drop_ram()
-            case Read():
+            case Action.READ:
                 self._ram[key] = Stage.COMING
                 self._reading += 1
                 reading.submit(self._carry_out, key, self._copies[key].read, self._was_read)
-            case Promote():
+            case Action.PROMOTE:
                 self._vram[key] = Stage.COMING
                 add_count(self._users.held_ram, key, 1)
                 up.submit(self._carry_out, key, self._copies[key].upload, self._was_uploaded)
-            case Demote():
+            case Action.DEMOTE:
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
                 down.submit(self._carry_out, key, self._copies[key].download, self._was_downloaded)
 
@@ -267,21 +247,21 @@ class Tiers:
             self._resize(copies, copies.pages.nbytes, max(layout.nbytes for layout in copies.layouts))
             return
         del self._ram[key]
-        if isinstance(error, EstimateTooLow):
+        if isinstance(error, asset_copies.EstimateTooLow):
             frame_nbytes = -(-copies.asset.frame_nbytes * error.nbytes // copies.asset.nbytes)
             self._resize(copies, error.nbytes, frame_nbytes)
         else:
             self._mark_broken(key, error)
 
     def _resize(self, copies: Copies, nbytes: int, frame_nbytes: int) -> None:
-        if (copies.asset.nbytes, copies.asset.frame_nbytes) == (nbytes, frame_nbytes):
-            return
-        copies.asset = msgspec.structs.replace(copies.asset, nbytes=nbytes, frame_nbytes=frame_nbytes)
-        self._change_limits()
+        resized = msgspec.structs.replace(copies.asset, nbytes=nbytes, frame_nbytes=frame_nbytes)
+        if copies.asset != resized:
+            copies.asset = resized
+            self._change_limits()
 
     def _change_limits(self) -> None:
         """Compute new limits, and mark all assets that cannot fit: a larger stream reduces the memory for others."""
-        self._limits = self._new_limits()
+        self._set_limits()
         for key, asset in self._assets.items():
             reason = None if key in self._broken else cannot_fit(asset, self._limits, self._rounded)
             if reason is not None:
@@ -343,29 +323,15 @@ class Tiers:
                 self._step()
                 self._changed.notify_all()
 
-    def drop_idle_actors(self) -> int:
-        """Drop all idle actors from VRAM. Return their number."""
+    def drop_idle(self, kind: Kind, most: int | None = None) -> None:
+        """Drop assets of a kind that are not in use from VRAM: all, or the `most` that were least recently used."""
         with self._changed:
-            idle = self._idle(Kind.ACTOR)
-            for key in idle:
+            there = (key for key, stage in self._vram.items() if stage is Stage.THERE and not self._users.held[key])
+            idle = [key for key in there if self._assets[key].kind is kind]
+            for key in sorted(idle, key=self._users.last_use.__getitem__)[:most]:
                 self._drop_vram(key)
             self._changed.notify_all()
         self.memory.empty_cache()
-        return len(idle)
-
-    def evict_idle_scene(self) -> bool:
-        """Drop the least recently used idle scene from VRAM. Return whether there was one."""
-        with self._changed:
-            idle = self._idle(Kind.SCENE)
-            if idle:
-                self._drop_vram(min(idle, key=self._users.last_use))
-            self._changed.notify_all()
-        self.memory.empty_cache()
-        return bool(idle)
-
-    def _idle(self, kind: Kind) -> list[str]:
-        present = [key for key, stage in self._vram.items() if stage is Stage.THERE and not self._users.held[key]]
-        return [key for key in present if self._assets[key].kind is kind]
 
     def reserve_more(self) -> None:
         """Reserve more VRAM for the renderer, after dropping assets has helped, so that it need not happen again."""

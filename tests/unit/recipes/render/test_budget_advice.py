@@ -4,11 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.units import parse_size
-from gpuyard.recipes.render.budget_advice import advise, size_option
-from gpuyard.recipes.render.profile_assets import AssetProfile, assets_of
+from gpuyard.recipes.render.profile_assets import AssetProfile, advise, assets_of, size_option
 from gpuyard.residency.memory.page_pool import PagePool, page_size
-from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of
-from gpuyard.residency.planning.budget_limits import cannot_fit, limits_of
+from gpuyard.residency.planning.assets import Asset, Budgets, Kind, cannot_fit, key_of, limits_of
 from gpuyard.residency.planning.render_units import Label, Unit
 
 _MB = 1 << 20

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.recipes.render.output_names import folder_name, name_of_pair
+from gpuyard.recipes.render.manifest import folder_name, name_of_pair
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
 CLOSE = st.text(st.sampled_from("a%2F/~.\n"), min_size=1, max_size=12)

@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.create_workspace import CreatedWorkspace, init
+from gpuyard.recipes.workspace.create_workspace import CONFIG_TEMPLATE, WRAPPER_TEMPLATE, CreatedWorkspace, init
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, load
-from gpuyard.recipes.workspace.templates import CONFIG_TEMPLATE, WRAPPER_TEMPLATE
 from tests.unit.recipes.workspace.test_settings import LEGACY
 
 
@@ -23,14 +22,14 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def names(paths: tuple[Path, ...]) -> list[str]:
+def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
 def test_an_empty_folder_becomes_a_workspace(tmp_path: Path) -> None:
     made = init(tmp_path / "deep" / "exp", force=False)
     assert names(made.created) == [CONFIG_FILE, "scheduler.sh", "configs", "out"]
-    assert (made.kept, made.backed_up) == ((), ())
+    assert (made.kept, made.backed_up) == ([], [])
     assert sorted(os.listdir(made.folder)) == sorted(["configs", "out", "scheduler.sh", CONFIG_FILE])
     assert os.access(made.folder / "scheduler.sh", os.X_OK)
     assert load(made.folder).settings.task_name == "exp"
@@ -123,10 +122,10 @@ def test_force_a_second_time_changes_nothing(tmp_path: Path) -> None:
     before = contents(folder)
     made = init(folder, force=True)
     assert contents(folder) == before
-    assert (made.created, made.backed_up) == ((), ())
+    assert (made.created, made.backed_up) == ([], [])
     fresh = init(folder / "fresh", force=False).folder
     before = contents(fresh)
-    everything = tuple(fresh / name for name in (CONFIG_FILE, "scheduler.sh", "configs", "out"))
+    everything = [fresh / name for name in (CONFIG_FILE, "scheduler.sh", "configs", "out")]
     assert init(fresh, force=True) == CreatedWorkspace(folder=fresh, kept=everything)
     assert contents(fresh) == before
 

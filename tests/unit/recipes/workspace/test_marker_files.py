@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.workspace.marker_files import without_marker
+from gpuyard.recipes.workspace.workspace_files import without_marker
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.templates import scheduler_script
+from gpuyard.recipes.workspace.create_workspace import init, scheduler_script
 
 # Prints its arguments, each terminated by NUL, with the workspace's real path.
 TELLER = """#!/bin/sh

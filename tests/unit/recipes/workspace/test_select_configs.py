@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.select_configs import choose_configs, choose_devices
+from gpuyard.recipes.workspace.prepare_sweep import (
+    choose_configs,
+    choose_devices,
+    path_in_work_dir,
+    task_command,
+    task_environment,
+)
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
-from gpuyard.recipes.workspace.task_command import path_in_work_dir, task_command, task_environment
 
 
 @pytest.fixture

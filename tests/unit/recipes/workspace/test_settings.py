@@ -173,13 +173,13 @@ def test_each_value_has_its_source(tmp_path: Path) -> None:
 
 def test_all_keys_are_shown_in_their_usual_spelling(tmp_path: Path) -> None:
     text = "vram: 1.5G\nenv: {A: b c, D: 1}\nnotify: [mail, a b]\nenable_logging: no\ngpu_count: 4\n"
-    rows = {row.key: row.value for row in loaded(tmp_path, text).rows()}
+    rows = {key: value for key, value, _ in loaded(tmp_path, text).rows()}
     assert list(rows) == list(SETTING_TYPES)
     assert rows["vram"] == "1.5 GB"
     assert rows["env"] == "A='b c' D=1"
     assert rows["notify"] == "mail 'a b'"
     assert (rows["enable_logging"], rows["gpu_count"], rows["command_delay"]) == ("false", "4", "0.5")
-    rows = {row.key: row.value for row in loaded(tmp_path, "").rows()}
+    rows = {key: value for key, value, _ in loaded(tmp_path, "").rows()}
     assert (rows["vram"], rows["gpu_count"], rows["timeout"], rows["env"]) == ("learned", "all", "none", "none")
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace import start_sweep
+from gpuyard.recipes.workspace import sweep
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
-from gpuyard.recipes.workspace.start_sweep import StartedSweep
+from gpuyard.recipes.workspace.sweep import StartedSweep
 
 
 class Queue:
@@ -56,8 +57,8 @@ def workspace(tmp_path: Path) -> LoadedSettings:
 def start(
     workspace: LoadedSettings, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
 ) -> tuple[list[str], StartedSweep]:
-    monkeypatch.setattr(start_sweep, "connect", lambda **_: queue)
-    started = start_sweep.start(workspace, None, None, is_rerun=is_rerun)
+    monkeypatch.setattr(sweep, "connect", lambda **_: queue)
+    started = sweep.start(workspace, None, None, is_rerun=is_rerun)
     return [each.config for each in started.submitted], started
 
 
@@ -114,3 +115,16 @@ def test_all_tasks_of_a_workspace_share_gpus_as_configured(
     assert [each["crew"]["most_per_device"] for each in queue.submitted] == [3, 3]
     assert len({each["options"]["tag"] for each in queue.submitted}) == 1
     assert len({each["token"] for each in queue.submitted}) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("exp1.yml", "exp1"), ("exp.1.yaml", "exp.1"), ("plain", "plain"), ("-x $(y).yml", "-x $(y)")]
+)
+def test_a_config_is_named_after_its_file_without_the_suffix(
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch, file: str, name: str
+) -> None:
+    (workspace.workspace / "configs" / file).write_text("")
+    queue = Queue([])
+    loaded = replace(workspace, settings=replace(workspace.settings, config_pattern=file))
+    assert start(loaded, queue, monkeypatch)[0] == [name]
+    assert queue.submitted[0]["environment"]["GPUYARD_CONFIG_NAME"] == name

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.task_names import (
+from gpuyard.recipes.workspace.workspace_files import (
     check_config_names,
-    config_name,
-    scheduler_session,
     session_name,
     slug,
+    tmux_name,
     workspace_tag,
 )
 
@@ -36,14 +35,14 @@ HOSTILE = [
 
 def test_a_plain_name_is_not_changed() -> None:
     assert session_name("TASK", "exp1") == "TASK_exp1_{gpu}"
-    assert scheduler_session("TASK", "_scheduler") == "TASK_scheduler"
+    assert tmux_name("TASK_scheduler") == "TASK_scheduler"
     assert session_name("실험", "größe-2") == "실험_größe-2_{gpu}"
     assert slug("v1.2_a-b") == "v1.2_a-b"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_that_tmux_cannot_hold_is_mapped(name: str) -> None:
-    mapped = scheduler_session(name, "")
+    mapped = tmux_name(name)
     assert mapped != name
     assert all(letter.isalnum() or letter in "_-" for letter in mapped)
     assert not mapped.startswith("-")
@@ -52,7 +51,7 @@ def test_a_name_that_tmux_cannot_hold_is_mapped(name: str) -> None:
 
 @given(st.text())
 def test_any_name_becomes_usable(name: str) -> None:
-    session, part = scheduler_session(name, ""), slug(name)
+    session, part = tmux_name(name), slug(name)
     assert 0 < len(session) <= 80
     assert 0 < len(part.encode()) <= 60
     assert all(letter.isalnum() or letter in "_-" for letter in session)
@@ -62,7 +61,7 @@ def test_any_name_becomes_usable(name: str) -> None:
 
 
 def test_names_that_differ_only_in_mapped_characters_stay_different() -> None:
-    assert len({scheduler_session(name, "") for name in ("a b", "a:b", "a.b", "a_b")}) == 4
+    assert len({tmux_name(name) for name in ("a b", "a:b", "a.b", "a_b")}) == 4
     assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
 
 
@@ -86,13 +85,6 @@ def test_a_folder_has_the_same_tag_by_any_path(tmp_path: Path, monkeypatch: pyte
 
 def test_folders_with_the_same_name_have_different_tags(tmp_path: Path) -> None:
     assert workspace_tag(tmp_path / "a" / "ws") != workspace_tag(tmp_path / "b" / "ws")
-
-
-@pytest.mark.parametrize(
-    ("file", "name"), [("exp1.yml", "exp1"), ("exp.1.yaml", "exp.1"), ("plain", "plain"), ("-x $(y).yml", "-x $(y)")]
-)
-def test_a_config_is_named_after_its_file_without_the_suffix(file: str, name: str) -> None:
-    assert config_name(Path("configs") / file) == name
 
 
 def test_ordinary_and_unusual_names_are_accepted() -> None:

@@ -13,7 +13,7 @@ from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
 from gpuyard.residency.loading import asset_loader
 from gpuyard.residency.loading.asset_loader import Load, Loader, Source
-from gpuyard.residency.planning.array_layout import Layout
+from gpuyard.residency.loading.named_arrays import Layout
 from tests.residency_files import FORMS, PagedSink, points, splats, write_ply
 
 

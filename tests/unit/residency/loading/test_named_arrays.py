@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from gpuyard.residency.loading.named_arrays import Arrays
+from gpuyard.residency.loading.named_arrays import Arrays, Field, Layout, packed
 from gpuyard.residency.memory.host_memory import HostMemory
-from gpuyard.residency.planning.array_layout import Field, Layout, packed
 
 ROWS = 5
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.residency.planning.render_units import Unit
-from gpuyard.residency.planning.upcoming_use import Future, keys_of, uses_of
+from gpuyard.residency.planning.render_units import Future, Unit, keys_of, uses_of
 from tests.unit.residency.plan_simulation import unit
 
 S0, S1, A0 = "scene:s0", "scene:s1", "actor:a0"

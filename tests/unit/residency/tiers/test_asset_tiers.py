@@ -14,9 +14,9 @@ from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.planning.assets import Kind
 from gpuyard.residency.planning.render_units import Unit
+from gpuyard.residency.tiers.asset_copies import Loan, TiersStopped, TooLarge
 from gpuyard.residency.tiers.asset_tiers import Tiers
-from gpuyard.residency.tiers.asset_users import Loan, TiersStopped, TooLarge
-from gpuyard.residency.tiers.oom_fallback import retry_with_less
+from gpuyard.residency.tiers.hold_assets import retry_with_less
 from tests.residency_runs import AssetFiles, WatchedMemory, checksum, in_time, tiers_over
 
 ROOM = 1 << 20

@@ -9,8 +9,7 @@ from gpuyard.core.units import format_bytes, format_count
 from gpuyard.errors import UserError
 from gpuyard.installation import find_installation
 from gpuyard.recipes.uninstall.find_files import InstalledFiles, KeptFile, find
-from gpuyard.recipes.uninstall.remove_files import RemovalProblem, Size, measure
-from gpuyard.recipes.uninstall.uninstall import UninstallBlocker, find_blockers, uninstall
+from gpuyard.recipes.uninstall.uninstall import Size, UninstallBlocker, find_blockers, measure, uninstall
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column
@@ -62,7 +61,7 @@ def _say_found(
 
 
 def _say_removed(
-    sizes: Sequence[tuple[InstalledFiles, Size]], problems: Sequence[RemovalProblem], kept: Sequence[KeptFile]
+    sizes: Sequence[tuple[InstalledFiles, Size]], problems: Sequence[KeptFile], kept: Sequence[KeptFile]
 ) -> None:
     files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
     some = "; some files could not be removed" if problems else ""

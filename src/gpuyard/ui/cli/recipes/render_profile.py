@@ -26,9 +26,8 @@ from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, tab
 from gpuyard.ui.cli.text_table import Column, clean
 
 if TYPE_CHECKING:
-    from gpuyard.recipes.render.budget_advice import Advice
     from gpuyard.recipes.render.manifest import Manifest
-    from gpuyard.recipes.render.profile_assets import AssetProfile, Profiler
+    from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
 
 _SCENE_SLOTS, _WORKERS = 5, 4
 _ASSETS = (
@@ -56,8 +55,7 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     Exit status 1 if an asset cannot be loaded.
     """
     need_numpy()
-    from gpuyard.recipes.render.budget_advice import advise
-    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler
+    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
 
     with reserve_stdout(as_json=as_json):
         read = read_manifest(manifest)
@@ -96,7 +94,7 @@ def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
     """Return a command with the generous budgets, limited to what this machine has."""
-    from gpuyard.recipes.render.budget_advice import size_option
+    from gpuyard.recipes.render.profile_assets import size_option
 
     command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
     command += [] if loader is None else ["--loader", loader]

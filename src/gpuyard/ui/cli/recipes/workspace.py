@@ -20,8 +20,7 @@ from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, load
-from gpuyard.recipes.workspace.start_sweep import StartedSweep, start
-from gpuyard.recipes.workspace.stop_sweep import kill_all, stop
+from gpuyard.recipes.workspace.sweep import StartedSweep, kill_all, start, stop
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
@@ -297,7 +296,7 @@ def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FB
         return
     # People paste this output, and the values of `env` may be tokens.
     shown = {_NAMES_ONLY: ", ".join(loaded.settings.env)}
-    rows = [(row.key, clean(shown.get(row.key) or row.value), row.source) for row in loaded.rows()]
+    rows = [(key, clean(shown.get(key) or value), source) for key, value, source in loaded.rows()]
     say(paint(f"{clean(str(loaded.workspace))}, from {clean(loaded.path)}", "bold"))
     keys = max(cell_width(key) for key, _, _ in rows)
     values = min(_LONGEST_VALUE, max(cell_width(value) for _, value, _ in rows))

@@ -1,7 +1,8 @@
-"""Start a sweep: submit the configs of a workspace as jobs of the queue.
+"""Start a sweep, which submits the configs of a workspace as jobs of the queue; stop it, or kill it.
 
 The queue is the only record of started tasks: `start` lists them and submits the missing ones. A config that has a
-marker is completed. A lock on the workspace serializes concurrent `start` commands.
+marker is completed. A lock on the workspace serializes concurrent commands. `stop` and `kill_all` work also if the
+settings have a mistake: `settings` is None then.
 """
 
 import hashlib
@@ -22,26 +23,18 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.marker_files import (
-    lacks_marker,
-    make_folders,
-    marker_path,
-    read_record,
-    record_path,
-    without_marker,
-)
-from gpuyard.recipes.workspace.scheduler_log import has_own_logs, scheduler_log, write_scheduler_log
-from gpuyard.recipes.workspace.select_configs import choose_configs, choose_devices
-from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, load_task_options
-from gpuyard.recipes.workspace.stop_sweep import list_tasks
-from gpuyard.recipes.workspace.task_command import hook_command, path_in_work_dir, task_command, task_environment
-from gpuyard.recipes.workspace.task_names import config_name, scheduler_session, session_name, slug, workspace_tag
-from gpuyard.recipes.workspace.yaml_reader import cannot_read
+from gpuyard.recipes.workspace import prepare_sweep
+from gpuyard.recipes.workspace import workspace_files as files
+from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, WorkspaceSettings, load_task_options
+from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
+# Variables with these prefixes locate the queue and the package; those that mark a job's process are left out.
+_VIEW_VARIABLES = ("GPUYARD_", "XDG_", "PYTHONPATH")
 _JOB_VARIABLES = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})
+_KILL_TIMEOUT_S = 20.0
 
 
 class SubmittedConfig(Struct, frozen=True, kw_only=True):
@@ -55,15 +48,28 @@ class Skipped(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class StartedSweep(Struct, frozen=True, kw_only=True):
+class StartedSweep(Struct, kw_only=True):
     """What `start` did with each config; `session` is the tmux session that shows the progress."""
 
     tag: str
-    submitted: tuple[SubmittedConfig, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-    refused: tuple[Skipped, ...] = ()
-    notes: tuple[str, ...] = ()
+    submitted: list[SubmittedConfig] = []
+    skipped: list[Skipped] = []
+    refused: list[Skipped] = []
+    notes: list[str] = []
     session: str | None = None
+
+
+class KilledSweep(Struct, frozen=True, kw_only=True):
+    """`left` are the configs of tasks that did not end within the timeout."""
+
+    ended: int
+    left: tuple[str, ...]
+    sessions: tuple[str, ...]
+
+
+class StoppedSweep(Struct, frozen=True, kw_only=True):
+    cancelled: int
+    running: int
 
 
 class _PlannedTask(Struct, frozen=True, kw_only=True):
@@ -79,10 +85,8 @@ class _PlannedTask(Struct, frozen=True, kw_only=True):
 def start(
     loaded: LoadedSettings, configs: str | None, gpus: str | None, *, is_rerun: bool, engine: str | None = None
 ) -> StartedSweep:
-    """Submit all configs that are neither completed nor in the queue.
-
-    Raises UserError, before anything is submitted, if the workspace has a mistake.
-    """
+    """Submit all configs that are neither completed nor in the queue. Raises UserError, before anything is submitted,
+    if the workspace has a mistake."""
     if engine is not None:
         loaded = replace(loaded, settings=replace(loaded.settings, engine=engine))
     sweep = _Sweep(loaded)
@@ -95,40 +99,35 @@ class _Sweep:
     def __init__(self, loaded: LoadedSettings) -> None:
         self._workspace, self._settings = loaded.workspace, loaded.settings
         self._config_file = loaded.path
-        self._tag = workspace_tag(loaded.workspace)
+        self._tag = files.workspace_tag(loaded.workspace)
         self._tmux = Tmux(os.environ) if loaded.settings.sessions == "tmux" else None
         self._has_tmux = self._tmux is not None and self._tmux.is_there()
 
     def plan(self, configs: str | None, gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
         """Check everything, create the folders, and return the tasks and notes for the user."""
         settings = self._settings
-        is_elsewhere = settings.engine not in (None, LOCAL)
         if settings.engine is not None:
             check_name(settings.engine)
-        if is_elsewhere and gpus:
-            raise UserError(
-                f"GPUs cannot be named: the engine {settings.engine} chooses them",
-                hint="leave out the GPUs or the engine",
-            )
-        paths = choose_configs(settings, self._workspace, configs)
-        devices, notes = ([None] * len(paths), []) if is_elsewhere else choose_devices(settings, len(paths), gpus)
-        self._environment = task_environment(settings)
-        self._command = task_command(settings, self._workspace, self._environment)
-        self._hook = hook_command(settings, self._workspace, self._environment)
+        if gpus and settings.engine not in (None, LOCAL):
+            hint = "leave out the GPUs or the engine"
+            raise UserError(f"GPUs cannot be named: the engine {settings.engine} chooses them", hint=hint)
+        paths = prepare_sweep.choose_configs(settings, self._workspace, configs)
+        devices, notes = prepare_sweep.choose_devices(settings, len(paths), gpus)
+        self._environment = prepare_sweep.task_environment(settings)
+        self._command = prepare_sweep.task_command(settings, self._workspace, self._environment)
+        self._hook = prepare_sweep.hook_command(settings, self._workspace, self._environment)
         if self._tmux is not None and not self._has_tmux:
             notes.append(NO_TMUX)
         planned = []
         for path, device in zip(paths, devices, strict=True):
             options = load_task_options(path)
             if gpus and options.gpus is not None and options.gpus != 1:
-                raise UserError(
-                    f"{path.name} asks for {options.gpus} GPUs, but one GPU is named for it",
-                    hint="leave out the GPUs, or set `gpus: 1`",
-                )
+                hint = "leave out the GPUs, or set `gpus: 1`"
+                raise UserError(f"{path.name} asks for {options.gpus} GPUs, but one GPU is named for it", hint=hint)
             gpu = device if gpus else None
-            planned.append(_PlannedTask(path=path, config=config_name(path), options=options, devices=device, gpu=gpu))
-        make_folders(self._workspace, settings)
-        self._scheduler_log = scheduler_log(settings, self._workspace)
+            planned.append(_PlannedTask(path=path, config=path.stem, options=options, devices=device, gpu=gpu))
+        files.make_folders(self._workspace, settings)
+        self._scheduler_log = files.scheduler_log(settings, self._workspace)
         return planned, notes
 
     def submit(
@@ -136,52 +135,44 @@ class _Sweep:
     ) -> StartedSweep:
         known = {task["config"]: task for task in list_tasks(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
-        submitted: list[SubmittedConfig] = []
-        skipped: list[Skipped] = []
-        refused: list[Skipped] = []
+        started = StartedSweep(tag=self._tag, notes=notes)
         for each in planned:
             why = self._reason_to_skip(each, known.get(each.config), is_rerun=is_rerun)
             if why is not None:
-                skipped.append(Skipped(config=each.config, why=why))
+                started.skipped.append(Skipped(config=each.config, why=why))
                 continue
             try:
-                with without_marker(marker_path(self._settings, each.config)):
+                with files.without_marker(files.marker_path(self._settings, each.config)):
                     job = self._submit_one(queue, each)
             except UserError as error:
                 hint = f" ({error.hint})" if error.hint else ""
-                refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
+                started.refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
                 continue
-            submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu))
-            problem = write_scheduler_log(self._scheduler_log, f"{each.config} queued as job {job}")
+            started.submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu))
+            problem = files.write_scheduler_log(self._scheduler_log, f"{each.config} queued as job {job}")
             if problem is not None and problem not in notes:
                 notes.append(problem)
-        if submitted and self._settings.notify is not None:
-            self._submit_notify_job(queue, [each.job for each in submitted])
-        return StartedSweep(
-            tag=self._tag,
-            submitted=tuple(submitted),
-            skipped=tuple(skipped),
-            refused=tuple(refused),
-            notes=tuple(notes),
-            session=self._open_view() if submitted or any(task["is_live"] for task in known.values()) else None,
-        )
+        if started.submitted and self._settings.notify is not None:
+            self._submit_notify_job(queue, [each.job for each in started.submitted])
+        if started.submitted or any(task["is_live"] for task in known.values()):
+            started.session = self._open_view()
+        return started
 
     def _reason_to_skip(self, each: _PlannedTask, task: dict[str, Any] | None, *, is_rerun: bool) -> str | None:
         if task is not None and not task["is_finished"]:
             return f"already {'running' if task['is_live'] else 'waiting'} as job {task['id']}"
-        marker = marker_path(self._settings, each.config)
+        marker = files.marker_path(self._settings, each.config)
         if is_rerun:
             return None
-        if task is not None and lacks_marker(read_record(record_path(self._workspace, each.config), task)):
-            write_whole(
-                marker, f"{each.config} exited with status 0 as job {task['id']}; written by gpuyard\n".encode()
-            )
+        if task is not None and files.lacks_marker(files.read_record(self._workspace, task)):
+            text = f"{each.config} exited with status 0 as job {task['id']}; written by gpuyard\n"
+            write_whole(marker, text.encode())
         return f"completed: {os.path.relpath(marker, self._workspace)} exists" if os.path.lexists(marker) else None
 
     def _submit_one(self, queue: DaemonConnection, each: _PlannedTask) -> int:
         settings = self._settings
-        config_path = path_in_work_dir(str(each.path), settings)
-        marker = str(marker_path(settings, each.config))
+        marker = str(files.marker_path(settings, each.config))
+        sharing = TagSharing(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)
         task_variables = {
             "GPUYARD_WORKSPACE": str(self._workspace),
             "GPUYARD_TASK_NAME": settings.task_name,
@@ -191,13 +182,11 @@ class _Sweep:
         }
         return self._post(
             queue,
-            command=(*self._command, config_path),
+            command=[*self._command, prepare_sweep.path_in_work_dir(str(each.path), settings)],
             environment={**self._environment, **task_variables, **each.options.env},
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
-            crew=msgspec.to_builtins(
-                TagSharing(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)
-            ),
+            crew=msgspec.to_builtins(sharing),
             configuration=_digest(each.path),
         )
 
@@ -207,7 +196,7 @@ class _Sweep:
         timeout_s = settings.timeout_s if own.timeout_s is None else own.timeout_s
         has_gpu = own.gpus != 0
         options = {
-            "name": slug(each.config),
+            "name": files.slug(each.config),
             "tag": self._tag,
             "gpus": own.gpus,
             "vram": f"{vram_mb}M" if vram_mb is not None and has_gpu else None,
@@ -223,14 +212,14 @@ class _Sweep:
     def _task(self, each: _PlannedTask, marker: str) -> Task:
         settings, config = self._settings, each.config
         logs = f"{settings.log_dir}/train_logs" if settings.enable_logging else None
-        is_shared = not has_own_logs(settings, self._workspace)
+        is_shared = not files.has_own_logs(settings, self._workspace)
         return Task(
             workspace=str(self._workspace),
             config=config,
             owner=f"{self._tag}/{hashlib.blake2b(os.fsencode(config), digest_size=4).hexdigest()}",
             marker=marker,
-            record=str(record_path(self._workspace, config)),
-            session=session_name(settings.worker_prefix, config) if self._has_tmux else None,
+            record=str(files.record_path(self._workspace, config)),
+            session=files.session_name(settings.worker_prefix, config) if self._has_tmux else None,
             closes_session=settings.cleanup_on_complete,
             log=f"{logs}/{config}.log" if logs else None,
             other_log=f"{logs}/{self._tag}_{config}.log" if logs and is_shared else None,
@@ -246,32 +235,17 @@ class _Sweep:
     def _submit_notify_job(self, queue: DaemonConnection, jobs: list[int]) -> None:
         """Submit a job that runs the `notify` command when all of `jobs` have finished."""
         module = "gpuyard.recipes.workspace.notify_command"
-        command = (sys.executable, "-P", "-m", module, str(self._workspace), self._config_file)
+        command = [sys.executable, "-P", "-m", module, str(self._workspace), self._config_file]
         options = {
             "gpus": 0,
             "engine": LOCAL,
             "after-any": ",".join(map(str, jobs)),
-            "name": f"{slug(self._settings.task_name)}-notice",
+            "name": f"{files.slug(self._settings.task_name)}-notice",
         }
         self._post(queue, command=command, environment=self._environment, options=options)
 
-    def _post(
-        self,
-        queue: DaemonConnection,
-        *,
-        command: Sequence[str],
-        environment: dict[str, str],
-        options: dict[str, Any],
-        **others: Any,
-    ) -> int:
-        body = {
-            "token": secrets.token_hex(16),
-            "command": list(command),
-            "cwd": self._settings.work_dir,
-            "environment": environment,
-            "options": options,
-            **others,
-        }
+    def _post(self, queue: DaemonConnection, **fields: Any) -> int:
+        body = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, **fields}
         return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
 
     def _open_view(self) -> str | None:
@@ -279,22 +253,18 @@ class _Sweep:
         if self._tmux is None or not self._has_tmux:
             return None
         settings, owner = self._settings, f"{self._tag}/scheduler"
-        variables = [f"{name}={value}" for name, value in os.environ.items() if _is_for_view(name)]
+        names = [name for name in os.environ if name.startswith(_VIEW_VARIABLES) and name not in _JOB_VARIABLES]
+        variables = [f"{name}={os.environ[name]}" for name in names]
         command = ["/usr/bin/env", *variables, sys.executable, "-P", "-m", "gpuyard", "workspace"]
         command += ["--workspace", str(self._workspace), "--config", self._config_file, "status", "--watch"]
         if settings.cleanup_on_complete:
             command = ["/bin/sh", "-c", '"$@"; exec tmux kill-session -t "$TMUX_PANE"', "sh", *command]
-        name = scheduler_session(settings.task_name, settings.scheduler_session_suffix)
+        name = files.tmux_name(f"{settings.task_name}{settings.scheduler_session_suffix}")
         try:
             return self._tmux.live_session(owner) or self._tmux.open_session(name, owner, command)
         except TmuxError as error:
-            write_scheduler_log(self._scheduler_log, f"cannot open a session for the status: {error}")
+            files.write_scheduler_log(self._scheduler_log, f"cannot open a session for the status: {error}")
             return None
-
-
-def _is_for_view(name: str) -> bool:
-    """Whether a variable locates the queue or the package. Variables that mark a job's process are left out."""
-    return name.startswith(("GPUYARD_", "XDG_", "PYTHONPATH")) and name not in _JOB_VARIABLES
 
 
 def _digest(path: Path) -> str:
@@ -302,3 +272,58 @@ def _digest(path: Path) -> str:
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
+    """Cancel waiting tasks and start no more, retries included; running tasks continue to their end."""
+    tag = files.workspace_tag(workspace)
+    with locked(workspace), connect(start=True) as queue:
+        queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)
+        tasks = list_tasks(queue, tag)
+        cancelled = _cancel(queue, [task for task in tasks if task["is_waiting"]])
+        running = sum(task["is_live"] for task in tasks)
+    _note(workspace, settings, f"stopped: {running} running, {cancelled} no longer waiting")
+    return StoppedSweep(cancelled=cancelled, running=running)
+
+
+def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep:
+    """Cancel all running and waiting tasks, wait up to 20 s for their end, and close the sessions."""
+    tag, tmux = files.workspace_tag(workspace), Tmux(os.environ)
+    with locked(workspace), connect(start=True) as queue:
+        tasks = [task for task in list_tasks(queue, tag) if not task["is_finished"]]
+        _cancel(queue, tasks)
+        left = _wait_for(queue, tag, {task["id"] for task in tasks})
+        sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
+    _note(workspace, settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
+    return KilledSweep(ended=len(tasks) - len(left), left=left, sessions=sessions)
+
+
+def _note(workspace: Path, settings: WorkspaceSettings | None, text: str) -> None:
+    if settings is not None:
+        files.write_scheduler_log(files.scheduler_log(settings, workspace), text)
+
+
+def list_tasks(queue: DaemonConnection, tag: str) -> list[dict[str, Any]]:
+    tasks: list[dict[str, Any]] = queue.request("GET", "/tasks", {"tag": tag})["tasks"]
+    return tasks
+
+
+def _cancel(queue: DaemonConnection, tasks: Sequence[dict[str, Any]]) -> int:
+    if not tasks:
+        return 0
+    ids = ",".join(str(task["id"]) for task in tasks)
+    return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
+
+
+def _wait_for(queue: DaemonConnection, tag: str, ids: set[int]) -> tuple[str, ...]:
+    """Wait for these jobs to end. Return the configs of those that have not ended after the timeout."""
+    if ids:
+        queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_KILL_TIMEOUT_S)})
+    return tuple(task["config"] for task in list_tasks(queue, tag) if task["id"] in ids and not task["is_finished"])
+
+
+def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:
+    owned = [(name, owner) for owner, names in tmux.owned_sessions(f"{tag}/").items() for name in names]
+    for name, owner in owned:
+        tmux.kill_session(name, owner)
+    return tuple(sorted(name for name, _ in owned))

@@ -1,0 +1,163 @@
+"""Prepare a sweep: choose its configs and their GPUs, and the command and environment of its tasks.
+
+Everything is checked before any task starts.
+"""
+
+import difflib
+import fnmatch
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuyard.core.natural_order import natural_order
+from gpuyard.engines.registry import LOCAL
+from gpuyard.errors import UserError
+from gpuyard.probes.local_machine import snapshot
+from gpuyard.recipes.workspace.conda_environment import activate_environment
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
+from gpuyard.recipes.workspace.workspace_files import check_config_names
+from gpuyard.visible_devices import visible_devices
+
+# A task runs in its own terminal, so variables of the user's terminal are dropped.
+_TERMINAL_VARIABLES = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
+
+
+def find_configs(settings: WorkspaceSettings) -> list[Path]:
+    """Return all configs in natural order: batch2 comes before batch10."""
+    folder = Path(settings.config_dir)
+    try:
+        names = sorted(os.listdir(folder), key=lambda name: (natural_order(os.path.splitext(name)[0]), name))
+    except OSError as error:
+        raise UserError(
+            f"config_dir: cannot read {folder}: {error.strerror}",
+            hint="create it, and put a YAML file per task into it",
+        ) from error
+    matching = [name for name in names if fnmatch.fnmatchcase(name, settings.config_pattern) and name[0] != "."]
+    found = [folder / name for name in matching if (folder / name).is_file()]
+    check_config_names(found)
+    return found
+
+
+def choose_configs(settings: WorkspaceSettings, workspace: Path, text: str | None) -> list[Path]:
+    """Return the configs named by `text`, such as `heavy.yml,light`; all configs if it is None or blank."""
+    configs = find_configs(settings)
+    if text is None or not text.strip():
+        if not configs:
+            raise UserError(
+                f"no config in {settings.config_dir} matches {settings.config_pattern}",
+                hint="put a YAML file per task there, or set config_pattern",
+            )
+        return configs
+    known = {path.name: path for path in configs}
+    names = [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+    chosen = [_find_config(name, known, settings, workspace) for name in names]
+    if len(set(chosen)) < len(chosen):
+        twice = next(path.name for path in chosen if chosen.count(path) > 1)
+        raise UserError(f"'{twice}' is named twice", hint="name each config once")
+    return chosen
+
+
+def _find_config(written: str, known: dict[str, Path], settings: WorkspaceSettings, workspace: Path) -> Path:
+    folder, name = os.path.split(written)
+    folders = [os.path.realpath(os.path.join(base, folder)) for base in (".", workspace)]
+    for path in known.values():
+        if name in (path.name, path.stem) and (not folder or os.path.realpath(path.parent) in folders):
+            return path
+    near = difflib.get_close_matches(name, [*known, *(path.stem for path in known.values())], n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"the configs are: {', '.join(known) or 'none'}"
+    raise UserError(f"there is no config '{written}' in {settings.config_dir}", hint=hint)
+
+
+def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) -> tuple[list[str | None], list[str]]:
+    """Return the devices that each config may use (None: any device), and notes for the user."""
+    if text is not None and text.strip():
+        return _split_gpus(text, count), []
+    if settings.gpu_count is None or settings.engine not in (None, LOCAL):
+        return [None] * count, []
+    devices = visible_devices(snapshot())
+    first = ",".join(device.id for device in devices[: settings.gpu_count])
+    notes = []
+    if devices and len(devices) < settings.gpu_count:
+        notes.append(f"gpu_count is {settings.gpu_count}, but this machine has {len(devices)} GPUs; using all of them")
+    return [first or None] * count, notes
+
+
+def _split_gpus(text: str, count: int) -> list[str | None]:
+    names: list[str | None] = [name.strip() for name in text.split(",")]
+    if "" in names:
+        raise UserError(f"'{text}' is not a list of GPUs", hint="name one for each config, as 1,0,0")
+    if len(names) == 1:
+        return names * count
+    if len(names) != count:
+        hint = "name one for each config, or one for all"
+        raise UserError(f"{len(names)} GPUs are named for {count} configs", hint=hint)
+    return names
+
+
+def task_environment(settings: WorkspaceSettings) -> dict[str, str]:
+    """Return this process's environment with the conda environment activated and the workspace's `env` added."""
+    variables = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
+    if settings.conda_env is not None:
+        variables = activate_environment(settings.conda_env, variables)
+    return {**variables, **settings.env}
+
+
+def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return `python train.py --config_path`, without the config. Raises UserError if a part does not exist."""
+    if not os.path.isdir(settings.work_dir):
+        raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
+    if not os.path.isfile(settings.script_path):
+        raise UserError(
+            f"script_path: there is no script {settings.script_path}",
+            hint="paths are relative to the workspace, or to work_dir for the script",
+        )
+    interpreter = _interpreter(settings, workspace, environment)
+    return (*interpreter, path_in_work_dir(settings.script_path, settings), "--config_path")
+
+
+def hook_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command of `hook`, or () if it is not set. Its path is relative to the workspace."""
+    if settings.hook is None:
+        return ()
+    first, *others = settings.hook
+    return (_executable("hook", _program(first, workspace), environment), *others)
+
+
+def path_in_work_dir(path: str, settings: WorkspaceSettings) -> str:
+    """Return a path relative to `work_dir` if it is inside. The result never looks like an option."""
+    inside = os.path.relpath(path, settings.work_dir)
+    if inside.startswith(os.pardir + os.sep) or inside == os.pardir:
+        return path
+    return f"./{inside}" if inside.startswith("-") else inside
+
+
+def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command of `python_env`: a program on PATH or a path, with or without arguments, or a virtualenv."""
+    text = settings.python_env
+    path = os.path.join(workspace, os.path.expanduser(text))
+    if os.path.isfile(f"{path}/bin/python"):
+        return (_executable("python_env", f"{path}/bin/python", environment),)
+    if os.path.isfile(path) and os.sep in text:
+        return (_executable("python_env", path, environment),)
+    try:
+        first, *others = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"python_env: cannot parse '{text}': {error}", hint="close its quotes") from error
+    return (_executable("python_env", _program(first, workspace), environment), *others)
+
+
+def _program(written: str, workspace: Path) -> str:
+    """Return a name as it is (found on PATH), and a path relative to the workspace."""
+    program = os.path.expanduser(written)
+    return os.path.join(workspace, program) if os.sep in program else program
+
+
+def _executable(key: str, program: str, environment: Mapping[str, str]) -> str:
+    found = shutil.which(program, path=environment.get("PATH", os.defpath))
+    if found is None:
+        what = f"{program} is not executable" if os.path.exists(program) else f"there is no program '{program}'"
+        noun = "an interpreter" if key == "python_env" else "a program"
+        raise UserError(f"{key}: {what}", hint=f"give {noun} on PATH (of the conda environment), or its path")
+    return found

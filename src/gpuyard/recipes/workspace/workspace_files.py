@@ -1,0 +1,168 @@
+"""The names of a workspace and its tasks in the queue and in tmux, and the files of tasks: markers, records, logs.
+
+A config is named after its file without the last suffix: `exp1.yml` is `exp1`. A name that must be changed for tmux or
+for a file gets a few digits of the original's digest, so that different names stay different.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuyard.engines.session.task_files import append_event, claim_in_shared, owner_line
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.workspace.settings import WorkspaceSettings
+from gpuyard.recipes.workspace.yaml_settings import has_control_characters
+from gpuyard.system.private_files import PrivateFileError
+
+_OWN_FOLDER = ".gpuyard"
+_LONGEST_SESSION = 80
+# In bytes: the name of a log may combine both with a few more, and a file name may have 255.
+_LONGEST_CONFIG = 180
+_LONGEST_SLUG = 60
+
+
+def check_config_names(paths: Sequence[Path]) -> None:
+    """Raise UserError if a config's name is unusable, or if two configs have the same name."""
+    known: dict[str, Path] = {}
+    for path in paths:
+        name = path.stem
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise UserError(f"the name of the config {path.name!a} is not UTF-8", hint="rename it")
+        if has_control_characters(name):
+            raise UserError(f"the name of the config {path.name!r} has control characters in it", hint="rename it")
+        if len(name.encode()) > _LONGEST_CONFIG:
+            hint = f"at most {_LONGEST_CONFIG} bytes without the suffix"
+            raise UserError(f"the name of the config {path.name} is too long", hint=hint)
+        if name in known:
+            raise UserError(
+                f"{known[name].name} and {path.name} have the same name '{name}'",
+                hint="rename one: marker, log and session are named after the file without its suffix",
+            )
+        known[name] = path
+
+
+def workspace_tag(workspace: Path) -> str:
+    """Return the tag of a workspace: the same through any symbolic link, and different for each folder."""
+    real = os.path.realpath(workspace)
+    return f"{slug(os.path.basename(real))}-{_digest(real, 6)}"
+
+
+def session_name(prefix: str, config: str) -> str:
+    """Return the name of a task's session; `{gpu}` is the placeholder for its device."""
+    return f"{tmux_name(f'{prefix}_{config}')}_{{gpu}}"
+
+
+def tmux_name(name: str) -> str:
+    """Return a safe session name. tmux gives `:` and `.` in a name, and `=`, `$` and `@` at its start, a meaning of its
+    own, and shows unprintable characters as octal."""
+    kept = _replace_unsafe(name, "_-")
+    if kept == name and len(kept) <= _LONGEST_SESSION:
+        return kept
+    return f"{kept[: _LONGEST_SESSION - 5]}-{_digest(name, 4)}"
+
+
+def slug(text: str) -> str:
+    """Return a safe part of a file name or a job name; unchanged if `text` is short and has safe characters only."""
+    kept = _replace_unsafe(text, "_-.")
+    if kept == text and len(kept.encode()) <= _LONGEST_SLUG:
+        return kept
+    return f"{kept.encode()[: _LONGEST_SLUG - 5].decode(errors='ignore')}-{_digest(text, 4)}"
+
+
+def _replace_unsafe(name: str, others: str) -> str:
+    """Replace all characters but letters and digits of any language and `others` with `_`, and also a first character
+    that would make an option or a hidden file."""
+    kept = "".join(letter if letter.isalnum() or letter in others else "_" for letter in name)
+    return f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
+
+
+def _digest(text: str, digits: int) -> str:
+    return hashlib.blake2b(os.fsencode(text)).hexdigest()[:digits]
+
+
+def marker_path(settings: WorkspaceSettings, config: str) -> Path:
+    return Path(settings.output_dir) / f"{config}_completed.txt"
+
+
+def record_path(workspace: Path, config: str) -> Path:
+    return workspace / _OWN_FOLDER / "ends" / f"{config}.json"
+
+
+def read_record(workspace: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of the task's last attempt; empty if there is none, or if it is from another attempt."""
+    try:
+        record = json.loads(record_path(workspace, task["config"]).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    attempt = (task["id"], task["attempt"])
+    is_its_own = isinstance(record, dict) and (record.get("job"), record.get("attempt")) == attempt
+    return record if is_its_own else {}
+
+
+def lacks_marker(record: dict[str, Any]) -> bool:
+    """Whether the task completed but its marker could not be written."""
+    return record.get("result") == "completed" and record.get("marker_by") is None
+
+
+def make_folders(workspace: Path, settings: WorkspaceSettings) -> None:
+    folders = [workspace / _OWN_FOLDER / "ends", Path(settings.output_dir)]
+    for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot create the folder {folder}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def without_marker(marker: Path) -> Iterator[None]:
+    """Remove the marker before its task is submitted again; restore it if the submission raises."""
+    aside = marker.with_name(f".{marker.name}.before")
+    try:
+        if os.path.lexists(marker):
+            marker.replace(aside)
+        else:
+            aside.unlink(missing_ok=True)  # left by a command that was killed here
+    except OSError as error:
+        raise EnvironmentFault(f"cannot remove the marker {marker}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if os.path.lexists(aside):
+            aside.replace(marker)
+        raise
+    aside.unlink(missing_ok=True)
+
+
+def has_own_logs(settings: WorkspaceSettings, workspace: Path) -> bool:
+    """Whether `log_dir` is inside the workspace, so that no other workspace writes logs there."""
+    return Path(os.path.realpath(settings.log_dir)).is_relative_to(os.path.realpath(workspace))
+
+
+def scheduler_log(settings: WorkspaceSettings, workspace: Path) -> str | None:
+    """Return the log's path, or None if logging is off. It is named after the task name, or after the workspace's tag
+    if another workspace uses the first name."""
+    if not settings.enable_logging:
+        return None
+    path = f"{settings.log_dir}/{settings.task_name}_scheduler.log"
+    if has_own_logs(settings, workspace):
+        return path
+    tag = workspace_tag(workspace)
+    try:
+        is_own = claim_in_shared(path, owner_line(tag, str(workspace)))
+    except PrivateFileError:
+        is_own = False  # another user's file, or not writable
+    return path if is_own else f"{settings.log_dir}/{tag}_scheduler.log"
+
+
+def write_scheduler_log(path: str | None, text: str) -> str | None:
+    """Append a line. Return a message if it could not be written, else None: nothing else depends on this log."""
+    try:
+        if path is not None:
+            append_event(path, text)
+    except PrivateFileError as error:
+        return f"cannot write the scheduler log: {error}"
+    return None
