@@ -161,12 +161,13 @@ def _set_job_command(job: ExportedJob) -> Iterator[str]:
 
 
 def _quote_template(arguments: Sequence[str]) -> str:
-    return " ".join('"$GPUYARD_ARRAY_INDEX"'.join(_quote_parts(argument.split(_INDEX))) for argument in arguments)
-
-
-def _quote_parts(parts: Sequence[str]) -> Iterator[str]:
-    """Quote the parts around an index. An empty argument is quoted, an empty part beside the index is not."""
-    return (shlex.quote(part) if part or len(parts) == 1 else "" for part in parts)
+    """Quote the parts around each index. An empty argument is quoted, an empty part beside the index is not."""
+    words = []
+    for argument in arguments:
+        parts = argument.split(_INDEX)
+        quoted = [shlex.quote(part) if part or len(parts) == 1 else "" for part in parts]
+        words.append('"$GPUYARD_ARRAY_INDEX"'.join(quoted))
+    return " ".join(words)
 
 
 def redirect_input(group: JobGroup) -> str:

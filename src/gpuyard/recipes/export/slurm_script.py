@@ -78,20 +78,16 @@ def _submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmSe
     missing = missing_dependencies(first, by_id)
     if missing:
         yield f"# It waits for {format_ids(missing)}, not in this script: `scontrol release` it when it may start."
-    options = [*_array(group), *_request_options(first, settings)]
+    options = _request_options(first, settings)
+    if group.numbers:
+        at_most = f"%{first.terms.at_most}" if first.terms.at_most else ""
+        options.insert(0, f"--array={format_ids(group.numbers).replace(' ', ',')}{at_most}")
     options += ["--requeue", "--open-mode=append"] if first.retries else ["--no-requeue"]
     if missing or first.state is JobState.HELD:
         options.append("--hold")
     command = f"submit {first.id} {shlex.join(options)}{_dependency(first, by_id)}"
     content = ["#!/bin/sh", *script_text.set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_command(group)]
     yield from script_text.here_document(command, content)
-
-
-def _array(group: JobGroup) -> Iterator[str]:
-    if group.numbers:
-        numbers = format_ids(group.numbers).replace(" ", ",")
-        at_most = group.first.terms.at_most
-        yield f"--array={numbers}" + (f"%{at_most}" if at_most else "")
 
 
 def _dependency(job: ExportedJob, by_id: script_text.Positions) -> str:

@@ -37,20 +37,14 @@ def _import(option: str, name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             hint = "Python searches the current directory and its installed packages"
             raise UserError(f"{option}: there is no module '{error.name}'", hint=hint) from None
-        raise _import_error(option, name, error) from error
-    except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise _import_error(option, name, error) from error
-
-
-def _import_error(option: str, name: str, error: BaseException) -> UserError:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
-    where = f"{last.filename}, line {last.lineno}" if last is not None else None
-    return UserError(f"{option}: cannot import {name}: {type(error).__name__}: {error}", hint=where)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+        last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
+        where = f"{last.filename}, line {last.lineno}" if last is not None else None
+        raise UserError(f"{option}: cannot import {name}: {type(error).__name__}: {error}", hint=where) from error
 
 
 def _attribute(option: str, module: ModuleType, dotted: str) -> Any:

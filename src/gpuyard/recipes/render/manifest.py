@@ -112,16 +112,11 @@ def _split_entries(data: bytes) -> tuple[str, Iterable[tuple[int, bytes]]]:
     text = data.strip(_BLANK)
     if text.startswith(b"["):
         return "entry", ((number, bytes(raw)) for number, raw in enumerate(_decode_array(text), 1))
-    if _is_one_object(text):
+    first, end, _ = text.partition(b"\n")
+    if end and not _is_json(first) and _is_json(text):  # a single object, formatted over several lines
         return "entry", [(1, text)]
     lines = enumerate(data.split(b"\n"), 1)
     return "line", ((number, line) for number, line in lines if line.strip(_BLANK))
-
-
-def _is_one_object(text: bytes) -> bool:
-    """Whether the text is a single object, formatted over several lines."""
-    first, end, _ = text.partition(b"\n")
-    return bool(end) and not _is_json(first) and _is_json(text)
 
 
 def _is_json(text: bytes) -> bool:

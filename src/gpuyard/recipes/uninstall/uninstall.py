@@ -38,7 +38,23 @@ class UninstallBlocker(Struct, frozen=True):
 
 def find_blockers() -> list[UninstallBlocker]:
     """Return the jobs that run or wait, and the programs that hold GPUs or wait for them."""
-    return [*_jobs(), *_holders()]
+    found = []
+    counts = query_queue(Path(daemon_places.state_folder()), _UNFINISHED)
+    if counts:
+        text = ", ".join(f"{count} {state}" for state, count in counts)
+        advice = "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`"
+        found.append(UninstallBlocker(f"jobs run or wait ({text})", advice))
+    folder = lease_dir()
+    holders = []
+    if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        ledger = Ledger(folder)
+        holders = [*(lease.holder for lease in ledger.leases()), *(ticket.holder for ticket in ledger.tickets())]
+    own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
+    if own:
+        pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")
+        text = f"your programs hold GPUs or wait for them (pid {pids})"
+        found.append(UninstallBlocker(text, "end them first; `gpuyard leases` shows them"))
+    return found
 
 
 def uninstall() -> list[KeptFile]:
@@ -71,29 +87,6 @@ def _refuse_while_in_use() -> None:
         )
 
 
-def _jobs() -> Iterator[UninstallBlocker]:
-    counts = query_queue(Path(daemon_places.state_folder()), _UNFINISHED)
-    if counts:
-        text = ", ".join(f"{count} {state}" for state, count in counts)
-        yield UninstallBlocker(
-            f"jobs run or wait ({text})", "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`"
-        )
-
-
-def _holders() -> Iterator[UninstallBlocker]:
-    folder = lease_dir()
-    if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return
-    ledger = Ledger(folder)
-    holders = [*(lease.holder for lease in ledger.leases()), *(ticket.holder for ticket in ledger.tickets())]
-    own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
-    if own:
-        pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")
-        yield UninstallBlocker(
-            f"your programs hold GPUs or wait for them (pid {pids})", "end them first; `gpuyard leases` shows them"
-        )
-
-
 def _stop_daemon() -> None:
     try:
         with DaemonConnection(daemon_places.socket_path(), may_start=False, tell=lambda _: None) as daemon:
@@ -104,13 +97,10 @@ def _stop_daemon() -> None:
     await_end(daemon_places.lock_path(), pid)
 
 
-@contextlib.contextmanager
-def _no_daemon() -> Iterator[None]:
+def _no_daemon() -> contextlib.ExitStack:
     """Keep a daemon from starting, by holding its lock. Without a state folder, none can start."""
-    if not Path(daemon_places.state_folder()).is_dir():
-        yield
-        return
-    with contextlib.ExitStack() as stack:
+    stack = contextlib.ExitStack()
+    if Path(daemon_places.state_folder()).is_dir():
         try:
             stack.enter_context(hold_daemon_lock(daemon_places.lock_path()))
         except EnvironmentFault as error:
@@ -118,7 +108,7 @@ def _no_daemon() -> Iterator[None]:
                 f"nothing was removed: {error}, because it was started again",
                 hint="disable what starts it, such as a service manager, and try again",
             ) from error
-        yield
+    return stack
 
 
 class Size(Struct, frozen=True):

@@ -60,7 +60,10 @@ class _Activation:
             )
         errors = []
         for tool in tools:
-            result = self._run(_activation_command(tool, self._name))
+            # The commands that the tools' own shell functions run.
+            is_conda = os.path.basename(tool) == "conda"
+            options = ["shell.posix", "activate"] if is_conda else ["shell", "activate", "--shell", "posix", "--prefix"]
+            result = self._run([tool, *options, self._name])
             if result.returncode == 0:
                 return self._run_activation(result.stdout)
             errors.append(f"{tool} says: {_last_line(result.stderr)}")
@@ -139,13 +142,6 @@ def find_tools(environment: Mapping[str, str]) -> list[str]:
         if path and os.path.isfile(path) and os.access(path, os.X_OK):
             by_real_path.setdefault(os.path.realpath(path), path)
     return list(by_real_path.values())
-
-
-def _activation_command(tool: str, name: str) -> list[str]:
-    """Return the command that the tool's own shell function runs."""
-    if os.path.basename(tool) == "conda":
-        return [tool, "shell.posix", "activate", name]
-    return [tool, "shell", "activate", "--shell", "posix", "--prefix", name]
 
 
 def _environment_name(prefix: str, prefixes: list[str]) -> str:

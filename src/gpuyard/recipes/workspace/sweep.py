@@ -293,7 +293,11 @@ def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep
         tasks = [task for task in list_tasks(queue, tag) if not task["is_finished"]]
         _cancel(queue, tasks)
         left = _wait_for(queue, tag, {task["id"] for task in tasks})
-        sessions = _close_sessions(tmux, tag) if tmux.is_there() else ()
+        owned = tmux.owned_sessions(f"{tag}/") if tmux.is_there() else {}
+        for owner, names in owned.items():
+            for name in names:
+                tmux.kill_session(name, owner)
+    sessions = tuple(sorted(name for names in owned.values() for name in names))
     _note(workspace, settings, f"killed: {len(tasks) - len(left)} ended, {len(sessions)} sessions closed")
     return KilledSweep(ended=len(tasks) - len(left), left=left, sessions=sessions)
 
@@ -320,10 +324,3 @@ def _wait_for(queue: DaemonConnection, tag: str, ids: set[int]) -> tuple[str, ..
     if ids:
         queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_KILL_TIMEOUT_S)})
     return tuple(task["config"] for task in list_tasks(queue, tag) if task["id"] in ids and not task["is_finished"])
-
-
-def _close_sessions(tmux: Tmux, tag: str) -> tuple[str, ...]:
-    owned = [(name, owner) for owner, names in tmux.owned_sessions(f"{tag}/").items() for name in names]
-    for name, owner in owned:
-        tmux.kill_session(name, owner)
-    return tuple(sorted(name for name, _ in owned))

@@ -131,7 +131,13 @@ def read_mapping(node: yaml.Node | None, types: Mapping[str, SettingType], path:
             mistakes.append(_Mistake(place, f"`{key}` takes {wrong}, not {describe(place)}"))
         except _Mistake as found:
             mistakes.append(found)
-    _raise_all(mistakes, path)
+    if len(mistakes) == 1:
+        raise UserError(f"{path}:{mistakes[0].line}: {mistakes[0].text}", hint=mistakes[0].hint)
+    if mistakes:
+        mistakes.sort(key=lambda each: (each.line, each.text))
+        hints = [f" ({each.hint})" if each.hint else "" for each in mistakes]
+        lines = [f"{path}:{each.line}: {each.text}{hint}" for each, hint in zip(mistakes, hints, strict=True)]
+        raise UserError("\n".join(lines))
     return values
 
 
@@ -147,16 +153,6 @@ def _key(node: yaml.Node, types: Mapping[str, SettingType], seen: dict[str, int]
         raise _Mistake(node, f"`{key}` is given twice, first on line {seen[key]}", "keep one of them")
     seen[key] = line_of(node)
     return key
-
-
-def _raise_all(mistakes: list[_Mistake], path: Path) -> None:
-    if len(mistakes) == 1:
-        raise UserError(f"{path}:{mistakes[0].line}: {mistakes[0].text}", hint=mistakes[0].hint)
-    if mistakes:
-        mistakes.sort(key=lambda each: (each.line, each.text))
-        hints = [f" ({each.hint})" if each.hint else "" for each in mistakes]
-        lines = [f"{path}:{each.line}: {each.text}{hint}" for each, hint in zip(mistakes, hints, strict=True)]
-        raise UserError("\n".join(lines))
 
 
 def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = _MIN_SIMILARITY) -> str | None:

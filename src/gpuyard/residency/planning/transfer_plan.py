@@ -143,13 +143,10 @@ class TransferPlan:
 
     def _promote_ahead(self, asset: Asset, at: int) -> None:
         victims = self._vram_victims(asset, at)
-        same_kind = (key for key in self._vram if self._kind(key) is asset.kind)
+        same_kind = (key for key in self._vram if self._state.assets[key].kind is asset.kind)
         is_costly = victims is None or self._has_better_victim(victims, at, same_kind) or not self._can_demote(victims)
         if is_costly or not self._promote(asset, victims or []):
             self._open.discard(asset.kind)
-
-    def _kind(self, key: str) -> Kind:
-        return self._state.assets[key].kind
 
     def _amount(self, key: str) -> VramAmount:
         return VramAmount.of(self._state.assets[key])
@@ -186,7 +183,7 @@ class TransferPlan:
             for key, stage in self._vram.items()
             if stage is Stage.THERE
             and key not in self._state.held
-            and self._kind(key) is kind
+            and self._state.assets[key].kind is kind
             and self._state.need_at(key) > after
         )
         return sorted(found, key=self._worth_keeping)
@@ -353,7 +350,7 @@ class TransferPlan:
     def _ram_class(self, key: str) -> int:
         if self._is_double(key):
             return 0
-        if self._kind(key) is Kind.SCENE:
+        if self._state.assets[key].kind is Kind.SCENE:
             return 2
         return 1 if self._state.need_at(key) > self._state.now + _SOON else 3
 

@@ -6,6 +6,7 @@ not fit beside others is postponed, and tried alone at the end: it is skipped on
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -105,7 +106,10 @@ class Coordinator:
             raise UserError("this coordinator is already running", hint="create another one, with its own budget")
         try:
             units = list(units)
-            _check_names(units)
+            names = Counter(label.name for unit in units for label in unit.labels)
+            for name, count in names.items():
+                if count > 1:
+                    raise UserError(f"two labels are named '{name}'", hint="give each label its own name")
             # Absolute, because a renderer may change the working directory.
             with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
                 self._run = RenderRun(self._settings, self._memory, self._pool, outputs)
@@ -160,7 +164,11 @@ class RenderRun:
             found = dict(zip(keys, pool.map(lambda key: _source(key, loader), keys), strict=True))
         for key, source in found.items():
             if not isinstance(source, AssetError):
-                self._sources[key], self._assets[key] = source, _asset(key, source)
+                # The estimate for an empty file is 0, but a loader may return arrays for it.
+                nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
+                kind = assets.parts_of(key)[0]
+                self._sources[key] = source
+                self._assets[key] = Asset(key=key, kind=kind, nbytes=nbytes, frame_nbytes=frame_nbytes)
         readable = []
         for unit in units:
             broken = [error for key in keys_of(unit) if isinstance(error := found[key], AssetError)]
@@ -241,20 +249,6 @@ def _source(key: str, loader: Loader) -> Source | AssetError:
         return loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
     except AssetError as error:
         return error
-
-
-def _asset(key: str, source: Source) -> Asset:
-    # The estimate for an empty file is 0, but a loader may return arrays for it.
-    nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
-    return Asset(key=key, kind=assets.parts_of(key)[0], nbytes=nbytes, frame_nbytes=frame_nbytes)
-
-
-def _check_names(units: Iterable[Unit]) -> None:
-    seen = set()
-    for label in (label for unit in units for label in unit.labels):
-        if label.name in seen:
-            raise UserError(f"two labels are named '{label.name}'", hint="give each label its own name")
-        seen.add(label.name)
 
 
 def _nbytes(name: str, size: str | float, least: int = 1) -> int:
