@@ -14,12 +14,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of
-from gpuyard.connect.transports import SocketTransport, Transport, WebTransport
+from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.schema.batches import EstimateList, ForgetResult
-from gpuyard.schema.jobs import JobDetails, JobHistory, JobPage, LogEvent, LogTail, WaitExplanation
+from gpuyard.schema.jobs import (
+    EstimateList,
+    ForgetResult,
+    JobDetails,
+    JobHistory,
+    JobPage,
+    LogEvent,
+    LogTail,
+    WaitExplanation,
+)
 from gpuyard.schema.machine import DeviceHistory, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
     ChangeSummary,
@@ -49,7 +57,7 @@ class Client:
     """
 
     def __init__(self, url: str | None = None, *, token: str | None = None, start: bool = True) -> None:
-        self._transport: Transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
+        self._transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
 
     def __enter__(self) -> Self:
         return self
@@ -78,15 +86,20 @@ class Client:
         the command's {NAMES}. Default of `cwd` and `environment`: those of this process; over the page's port, your
         home and the daemon's environment.
         """
+        sent = _option_values(options)
         body: dict[str, Any] = {
             "token": os.urandom(16).hex(),
             "command": list(command) or None,
             "list": None if commands is None else "\n".join(commands),
             "table": table,
-            "options": _option_values(options),
+            "options": sent,
         }
-        if self._transport.is_local:
-            body |= _local_context(command, body["options"], cwd)
+        if self._transport.is_local:  # what a command that is typed in a shell takes from there
+            directory = os.path.abspath(cwd or ".")
+            body |= {"cwd": directory, "environment": dict(os.environ)}
+            body["configuration"] = digest_of(list(command), directory)
+            if sent.get("stdin") is not None:
+                sent["stdin"] = os.path.abspath(sent["stdin"])
         elif cwd is not None:
             body["cwd"] = os.fspath(cwd)
         if environment is not None:
@@ -277,19 +290,6 @@ def _convert(answer: Any, kind: type[T]) -> T:
     except msgspec.ValidationError as error:  # a daemon of another version
         hint = advice(getattr(answer, "version", None))
         raise EnvironmentFault(f"the daemon's answer cannot be read: {error}", hint=hint) from error
-
-
-def _local_context(
-    command: tuple[str, ...], options: Mapping[str, Any], cwd: str | os.PathLike[str] | None
-) -> dict[str, Any]:
-    """Return what a command that is typed in a shell takes from there."""
-    directory, stdin = os.path.abspath(cwd or "."), options.get("stdin")
-    return {
-        "cwd": directory,
-        "configuration": digest_of(list(command), directory),
-        "environment": dict(os.environ),
-        "options": dict(options) if stdin is None else {**options, "stdin": os.path.abspath(stdin)},
-    }
 
 
 def _log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:

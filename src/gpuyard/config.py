@@ -6,7 +6,6 @@
 
 import difflib
 import os
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
+from gpuyard.system.user_directories import user_directory
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,20 +181,12 @@ def lease_dir() -> Path:
 
 
 def config_dir() -> Path:
-    return _home() or _user_dir("XDG_CONFIG_HOME", "~/.config")
+    return Path(user_directory("XDG_CONFIG_HOME", "~/.config"))
 
 
 def state_dir() -> Path:
     """Return the directory for files that must survive a reboot."""
-    return _home() or _user_dir("XDG_STATE_HOME", "~/.local/state")
-
-
-def _user_dir(variable: str, default: str) -> Path:
-    """Return gpuyard's directory by the XDG rules, or the usual one of macOS. Ignores a relative `variable`."""
-    named = os.environ.get(variable, "").strip()
-    if not os.path.isabs(named):
-        named = os.path.expanduser("~/Library/Application Support" if sys.platform == "darwin" else default)
-    return Path(named, "gpuyard")
+    return Path(user_directory("XDG_STATE_HOME", "~/.local/state"))
 
 
 def simulated_devices() -> str | None:

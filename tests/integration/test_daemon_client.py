@@ -73,7 +73,7 @@ def test_a_connection_is_kept_for_the_next_request(own_home: Path) -> None:
     with served(own_home / "daemon.sock") as daemon, connect(start=False) as client:
         for _ in range(100):
             client.request("GET", "/")
-            assert daemon.server.connections == 1
+            assert len(daemon.server.open) == 1
 
 
 def test_long_responses_and_bodies_arrive_complete(own_home: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_body_that_is_too_long_is_refused_even_before_all_of_it_is_sent(own_ho
         with pytest.raises(UserError, match="over 64 MiB"):
             client.request("POST", "/jobs", body="x" * 70_000_000)
         assert client.request("GET", "/")["path"] == "/"
-        assert daemon.server.connections == 1
+        assert len(daemon.server.open) == 1
 
 
 def test_a_daemon_with_too_many_connections_reports_it(own_home: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_viewer_that_leaves_too_much_unread_is_dropped_at_once(path: Path) -> 
     with served(path, lambda _: streaming(begin), limits) as daemon, daemon.dial() as viewer:
         viewer.sendall(GET)
         wait_until(lambda: bool(viewer.recv(1, socket.MSG_PEEK)))
-        wait_until(lambda: daemon.server.connections == 0)
+        wait_until(lambda: len(daemon.server.open) == 0)
 
 
 def test_a_client_that_pipelines_many_requests_does_not_starve_others(path: Path) -> None:
@@ -96,7 +96,7 @@ def test_clients_that_disconnect_while_being_refused_are_not_logged(
 
     monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", vanished)
     with served(path, limits=ConnectionLimits(connections=1)) as daemon, daemon.dial():
-        wait_until(lambda: daemon.server.connections == 1)
+        wait_until(lambda: len(daemon.server.open) == 1)
         with daemon.dial() as vanishing, contextlib.suppress(ConnectionResetError):
             receive_until(vanishing, b"nothing ends so")
     assert caplog.text == ""

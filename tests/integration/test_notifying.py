@@ -63,7 +63,7 @@ def test_a_command_gets_the_message_in_its_environment_and_on_standard_input(tmp
     sent = tmp_path / "sent"
     names = ("EVENT", "TITLE", "BODY", "JOB_ID", "JOB_NAME", "JOB_STATE", "LOG")
     arguments = " ".join(f'"$GPUYARD_{name}"' for name in names)
-    assert send(f"cd {tmp_path}; {{ printf '%s|' {arguments}; cat; }} > {sent}", MESSAGE).problem is None
+    assert send(f"cd {tmp_path}; {{ printf '%s|' {arguments}; cat; }} > {sent}", MESSAGE) is None
     assert sent.read_text() == (
         "failed|Job 17 $(touch bad) failed|two\nlines|17|`touch bad`|failed|/logs/17.1.log|two\nlines\n"
     )
@@ -72,7 +72,7 @@ def test_a_command_gets_the_message_in_its_environment_and_on_standard_input(tmp
 
 def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUYARD_QUEUE", "/home/of/a/queue")
-    assert send('test -z "$GPUYARD_QUEUE"', MESSAGE).problem is None
+    assert send('test -z "$GPUYARD_QUEUE"', MESSAGE) is None
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_a_command_is_not_taken_for_a_job_of_the_queue_that_started_the_daemon(m
     ],
 )
 def test_a_command_that_fails_is_reported_with_its_last_line(command: str, problem: str) -> None:
-    assert str(send(command, MESSAGE).problem).startswith(problem)
+    assert str(send(command, MESSAGE)).startswith(problem)
 
 
 def test_a_missing_command_is_reported() -> None:
-    assert "no-such-program" in str(send("no-such-program --now", MESSAGE).problem)
+    assert "no-such-program" in str(send("no-such-program --now", MESSAGE))
 
 
 def test_a_command_that_prints_much_and_reads_nothing_ends() -> None:
-    assert send("exec < /dev/null; head -c 3000000 /dev/zero", MESSAGE).problem is None
+    assert send("exec < /dev/null; head -c 3000000 /dev/zero", MESSAGE) is None
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     command = f"sleep 600 & echo $! $$ > {pids}; echo so far; wait"
     problem = None
     while not lines(pids):  # on a busy machine it may not even start
-        problem = send(command, MESSAGE, limit_s=0.5).problem
+        problem = send(command, MESSAGE, limit_s=0.5)
     assert problem == "timed out after 0.5 s: so far"
     for pid in pids.read_text().split():
         until(lambda pid=int(pid): is_gone(pid), "its end")  # type: ignore[misc]
@@ -109,7 +109,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
 def test_background_processes_of_a_command_continue(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/sent; }} > /dev/null 2>&1 &", MESSAGE).problem is None
+    assert send(f"{{ read word < {gate}; echo $word > {tmp_path}/sent; }} > /dev/null 2>&1 &", MESSAGE) is None
     gate.write_text("on\n")
     until(lambda: lines(tmp_path / "sent") == ["on"], "its end")
 
@@ -211,7 +211,7 @@ def service() -> Iterator[tuple[Service, str]]:
 
 def test_apprise_sends_to_a_url_that_appears_in_no_process_list(service: tuple[Service, str]) -> None:
     seen, url = service
-    assert send(url, MESSAGE).problem is None
+    assert send(url, MESSAGE) is None
     assert [(body["title"], body["message"]) for body in seen.bodies] == [(MESSAGE.title, MESSAGE.body)]
     assert b"apprise_process" in seen.command_lines
     assert b"hidden-path" not in seen.command_lines
@@ -243,14 +243,14 @@ def test_a_service_that_fails_twice_is_reported_without_its_secrets(
 
 
 def test_an_address_in_a_service_s_error_is_not_repeated() -> None:
-    problem = str(send("json://127.0.0.1:1/hidden-path", MESSAGE).problem)
+    problem = str(send("json://127.0.0.1:1/hidden-path", MESSAGE))
     assert "Connection error" in problem
     assert "127.0.0.1" not in problem
 
 
 @pytest.mark.parametrize("url", ["no-such-service://hidden-part", " slack://hidden-part"])
 def test_a_url_that_apprise_cannot_parse_is_reported_without_its_secrets(url: str) -> None:
-    problem = str(send(url, MESSAGE).problem)
+    problem = str(send(url, MESSAGE))
     assert "Apprise does not understand this URL" in problem
     assert "hidden-part" not in problem
 
@@ -265,7 +265,7 @@ def test_a_missing_apprise_is_reported_once_with_what_to_install(
             worker.put([("ntfy://topic", failure()), (f"cat >> {sent}", failure())])
             until(lambda count=count: len(lines(sent)) == count, "the other target")  # type: ignore[misc]
     assert notices == [apprise_missing()] == _logged(caplog)
-    assert find_installation().with_extra("notify") in str(send("ntfy://topic", MESSAGE).problem)
+    assert find_installation().with_extra("notify") in str(send("ntfy://topic", MESSAGE))
 
 
 # gpuyard notify

@@ -29,8 +29,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.queue_ledger import QueueLedger
-from gpuyard.schema.openapi import describe, document
-from gpuyard.schema.operations import EVENTS, OPERATIONS
+from gpuyard.schema.operations import EVENTS, OPERATIONS, describe, document
 from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.process_identity import this_process

@@ -38,7 +38,7 @@ DAEMON_IS_OLDER = (
 @pytest.fixture(autouse=True)
 def _forget_printed_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clear the record of printed notices, as in a new process."""
-    monkeypatch.setattr(version_mismatch, "_told", set())
+    monkeypatch.setattr(version_mismatch, "_notices", set())
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def serving(version: str, kind: str = "daemon") -> Daemon:
 def queue_at(home: Path) -> Iterator[QueueUnderTest]:
     """A connection to the daemon that prints no version notices."""
     queue = QueueUnderTest(home)
-    queue.client.tell = lambda _: None
+    queue.client.on_notice = lambda _: None
     yield queue
     queue.client.close()
 

@@ -38,7 +38,8 @@ def start_daemon(
 
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
-    log_start, pid, starts = _log_size(), None, 0
+    log_start = os.path.getsize(paths.log_path()) if os.path.exists(paths.log_path()) else 0
+    pid, starts = None, 0
     while not _accepts():
         if time.monotonic() > deadline:
             raise _failure(f"the daemon did not answer within {timeout_s:g} s of its start", log_start)
@@ -67,8 +68,7 @@ def _start(command: Sequence[str]) -> int:
     import subprocess
 
     try:
-        log = _open_log()
-        try:
+        with open(_open_log(), "ab") as log:
             done = subprocess.run(
                 [*_STARTER, *command],
                 cwd="/",
@@ -79,8 +79,6 @@ def _start(command: Sequence[str]) -> int:
                 start_new_session=True,
                 check=True,
             )
-        finally:
-            os.close(log)
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise EnvironmentFault(f"the daemon cannot be started: {error}", hint=f"see {paths.log_path()}") from error
@@ -113,13 +111,6 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _log_size() -> int:
-    try:
-        return os.path.getsize(paths.log_path())
-    except OSError:
-        return 0
-
-
 def _failure(message: str, log_start: int) -> EnvironmentFault:
     """Return an error with the last lines that were logged since this start."""
     path = paths.log_path()
@@ -136,13 +127,9 @@ def _failure(message: str, log_start: int) -> EnvironmentFault:
 def _launch(command: Sequence[str]) -> int:
     """Spawn the daemon from the starter, which has its own session and only the standard streams open."""
     may_be_reset = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    out_to_log = [(os.POSIX_SPAWN_DUP2, 2, 1)]
     return os.posix_spawn(
-        command[0],
-        tuple(command),
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)],
-        setsigmask=(),
-        setsigdef=may_be_reset,
+        command[0], tuple(command), os.environ, file_actions=out_to_log, setsigmask=(), setsigdef=may_be_reset
     )
 
 

@@ -13,7 +13,8 @@ _MOST_BYTES = 1 << 20
 
 def digest_of(command: list[str], cwd: str) -> str:
     """Return a digest of names and contents; empty if the command names no configuration file."""
-    named = [name for argument in command if (name := _name_in(argument)).lower().endswith(_ENDINGS)]
+    names = (argument.partition("=")[2] or argument for argument in command)  # x.yaml in `--config=x.yaml`
+    named = [name for name in names if name.lower().endswith(_ENDINGS)]
     files = [(name, content) for name in named if (content := _read(os.path.join(cwd, name))) is not None]
     if not files:
         return ""
@@ -25,11 +26,6 @@ def digest_of(command: list[str], cwd: str) -> str:
         digest.update(os.fsencode(name))
         digest.update(content)
     return digest.hexdigest()
-
-
-def _name_in(argument: str) -> str:
-    """Return x.yaml for `--config=x.yaml`."""
-    return argument.partition("=")[2] or argument
 
 
 def _read(path: str) -> bytes | None:

@@ -31,7 +31,8 @@ def hold_daemon_lock(path: str | Path) -> Iterator[None]:
     try:
         _lock(descriptor, Path(path))
         try:
-            _write(descriptor, f"{os.getpid()} {start_time(os.getpid())}\n")
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}\n".encode(), 0)
             yield
         finally:
             os.ftruncate(descriptor, 0)
@@ -73,8 +74,7 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
     except OSError as error:
         raise EnvironmentFault(
-            f"the daemon's lock {path} cannot be opened: {error.strerror}",
-            hint="name another folder with GPUYARD_HOME",
+            f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"
         ) from error
 
 
@@ -82,17 +82,13 @@ def _lock(descriptor: int, path: Path) -> None:
     deadline = time.monotonic() + _LONGEST_CHECK_S
     while not try_lock(descriptor):
         pid, started = _recorded(descriptor)
-        if _is_alive(pid, started) or time.monotonic() > deadline:
+        is_alive = pid is not None and str(start_time(pid)) == started
+        if is_alive or time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"the daemon already runs (pid {pid or 'unknown'})",
                 hint=f"commands reach it by themselves; `kill {pid}` ends it" if pid else f"see `lsof {path}`",
             )
         time.sleep(_PAUSE_S)
-
-
-def _write(descriptor: int, record: str) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, record.encode(), 0)
 
 
 def _recorded(descriptor: int) -> tuple[int | None, str]:
@@ -101,7 +97,3 @@ def _recorded(descriptor: int) -> tuple[int | None, str]:
     if len(parts) == 2 and parts[0].isdecimal():
         return int(parts[0]), parts[1]
     return None, ""
-
-
-def _is_alive(pid: int | None, started: str) -> bool:
-    return pid is not None and str(start_time(pid)) == started

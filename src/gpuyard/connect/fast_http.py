@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Answered = tuple[int, bytes, str | None]
     # Status, length of the content, None for a stream, and the header fields by their names in lower case.
     Head = tuple[int, int | None, dict[str, str]]
+    OnNotice = Callable[[str], None]
 
 # Header field of every answer: the version of the daemon.
 VERSION_FIELD = "Gpuyard-Version"
@@ -52,11 +53,11 @@ class DaemonConnection:
     """A connection to the daemon's socket, kept open between requests. Not thread-safe.
 
     `may_start`: start a daemon if none runs, and restart an idle daemon that is older than this gpuyard.
-    `tell`: called with a line about a daemon of another version; by default it is written to standard error.
+    `on_notice`: called with a line about a daemon of another version; by default it is written to standard error.
     """
 
-    def __init__(self, path: str, *, may_start: bool, tell: "Callable[[str], None] | None" = None) -> None:
-        self.path, self.may_start, self.tell = path, may_start, tell
+    def __init__(self, path: str, *, may_start: bool, on_notice: "OnNotice | None" = None) -> None:
+        self.path, self.may_start, self.on_notice = path, may_start, on_notice
         self.at_least = __version__ if may_start else None
         self.known_version: str | None = __version__
         self._socket: _socket.socket | None = None
@@ -86,9 +87,9 @@ class DaemonConnection:
         may_repeat = is_repeatable or method == "GET"
         status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
         if version != self.known_version:
-            from gpuyard.connect.version_mismatch import meet
+            from gpuyard.connect.version_mismatch import handle_version
 
-            if meet(self, status, version):
+            if handle_version(self, status, version):
                 status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
         return read_answer(status, content, version)
 
@@ -96,31 +97,27 @@ class DaemonConnection:
         if self._socket is not None and not _is_quiet(self._socket):
             self.close()
         if self._socket is None:
-            self._socket = dial(self.path) or self._start_and_dial()
+            self._socket = dial(self.path)
+        if self._socket is None and self.may_start:
+            from gpuyard.connect.autostart import start_daemon
+
+            start_daemon()
+            self._socket = dial(self.path)
+        if self._socket is None:
+            raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _start_and_dial(self) -> "_socket.socket":
-        if self.may_start:
-            from gpuyard.connect.autostart import start_daemon
-
-            start_daemon()
-            connection = dial(self.path)
-            if connection is not None:
-                return connection
-        raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
-
     def _deliver(self, message: bytes, timeout_s: "float | None", *, may_repeat: bool) -> "Answered":
         try:
             return self._exchange(message, timeout_s)
         except ConnectionError as error:
             if not may_repeat:
-                raise _ended(
-                    "the daemon ended before it answered; it may or may not have done what was asked"
-                ) from error
+                problem = "the daemon ended before it answered; it may or may not have done what was asked"
+                raise _ended(problem) from error
         try:
             return self._exchange(message, timeout_s)
         except ConnectionError as error:
@@ -144,9 +141,9 @@ class DaemonConnection:
         return answered
 
 
-def connect(*, start: bool, path: "str | None" = None, tell: "Callable[[str], None] | None" = None) -> DaemonConnection:
+def connect(*, start: bool, on_notice: "OnNotice | None" = None) -> DaemonConnection:
     """Return an open connection. If no daemon runs, start one, or raise NoDaemon."""
-    connection = DaemonConnection(path or paths.socket_path(), may_start=start, tell=tell)
+    connection = DaemonConnection(paths.socket_path(), may_start=start, on_notice=on_notice)
     connection.open()
     return connection
 
@@ -238,15 +235,14 @@ def dial(path: str) -> "_socket.socket | None":
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
-    except OSError as error:
+    except (OSError, EnvironmentFault) as error:
         connection.close()
+        if isinstance(error, EnvironmentFault):
+            raise
         raise EnvironmentFault(
             f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
             hint="it must be in a folder of your own; GPUYARD_HOME names another",
         ) from error
-    except EnvironmentFault:
-        connection.close()
-        raise
     return connection
 
 

@@ -1,12 +1,10 @@
-"""The paths of the daemon's files. It imports only `os` and `sys`, because every command imports it.
-
-`gpuyard.config.state_dir` names the same folder.
-"""
+"""The paths of the daemon's files. It imports little, because every command imports it."""
 
 import os
 import sys
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.user_directories import user_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,11 +15,8 @@ _LONGEST_ADDRESS = 100
 
 
 def state_folder() -> str:
-    home = os.environ.get("GPUYARD_HOME")
-    if home:
-        home = os.path.expanduser(home)
-        return home if os.path.isabs(home) else os.path.join(os.getcwd(), home)
-    return os.path.join(_platform_folder(), "gpuyard")
+    """Return the folder of `gpuyard.config.state_dir`."""
+    return user_directory("XDG_STATE_HOME", "~/.local/state")
 
 
 def socket_path() -> str:
@@ -42,20 +37,11 @@ def reach(path: str, act: "Callable[[str], object]") -> None:
         act(path)
         return
     if sys.platform != "linux":
-        raise EnvironmentFault(
-            f"the path {path} is too long for a socket",
-            hint="name a folder with a shorter path with GPUYARD_HOME",
-        )
+        hint = "name a folder with a shorter path with GPUYARD_HOME"
+        raise EnvironmentFault(f"the path {path} is too long for a socket", hint=hint)
     above, name = os.path.split(path)
     folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         act(f"/proc/self/fd/{folder}/{name}")
     finally:
         os.close(folder)
-
-
-def _platform_folder() -> str:
-    named = os.environ.get("XDG_STATE_HOME", "").strip()
-    if os.path.isabs(named):
-        return named
-    return os.path.expanduser("~/Library/Application Support" if sys.platform == "darwin" else "~/.local/state")

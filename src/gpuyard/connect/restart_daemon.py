@@ -41,12 +41,11 @@ def replace_daemon(before: Status, reason: str) -> list[str]:
     page = _stop(path, before["pid"], reason)
     await_end(paths.lock_path(), before["pid"])
     is_own = start_daemon(wait_for_other_s=_MANAGER_S if is_managed else 0.0)
-    notes = []
+    notes = [] if page is None else _open_page(path, page)
     if is_managed and is_own:
-        notes.append(
-            f"its service manager did not start it again within {_MANAGER_S:.0f} s: it runs in the background now"
-        )
-    return notes if page is None else notes + _open_page(path, page)
+        note = f"its service manager did not start it again within {_MANAGER_S:.0f} s: it runs in the background now"
+        notes.insert(0, note)
+    return notes
 
 
 def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
@@ -58,10 +57,10 @@ def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
             page = state if state["url"] else None
             body = {"pid": pid, "restart": True, "reason": reason}
             daemon.request("POST", "/stop", body=body, timeout_s=_ANSWER_S)
-    except (NoDaemon, UserError):
-        pass  # another command has stopped it, and may have started the next
-    except EnvironmentFault:
-        pass  # it ended before it answered, or hangs: `await_end` will tell
+    except (UserError, EnvironmentFault):
+        # Another command has stopped it, and may have started the next; or it ended before it answered, or hangs, which
+        # `await_end` will show.
+        pass
     return page
 
 
@@ -76,9 +75,5 @@ def _open_page(path: str, page: dict[str, Any]) -> list[str]:
 
 
 def _connection(path: str) -> DaemonConnection:
-    """Return a connection without notes about versions: the caller restarts the daemon anyway."""
-    return DaemonConnection(path, may_start=False, tell=_ignore)
-
-
-def _ignore(line: str) -> None:
-    """Drop a note."""
+    """Return a connection without notices about versions: the caller restarts the daemon anyway."""
+    return DaemonConnection(path, may_start=False, on_notice=lambda _: None)

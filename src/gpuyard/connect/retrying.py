@@ -13,8 +13,9 @@ from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, Self
+
+    from gpuyard.connect.fast_http import OnNotice
 
 _RETRY_FOR_S = 30.0
 _RETRY_S = 0.2
@@ -24,14 +25,14 @@ _ANSWER_S = 30.0
 class RetryingClient:
     """Sends GET requests, and repeats them for up to 30 s while no daemon answers.
 
-    It never restarts a daemon of another version; `tell` is called with a line about it, as in DaemonConnection.
+    It never restarts a daemon of another version; `on_notice` is called with a line about it, as in DaemonConnection.
     """
 
-    def __init__(self, *, may_start: bool = True, tell: "Callable[[str], None] | None" = None) -> None:
+    def __init__(self, *, may_start: bool = True, on_notice: "OnNotice | None" = None) -> None:
         # Not kept: this connection would start a daemon again that a user has stopped meanwhile.
         connect(start=may_start).close()
         self._client: DaemonConnection | None = None
-        self._tell = tell
+        self._on_notice = on_notice
 
     def __enter__(self) -> "Self":
         return self
@@ -49,7 +50,7 @@ class RetryingClient:
         deadline = time.monotonic() + timeout_s + _RETRY_FOR_S
         while True:
             try:
-                self._client = self._client or _connect(self._tell)
+                self._client = self._client or self._connect()
                 answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_S)
             except EnvironmentFault:
                 if time.monotonic() >= deadline:
@@ -58,6 +59,15 @@ class RetryingClient:
                 time.sleep(_RETRY_S)
             else:
                 return answer
+
+    def _connect(self) -> DaemonConnection:
+        try:
+            return connect(start=False, on_notice=self._on_notice)
+        except NoDaemon:
+            if not has_crashed():
+                raise
+        connect(start=True).close()
+        return connect(start=False, on_notice=self._on_notice)
 
 
 def has_crashed() -> bool:
@@ -72,13 +82,3 @@ def has_crashed() -> bool:
         return os.stat(path).st_size > 0
     except FileNotFoundError:
         return False
-
-
-def _connect(tell: "Callable[[str], None] | None") -> DaemonConnection:
-    try:
-        return connect(start=False, tell=tell)
-    except NoDaemon:
-        if not has_crashed():
-            raise
-    connect(start=True).close()
-    return connect(start=False, tell=tell)

@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from gpuyard.connect import paths
@@ -48,35 +48,6 @@ _HINT = "run `gpuyard web` on the machine; it prints the address"
 _log = logging.getLogger("gpuyard")
 
 
-class Transport(Protocol):
-    # Whether the daemon sees the files of this process.
-    is_local: bool
-
-    def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer: ...
-
-    def waiting(self) -> "WaitingTransport":
-        """Return a connection of its own for requests that take long."""
-        ...
-
-    def events(self, path: str, query: Query) -> Iterator[Answer]: ...
-
-    def stop(self) -> Answer:
-        """Stop the daemon, and return when it has ended."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class WaitingTransport(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def get(self, path: str, query: Query | None = None, timeout_s: float = 0.0) -> Answer:
-        """Return an answer that the daemon may delay by `timeout_s`. Repeats the request if the daemon ends."""
-        ...
-
-
 class _Turns:
     """A lock that one thread holds at a time. A forked process drops its parent's connection first."""
 
@@ -94,11 +65,11 @@ class _Turns:
 
 
 class SocketTransport:
-    is_local = True
+    is_local = True  # the daemon sees the files of this process
 
     def __init__(self, *, may_start: bool) -> None:
         self._may_start = may_start
-        self._connection = connect(start=may_start, tell=_log.warning)
+        self._connection = connect(start=may_start, on_notice=_log.warning)
         self._turns = _Turns(self._connection.close)
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
@@ -109,14 +80,22 @@ class SocketTransport:
         return answer
 
     def waiting(self) -> RetryingClient:
-        return RetryingClient(may_start=self._may_start, tell=_log.warning)
+        """Return a connection of its own for requests that the daemon may delay. It repeats them if the daemon ends."""
+        return RetryingClient(may_start=self._may_start, on_notice=_log.warning)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
             self._connection.open()  # starts a daemon if none runs
-        return _stream(_dial_socket, render_request("GET", make_target(path, query), None, {}))
+        return _stream(self._dial, render_request("GET", make_target(path, query), None, {}))
+
+    def _dial(self) -> Any:
+        connection = dial(paths.socket_path())
+        if connection is None:
+            raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
+        return connection
 
     def stop(self) -> Answer:
+        """Stop the daemon, and return when it has ended."""
         pid = self.request("GET", "/status")["pid"]
         answer = self.request("POST", "/stop", body={})
         self.close()
@@ -134,10 +113,9 @@ class WebTransport:
         """The token may be part of the URL, as `gpuyard web` prints it."""
         self._host, self._port, found = _parse_url(url)
         token = (token or found).strip()  # a token that is read from a file ends with a newline
-        if not token:
-            raise UserError("the page needs a token", hint="`gpuyard web` prints it behind the address")
-        if not (token.isascii() and token.isprintable()):
-            raise UserError("this is not a token of the page", hint="`gpuyard web` prints it behind the address")
+        if not (token and token.isascii() and token.isprintable()):
+            problem = "this is not a token of the page" if token else "the page needs a token"
+            raise UserError(problem, hint="`gpuyard web` prints it behind the address")
         name = f"[{self._host}]" if ":" in self._host else self._host
         self._fields = {
             "Host": f"{name}:{self._port}",
@@ -194,13 +172,6 @@ class WebTransport:
 
     def _dial(self) -> socket.socket:
         return socket.create_connection((self._host, self._port), _ANSWER_S)
-
-
-def _dial_socket() -> Any:
-    connection = dial(paths.socket_path())
-    if connection is None:
-        raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
-    return connection
 
 
 def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answer]:

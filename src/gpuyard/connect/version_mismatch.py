@@ -18,10 +18,10 @@ from gpuyard.version import __version__
 _RESTART = "`gpuyard daemon restart` (running jobs go on)"
 # A connection can reach the socket of a daemon that is ending; each try makes two connections.
 _RESTARTS_AT_ONCE = 5
-_told: set[tuple[Callable[[str], None] | None, str]] = set()
+_notices: set[tuple[Callable[[str], None] | None, str]] = set()
 
 
-def meet(connection: DaemonConnection, status: int, version: str | None) -> bool:
+def handle_version(connection: DaemonConnection, status: int, version: str | None) -> bool:
     """Act on an answer from a daemon of this version. Return whether the request must be sent again."""
     connection.known_version = version
     was_refused = 400 <= status < 500  # so nothing was done
@@ -31,7 +31,7 @@ def meet(connection: DaemonConnection, status: int, version: str | None) -> bool
         connection.at_least = None
     is_in_error = status >= 400 and status != TOO_OLD  # the error names both versions
     if version != __version__ and not is_in_error:
-        _tell(connection, advice(version))
+        _notify(connection, advice(version))
     return status == TOO_OLD
 
 
@@ -72,13 +72,13 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
         return False  # it cannot say whether it is idle
     if before is None or before["version"] == __version__:
         return True  # another command is restarting it, or has done so
-    if not is_newer(__version__, version) or not _may_restart(before):
+    if not _may_restart(before):
         return False
     connection.close()
     notes = replace_daemon(before, f"a newer command, version {__version__} in {sys.prefix}")
     connection.known_version = __version__
     for note in (f"restarted the daemon: it was {_named(version)}, this command is version {__version__}", *notes):
-        _tell(connection, note)
+        _notify(connection, note)
     return True
 
 
@@ -103,13 +103,14 @@ def _named(version: str | None) -> str:
     return "an older version" if version is None else f"version {version}"
 
 
-def _tell(connection: DaemonConnection, line: str) -> None:
-    """Tell the user each line once per process, however many connections it opens."""
-    if (connection.tell, line) in _told:
+def _notify(connection: DaemonConnection, line: str) -> None:
+    """Show each line once per process, however many connections it opens."""
+    show = connection.on_notice
+    if (show, line) in _notices:
         return
-    _told.add((connection.tell, line))
-    if connection.tell is not None:
-        connection.tell(line)
+    _notices.add((show, line))
+    if show is not None:
+        show(line)
     else:
         sys.stderr.write(f"gpuyard: {line}\n")
         sys.stderr.flush()

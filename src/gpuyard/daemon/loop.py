@@ -167,28 +167,24 @@ class SchedulerLoop:
             self._settled = 0
             self.finish_signal.tell()
         self._schedule_next(step)
-        self._call_listeners(step)
-
-    def _step_controller(self) -> Step:
-        self._reload_changed_config()
-        is_fresh = self.sampling.age() <= _FRESH_S
-        step = self.controller.step(self.sampling.latest, may_start=is_fresh)
-        is_fresh = is_fresh and not self.controller.is_outdated(self.sampling.latest)
-        is_wanted = not is_fresh and (self._has_ready() or self.controller.suspend_control.has_waiting)
-        if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):
-            self.sampling.request()  # wakes us when it is there
-        self.sample_logs.write(self.controller.batch_gates.take_rows())
-        return step
-
-    def _call_listeners(self, step: Step) -> None:
         for listener in self.listeners:
             try:
                 listener(step)
             except Exception:  # noqa: BLE001 - a bug in metrics or notifications must not stop the queue
                 _log.exception("a listener failed after a step")
 
-    def _has_ready(self) -> bool:
-        return not self.store.setting("paused") and self.store.has_ready()
+    def _step_controller(self) -> Step:
+        self._reload_changed_config()
+        is_fresh = self.sampling.age() <= _FRESH_S
+        step = self.controller.step(self.sampling.latest, may_start=is_fresh)
+        is_fresh = is_fresh and not self.controller.is_outdated(self.sampling.latest)
+        is_wanted = not is_fresh and (
+            (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
+        )
+        if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):
+            self.sampling.request()  # wakes us when it is there
+        self.sample_logs.write(self.controller.batch_gates.take_rows())
+        return step
 
     def _reload_changed_config(self) -> None:
         """A changed file applies from the next step on; while it cannot be read the old settings stay."""
@@ -213,8 +209,11 @@ class SchedulerLoop:
         waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
         if self.controller.batch_gates.is_waiting:
             waits.append(_SAMPLE_AGAIN_S)  # its averages need samples even while no further run may start
-        if step.waits_for_devices:
-            waits.append(self._next_sample_s() if step.waits_for_sample else _SAMPLE_AGAIN_S)
+        if step.waits_for_devices and step.waits_for_sample and self._settled < len(_SETTLE_S):
+            waits.append(_SETTLE_S[self._settled])
+            self._settled += 1
+        elif step.waits_for_devices:
+            waits.append(_SAMPLE_AGAIN_S)
         if transitions.live:
             waits.append(self._next_measurement_s() if self._engine.fileno() >= 0 else _POLL_ENGINE_S)
         self._set_timer(min(waits) if waits else None)
@@ -230,12 +229,6 @@ class SchedulerLoop:
                 return
             self._timer.cancel()
         self._timer = None if due is None else self._loop.call_at(due, self._on_timer)
-
-    def _next_sample_s(self) -> float:
-        if self._settled < len(_SETTLE_S):
-            self._settled += 1
-            return _SETTLE_S[self._settled - 1]
-        return _SAMPLE_AGAIN_S
 
     def _next_measurement_s(self) -> float:
         """Attempts on a device are measured every second, more often while one is new; others every 5 s."""

@@ -49,25 +49,19 @@ def run_daemon(*, is_managed: bool = False) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     try:
-        _prepare_folder(Path(paths.state_folder()))
+        folder = Path(paths.state_folder())
+        _prepare_folder(folder)
         with hold_daemon_lock(paths.lock_path()):
-            return asyncio.run(_serve(is_managed=is_managed))
+            started_at = time.time()
+            database, notice = open_database(folder / "queue.db")
+            with contextlib.closing(database):
+                return asyncio.run(_serve(database, notice, folder, started_at, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve(*, is_managed: bool) -> int:
-    started_at = time.time()
-    folder = Path(paths.state_folder())
-    database, notice = open_database(folder / "queue.db")
-    with contextlib.closing(database):
-        return await _serve_queue(database, notice, folder, started_at, is_managed=is_managed)
-
-
-async def _serve_queue(
-    database: Database, notice: str | None, folder: Path, started_at: float, *, is_managed: bool
-) -> int:
+async def _serve(database: Database, notice: str | None, folder: Path, started_at: float, *, is_managed: bool) -> int:
     clock, me = SystemClock(), this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
@@ -88,7 +82,9 @@ async def _serve_queue(
         scheduler.notices.append(notice)
     _start_ids_after_logs(scheduler, log_folders(folder))
     stop: asyncio.Future[Shutdown] = loop.create_future()
-    _stop_on_signals(stop)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, _end, stop, Shutdown())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
     routes = Routes(scheduler, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
     scheduler.start(
@@ -125,13 +121,6 @@ def _end(stop: "asyncio.Future[Shutdown]", ending: Shutdown) -> None:
     """Set how the daemon ends, unless that is set already."""
     if not stop.done():
         stop.set_result(ending)
-
-
-def _stop_on_signals(stop: "asyncio.Future[Shutdown]") -> None:
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, _end, stop, Shutdown())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
 
 
 def _prepare_folder(folder: Path) -> None:

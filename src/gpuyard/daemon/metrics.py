@@ -126,7 +126,9 @@ class EventCounters:
         self.step_s.add(step_s)
         for event in step.events:
             if event.kind is PublishedEventKind.STARTED:
-                self._count_start(event)
+                self.starts += 1
+                queued_at = event.job.submitted_at if event.job.queued_at is None else event.job.queued_at
+                self.wait_s.add(max(0.0, event.at - queued_at))
             elif event.kind is PublishedEventKind.ENDED:
                 self._count_end(event)
             else:
@@ -134,11 +136,6 @@ class EventCounters:
                 self._avoided.discard(event.job.id)
         if plan.waiting:
             self._count_avoided(plan, snapshot)
-
-    def _count_start(self, event: PublishedEvent) -> None:
-        self.starts += 1
-        queued_at = event.job.queued_at
-        self.wait_s.add(max(0.0, event.at - (event.job.submitted_at if queued_at is None else queued_at)))
 
     def _count_end(self, event: PublishedEvent) -> None:
         assert event.outcome is not None
@@ -180,26 +177,30 @@ class Scrape(Struct, frozen=True, kw_only=True):
 
 
 def write_metrics(scrape: Scrape) -> bytes:
+    counters = scrape.counters
+    started = "When the daemon started, in seconds since the epoch."
+    leases = "Live leases: of this queue, and of others (scripts, `gpuyard run`, other users)."
+    ended, finished = _by("outcome", counters.attempts_ended), _by("state", counters.jobs_finished)
+    lacked = "Attempts that ran out of memory, by where."
+    avoided = "Jobs kept waiting while enough memory for them was free, but promised to others by leases."
     lines = itertools.chain(
-        _daemon(scrape),
+        _metric("build_info", "gauge", "Version of the daemon.", [({"version": __version__}, 1)]),
+        _metric("daemon_start_time_seconds", "gauge", started, [({}, scrape.started_at)]),
+        _metric("queue_paused", "gauge", "1 while the queue is paused.", [({}, scrape.is_paused)]),
+        _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
+        _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
         _devices(scrape.snapshot.devices, scrape.breakdowns),
         _host(scrape.snapshot.host),
-        _counters(scrape.counters),
-        _histogram("wait_seconds", "From when a job was queued to its start.", scrape.counters.wait_s),
-        _histogram("run_seconds", "How long attempts ran, without the time suspended.", scrape.counters.run_s),
-        _histogram("step_seconds", "Duration of a step of the scheduler.", scrape.counters.step_s),
+        _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
+        _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended),
+        _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished),
+        _metric("out_of_memory_total", "counter", lacked, _by("where", counters.out_of_memory)),
+        _metric("out_of_memory_avoided_total", "counter", avoided, [({}, counters.out_of_memory_avoided)]),
+        _histogram("wait_seconds", "From when a job was queued to its start.", counters.wait_s),
+        _histogram("run_seconds", "How long attempts ran, without the time suspended.", counters.run_s),
+        _histogram("step_seconds", "Duration of a step of the scheduler.", counters.step_s),
     )
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
-
-
-def _daemon(scrape: Scrape) -> Iterator[str]:
-    yield from _metric("build_info", "gauge", "Version of the daemon.", [({"version": __version__}, 1)])
-    started = "When the daemon started, in seconds since the epoch."
-    yield from _metric("daemon_start_time_seconds", "gauge", started, [({}, scrape.started_at)])
-    yield from _metric("queue_paused", "gauge", "1 while the queue is paused.", [({}, scrape.is_paused)])
-    yield from _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts))
-    leases = "Live leases: of this queue, and of others (scripts, `gpuyard run`, other users)."
-    yield from _metric("leases", "gauge", leases, _by("whose", scrape.leases))
 
 
 # Devices and the host
@@ -213,18 +214,11 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
     ("healthy", "0 if the device is unusable: it has a fault or has vanished.", lambda device: device.healthy),
 )
+_CHARGED = "reserved, or used where that is more"
 _BREAKDOWN_METRICS: tuple[tuple[str, str, Callable[[Breakdown], float | None]], ...] = (
-    (
-        "memory_own_bytes",
-        "Memory of this queue's jobs: reserved, or used where that is more.",
-        lambda parts: _bytes(parts.own.charged_mb),
-    ),
+    ("memory_own_bytes", f"Memory of this queue's jobs: {_CHARGED}.", lambda parts: _bytes(parts.own.charged_mb)),
     ("memory_own_used_bytes", "Memory that this queue's jobs use.", lambda parts: _bytes(parts.own.used_mb)),
-    (
-        "memory_others_bytes",
-        "Memory of other leases: reserved, or used where that is more.",
-        lambda parts: _bytes(parts.others.charged_mb),
-    ),
+    ("memory_others_bytes", f"Memory of other leases: {_CHARGED}.", lambda parts: _bytes(parts.others.charged_mb)),
     ("memory_others_used_bytes", "Memory that other leases use.", lambda parts: _bytes(parts.others.used_mb)),
     ("memory_foreign_bytes", "Memory that processes without a lease use.", lambda parts: _bytes(parts.foreign_mb)),
     ("memory_free_bytes", "Memory that is neither used nor reserved.", lambda parts: _bytes(parts.free_mb)),
@@ -237,7 +231,10 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
 
 
 def _devices(devices: Iterable[Device], breakdowns: Mapping[str, Breakdown]) -> Iterator[str]:
-    labels = {device.id: _device_labels(device) for device in devices}
+    labels: dict[str, Labels] = {}
+    for device in devices:
+        index = "" if device.index is None else str(device.index)
+        labels[device.id] = {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
     for name, text, read in _DEVICE_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(labels[each.id], read(each)) for each in devices])
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
@@ -245,29 +242,9 @@ def _devices(devices: Iterable[Device], breakdowns: Mapping[str, Breakdown]) -> 
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])
 
 
-def _device_labels(device: Device) -> Labels:
-    index = "" if device.index is None else str(device.index)
-    return {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
-
-
 def _host(host: Host) -> Iterator[str]:
     for name, text, read in _HOST_METRICS:
         yield from _metric(f"host_{name}", "gauge", text, [({}, read(host))])
-
-
-# Events since the start of the daemon
-
-
-def _counters(counters: EventCounters) -> Iterator[str]:
-    yield from _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)])
-    ended = _by("outcome", counters.attempts_ended)
-    yield from _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended)
-    finished = _by("state", counters.jobs_finished)
-    yield from _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished)
-    lacking = _by("where", counters.out_of_memory)
-    yield from _metric("out_of_memory_total", "counter", "Attempts that ran out of memory, by where.", lacking)
-    avoided = "Jobs kept waiting while enough memory for them was free, but promised to others by leases."
-    yield from _metric("out_of_memory_avoided_total", "counter", avoided, [({}, counters.out_of_memory_avoided)])
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:

@@ -29,14 +29,6 @@ Ids = Annotated[
     _pattern(_IDS_PATTERN),
     Meta(description="which jobs: 17, 17-20, name=big, tag=night, all, separated by spaces"),
 ]
-States = Annotated[
-    str,
-    _pattern(rf"^(({_STATE})(,|$))*$"),
-    Meta(description="only jobs in one of these states, such as failed,cancelled"),
-]
-Search = Annotated[str, Meta(description="only jobs with this text in their name, tag or command, or with this id")]
-Tag = Annotated[str, Meta(description="only jobs with this tag")]
-User = Annotated[str, Meta(description="only jobs of this user")]
 Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
 After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
 AttemptNumber = Annotated[int, Meta(ge=1, le=999_999_999, description="of this attempt; default: the last one")]
@@ -46,12 +38,23 @@ Tail = Annotated[int, Meta(ge=0, le=999_999_999, description="the most bytes of 
 # Queries
 
 
-class JobsQuery(Struct, frozen=True, kw_only=True):
+class JobMatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All jobs for which each given key holds."""
+
+    state: Annotated[
+        str,
+        _pattern(rf"^(({_STATE})(,|$))*$"),
+        Meta(description="only jobs in one of these states, such as failed,cancelled"),
+    ] = ""
+    search: Annotated[
+        str, Meta(description="only jobs with this text in their name, tag or command, or with this id")
+    ] = ""
+    tag: Annotated[str, Meta(description="only jobs with this tag")] = ""
+    user: Annotated[str, Meta(description="only jobs of this user")] = ""
+
+
+class JobsQuery(JobMatch, frozen=True, kw_only=True, forbid_unknown_fields=False):
     ids: Ids = ""
-    state: States = ""
-    search: Search = ""
-    tag: Tag = ""
-    user: User = ""
     all: Annotated[bool, Meta(description="with all finished jobs, not only the last ones")] = False
     order: Annotated[
         Literal["queue", "newest"], Meta(description="in the order in which they will start, or the newest first")
@@ -111,15 +114,6 @@ class EventsQuery(Struct, frozen=True, kw_only=True):
 
 
 # Bodies
-
-
-class JobMatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All jobs for which each given key holds."""
-
-    state: States = ""
-    search: Search = ""
-    tag: Tag = ""
-    user: User = ""
 
 
 class ChangeRequest(Struct, frozen=True, kw_only=True):

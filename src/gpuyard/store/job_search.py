@@ -90,7 +90,7 @@ class SearchResult(Struct, frozen=True, kw_only=True):
 
 class Search:
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._execute = connection.execute
         self._order = _QueueOrder(connection)
 
@@ -106,7 +106,7 @@ class Search:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id")
             has_queued = not job_filter.states or JobState.QUEUED in job_filter.states
             if has_queued:
-                self._order.update(JobStore(Database(self._connection)).ready_queues(), used, now)
+                self._order.update(JobStore(Database(self.connection)).ready_queues(), used, now)
             if job_filter.is_plain:
                 return _cut(list(self._sections(job_filter, show_all=show_all)), page)
             by_rank = has_queued and not self._order.is_single_lane

@@ -11,7 +11,7 @@ from gpuyard.daemon.api.explain_wait import explain_briefly
 from gpuyard.daemon.api.job_rows import MOST_ROWS, gpu_index, gpu_indexes, last_attempt, summarise
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
-from gpuyard.schema.batches import BatchRunPage, BatchRunRow, BatchStatus, LiveRun, TaskList, TaskRow
+from gpuyard.schema.jobs import BatchRunPage, BatchRunRow, BatchStatus, LiveRun, TaskList, TaskRow
 from gpuyard.schema.requests import RunsQuery, TagQuery
 
 _MOST_RUNNING = 100
@@ -21,7 +21,10 @@ _MOST_TASKS = 100_000
 def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
     first, last, token = _find_batch(scheduler, first_id)
     counts = scheduler.queries.counts_in(first, last)
-    gate, reason = _closed_gate(scheduler, first)
+    # A paused queue counts as a gate: no run reaches the others then.
+    paused = "pause", Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` resumes it")
+    held_by = scheduler.controller.batch_gates.held_by(first) or (None, None)
+    gate, reason = paused if scheduler.store.setting("paused") else held_by
     batch = scheduler.controller.batch_gates.saved_state(first)
     live = [each.job for each in scheduler.controller.transitions.live.values() if first <= each.job.id <= last]
     device_id = None if reason is None else reason.device_id
@@ -53,13 +56,6 @@ def batch_runs(scheduler: SchedulerLoop, first_id: int, query: RunsQuery) -> Bat
     return BatchRunPage(
         runs=[_make_run(scheduler, job) for job in page], next=page[-1].id if len(jobs) > limit else None
     )
-
-
-def _closed_gate(scheduler: SchedulerLoop, first_id: int) -> tuple[str | None, Reason | None]:
-    """Return the gate that holds the next run back. A paused queue counts as a gate: no run reaches the others then."""
-    if scheduler.store.setting("paused"):
-        return "pause", Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` resumes it")
-    return scheduler.controller.batch_gates.held_by(first_id) or (None, None)
 
 
 def _find_batch(scheduler: SchedulerLoop, first_id: int) -> tuple[int, int, str | None]:

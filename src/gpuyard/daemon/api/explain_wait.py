@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, LIVE, JobState
+from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot_json import iso_time
@@ -85,13 +85,10 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
     # At the same time: an attempt ends before its consequences, and starts after its causes.
     rank = {"submitted": 0, "ended": 1, "started": 3}
     events.sort(key=lambda event: (event[0], rank.get(event[1], 2)))
-    return JobHistory(
-        id=job.id,
-        events=[
-            HistoryEvent(id=number, at=iso_time(at), kind=kind, text=text)
-            for number, (at, kind, text) in enumerate(events)
-        ],
-    )
+    rows = [
+        HistoryEvent(id=number, at=iso_time(at), kind=kind, text=text) for number, (at, kind, text) in enumerate(events)
+    ]
+    return JobHistory(id=job.id, events=rows)
 
 
 def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
@@ -162,34 +159,33 @@ def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:
     if is_suspended:
         how = "is about to continue" if is_about_to else "waits for free memory to continue"
         return f"job {job.id} is suspended, and {how}"
-    return f"job {job.id} is about to start" if is_about_to else f"job {job.id} waits for {_wanted(job)}"
+    if is_about_to:
+        return f"job {job.id} is about to start"
+    count = job.spec.need.devices
+    gpus = f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
+    return f"job {job.id} waits for {job.spec.engine or gpus}"
 
 
-def _state_summary(job: Job) -> str:
-    if job.state in LIVE:
-        return _LIVE_TEXTS.get(job.state) or f"is {job.reason or 'stopping'}"
-    if job.state is JobState.SUCCEEDED:
-        return "has succeeded"
-    if job.state in FINISHED:
-        return f"{_ENDED_TEXTS[job.state]}: {job.reason or 'no reason was recorded'}"
-    return {"held": "is held", "blocked": "waits for other jobs", "delayed": "will be tried again"}[job.state]
-
-
-_LIVE_TEXTS = {
+_STATE_TEXTS = {
+    JobState.HELD: "is held",
+    JobState.BLOCKED: "waits for other jobs",
+    JobState.DELAYED: "will be tried again",
     JobState.PENDING: "was submitted to its engine, and waits there",
     JobState.RUNNING: "is running",
     JobState.SUSPENDING: "is being suspended: its memory is moved to RAM",
     JobState.SUSPENDED: "is suspended",
     JobState.RESUMING: "is being resumed: its memory is moved back",
+    JobState.SUCCEEDED: "has succeeded",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
+    JobState.REJECTED: "was rejected",
 }
-_ENDED_TEXTS = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled", JobState.REJECTED: "was rejected"}
 
 
-def _wanted(job: Job) -> str:
-    if job.spec.engine:
-        return job.spec.engine
-    count = job.spec.need.devices
-    return f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
+def _state_summary(job: Job) -> str:
+    text = _STATE_TEXTS.get(job.state) or f"is {job.reason or 'stopping'}"
+    is_unsuccessful = job.state in FINISHED and job.state is not JobState.SUCCEEDED
+    return f"{text}: {job.reason or 'no reason was recorded'}" if is_unsuccessful else text
 
 
 def _estimate_text(starts_at: float | None, now: float, *, is_suspended: bool) -> str:

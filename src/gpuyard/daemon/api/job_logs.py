@@ -50,7 +50,8 @@ class JobLogs:
 
     async def tail(self, job_id: int, query: LogQuery) -> LogTail:
         attempt = self._find_attempt(job_id, query.attempt)
-        is_over = self._is_over(job_id, attempt)  # before the log is read: the text has all that was written until then
+        # Before the log is read: the text has all that was written until then.
+        is_over = self.is_finished(job_id) if attempt is None else not self.is_live(job_id, attempt)
         tail = min(query.tail, _MOST)
         chunk = await self.read(attempt, None, tail, tail)
         return LogTail(
@@ -93,9 +94,6 @@ class JobLogs:
     def is_finished(self, job_id: int) -> bool:
         job = self._scheduler.store.job(job_id)
         return job is None or job.state in FINISHED
-
-    def _is_over(self, job_id: int, attempt: Attempt | None) -> bool:
-        return self.is_finished(job_id) if attempt is None else not self.is_live(job_id, attempt)
 
 
 class _Follower:

@@ -16,10 +16,10 @@ from gpuyard.core.notify.subscriptions import redacted_target
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.schema.batches import EstimateRow
 from gpuyard.schema.jobs import (
     AttemptRow,
     DependencyRow,
+    EstimateRow,
     GrownNeed,
     JobDetails,
     JobRow,

@@ -45,7 +45,10 @@ class JobListHandler:
         limit, offset = min(query.limit, MOST_ROWS), query.after
         ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(query.ids))) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
-        if offset == 0 and limit <= _FEW and query.order == "queue" and _is_found_quickly(wanted):
+        # The first matches are found at once, unless they are few among many finished jobs.
+        finished = FINISHED & set(wanted.states)
+        is_quick = wanted.is_plain and (not finished or finished == FINISHED)
+        if offset == 0 and limit <= _FEW and query.order == "queue" and is_quick:
             jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
             has_more, total = len(jobs) > limit, self._count(wanted, show_all=query.all)
             rows = await self._make_rows(jobs[:limit])
@@ -158,7 +161,7 @@ def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:
     return job
 
 
-def read_filter(query: JobsQuery | JobMatch) -> JobFilter:
+def read_filter(query: JobMatch) -> JobFilter:
     """Return which jobs are wanted, without their ids."""
     return JobFilter(
         states=tuple(_read_state(word) for word in query.state.split(",") if word),
@@ -173,12 +176,6 @@ def _read_state(word: str) -> JobState:
         return JobState(word)
     except ValueError:
         raise UserError(f"'{word}' is not a state", hint=f"it can be {', '.join(JobState)}") from None
-
-
-def _is_found_quickly(wanted: JobFilter) -> bool:
-    """Whether the first matches are found at once: not where they are few among many finished jobs."""
-    finished = FINISHED & set(wanted.states)
-    return wanted.is_plain and (not finished or finished == FINISHED)
 
 
 def _jobs_in_order(scheduler: SchedulerLoop, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:

@@ -17,8 +17,7 @@ from gpuyard.daemon.api.job_rows import MOST_ROWS, make_estimate
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
-from gpuyard.schema.batches import EstimateList, ForgetResult
-from gpuyard.schema.jobs import NextMemory
+from gpuyard.schema.jobs import EstimateList, ForgetResult, NextMemory
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest
 
 _MOST = 1_000_000
@@ -42,7 +41,11 @@ def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
     if not job.spec.need.devices:
         return None
     need = _need(scheduler, job)
-    known = _evidence(scheduler, job) if job.spec.learns_memory else None
+    known = None
+    if job.spec.learns_memory:
+        profiles = scheduler.controller.transitions.estimates.profiles(job)
+        consistent = [each for each in profiles if each is not None and is_consistent(each)]
+        known = next((each for each in consistent if memory_estimate(each) is not None), None)
     return NextMemory(
         basis=_basis(job, known),
         given_mb=need.required_mb,
@@ -69,13 +72,6 @@ def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "g
     if not job.spec.learns_memory:
         return "declared"
     return "learned" if known is not None else "unknown"
-
-
-def _evidence(scheduler: SchedulerLoop, job: Job) -> Profile | None:
-    """Return the profile that its memory is learned from."""
-    profiles = scheduler.controller.transitions.estimates.profiles(job)
-    known = (each for each in profiles if each is not None and is_consistent(each))
-    return next((each for each in known if memory_estimate(each) is not None), None)
 
 
 def _write_down(scheduler: SchedulerLoop) -> None:

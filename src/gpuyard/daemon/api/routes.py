@@ -43,7 +43,7 @@ from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.common.job_logs import path_of, remove_logs
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
-from gpuyard.schema.operations import OPERATIONS
+from gpuyard.schema.operations import OPERATIONS, document
 from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
 from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
 from gpuyard.store.database import convert_sqlite_errors
@@ -81,7 +81,7 @@ class Routes:
         devices = DeviceList(scheduler)
         self.table: dict[RouteKey, Route] = {
             **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
-            ("GET", "/openapi.json"): _describe,
+            ("GET", "/openapi.json"): lambda: Response(body=document()),
             ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
         self._router = Router(self.table)
@@ -226,12 +226,6 @@ def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
 
 def _respond(answer: Struct) -> HttpAnswer:
     return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))
-
-
-def _describe() -> Response:
-    from gpuyard.schema.openapi import document  # rarely requested, and slow to import
-
-    return Response(body=document())
 
 
 def _remove_logs(folders: list[Path], removed: list[tuple[int, int]]) -> int:

@@ -31,25 +31,23 @@ class ThreadedReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(1, "gpuyard-search")
-        self._connection: sqlite3.Connection | None = None
         self._search: Search | None = None
 
     async def search(self, query: Callable[[Search], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()[1]))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()))
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()[0]))
+        return await self.search(lambda search: query(search.connection))
 
-    def _open(self) -> tuple[sqlite3.Connection, Search]:
-        if self._connection is None or self._search is None:
-            self._connection = open_reader(self._path)
-            self._search = Search(self._connection)
-        return self._connection, self._search
+    def _open(self) -> Search:
+        if self._search is None:
+            self._search = Search(open_reader(self._path))
+        return self._search
 
     def close(self) -> None:
         """Interrupt the running query, drop those that wait, and close the connection."""
-        if self._connection is not None:
-            self._connection.interrupt()
+        if self._search is not None:
+            self._search.connection.interrupt()
         self._thread.shutdown(cancel_futures=True)
-        if self._connection is not None:
-            self._connection.close()
+        if self._search is not None:
+            self._search.connection.close()

@@ -13,6 +13,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.list_jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.loop import SchedulerLoop
@@ -25,6 +26,8 @@ from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
+# After the start of the daemon, a driver may take longer than the deadline of a sample.
+_FIRST_READING_S, _ASK_AGAIN_S = 15.0, 0.2
 _LONG_BODY = 256 * 1024
 
 
@@ -66,8 +69,8 @@ class SubmissionHandler:
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
         pace = submission.spec.pace
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
-            look = await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)
-            submission = fit_to_machine(submission, look.snapshot, load_config().devices.banned_ids(look.snapshot))
+            snapshot = await self._read_devices()
+            submission = fit_to_machine(submission, snapshot, load_config().devices.banned_ids(snapshot))
         first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         scheduler.wake()
         job = scheduler.store.job(first)
@@ -77,6 +80,18 @@ class SubmissionHandler:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
+
+    async def _read_devices(self) -> Snapshot:
+        """Return a snapshot. While no device is known and a probe has not answered, wait for it, up to 15 s."""
+        sampling, loop = self._scheduler.sampling, asyncio.get_running_loop()
+        deadline = loop.time() + _FIRST_READING_S
+        snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
+        while not snapshot.devices and any(problem.kind == "timeout" for problem in snapshot.problems):
+            if loop.time() > deadline:
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+            snapshot = (await asyncio.shield(sampling.request())).snapshot
+        return snapshot
 
 
 def _read(body: bytes, default_engine: str) -> Submission:

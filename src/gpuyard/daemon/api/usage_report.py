@@ -76,11 +76,7 @@ def work_out(
 ) -> tuple[UsageReport, float]:
     """Return the report, and the seconds of CPU time that it took."""
     began = time.thread_time()
-    reporter = Reporter(window, devices, _local)
+    reporter = Reporter(window, devices, lambda at: datetime.fromtimestamp(at, UTC).astimezone())
     for ran in attempts_since(connection, window.since, by):
         reporter.add(ran)
     return reporter.report(), time.thread_time() - began
-
-
-def _local(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC).astimezone()

@@ -7,11 +7,11 @@ the machine is not sampled nothing is stored, which leaves a gap.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gpuyard.control.controller import Step
-from gpuyard.core.snapshot import Device, Host
+from gpuyard.core.snapshot import Device
 from gpuyard.daemon.api.codec import encode
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.device_list import DeviceList, DeviceUsers
@@ -54,16 +54,12 @@ class UsageSeries:
         ]
 
     def since(self, at: float) -> dict[str, Any]:
-        points = [point for point in self._points() if point[0] > at][-MAX_POINTS:]
+        last = [] if self._step_start is None else [(self._step_start, self._means())]
+        points = [point for point in (*self._complete, *last) if point[0] > at][-MAX_POINTS:]
         columns: dict[str, list[float | None]] = {
             name: [row[place] for _, row in points] for place, name in enumerate(self._columns)
         }
         return {"at": [start for start, _ in points], **columns}
-
-    def _points(self) -> Iterator[tuple[float, Values]]:
-        yield from self._complete
-        if self._step_start is not None:
-            yield self._step_start, self._means()
 
     def _means(self) -> Values:
         return tuple(round(total / count, 1) if count else None for total, count in self._sums)
@@ -137,23 +133,15 @@ class UsageHistory:
         if at is None:
             return
         devices = {device.id: _device_row(users, device) for device in users.snapshot.devices}
+        host = users.snapshot.host
+        total, available = host.memory_total_mb, host.memory_available_mb
+        used = None if total is None or available is None else total - available
         for span in self._spans.values():
-            span.add(at, devices, _host_row(users.snapshot.host))
+            span.add(at, devices, (host.cpu_percent, used))
         self._bodies.clear()
 
 
 def _device_row(users: DeviceUsers, device: Device) -> Values:
     parts = users.breakdown(device)
-    return (
-        parts.own.used_mb,
-        parts.others.used_mb,
-        parts.foreign_mb,
-        device.memory_used_mb,
-        device.utilization_percent,
-        device.power_draw_w,
-    )
-
-
-def _host_row(host: Host) -> Values:
-    total, available = host.memory_total_mb, host.memory_available_mb
-    return host.cpu_percent, None if total is None or available is None else total - available
+    memory = parts.own.used_mb, parts.others.used_mb, parts.foreign_mb, device.memory_used_mb
+    return (*memory, device.utilization_percent, device.power_draw_w)

@@ -76,27 +76,23 @@ class DeviceList:
         await self._scheduler.sampling.fresh(_RECENT_S)
         users = await self.users()
         if self._answer is None or self._answer[0] is not users:
-            self._answer = users, _as_answer(users)
+            snapshot = users.snapshot
+            state = MachineState(
+                taken_at=iso_time(snapshot.taken_at),
+                host=snapshot.host,
+                problems=snapshot.problems,
+                devices=[_as_device(users, device) for device in snapshot.devices],
+            )
+            self._answer = users, state
         return self._answer[1]
 
 
-def _as_answer(users: DeviceUsers) -> MachineState:
-    snapshot = users.snapshot
-    usable = {device.id for device in snapshot.usable_devices()}
-    return MachineState(
-        taken_at=iso_time(snapshot.taken_at),
-        host=snapshot.host,
-        problems=snapshot.problems,
-        devices=[_as_device(users, device, is_usable=device.id in usable) for device in snapshot.devices],
-    )
-
-
-def _as_device(users: DeviceUsers, device: Device, *, is_usable: bool) -> DeviceRow:
+def _as_device(users: DeviceUsers, device: Device) -> DeviceRow:
     parts = users.breakdown(device)
     return copy_fields(
         device,
         DeviceRow,
-        is_usable=is_usable,
+        is_usable=device in users.snapshot.usable_devices(),
         memory=copy_fields(
             parts,
             MemoryParts,

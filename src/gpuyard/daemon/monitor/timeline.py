@@ -2,16 +2,15 @@
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.job import Attempt
 from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.codec import encode
+from gpuyard.daemon.api.codec import copy_fields, encode
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Response
@@ -28,29 +27,8 @@ _CPU = "CPU"
 _POINTS, _MAX_AGE_S = 1200.0, 60.0
 # Each cached response may have a megabyte.
 _MAX_CACHED = 16
-
-
-class TimelineLane(Struct, frozen=True, kw_only=True):
-    """A device, the CPU, or a cluster engine."""
-
-    device: str | None
-    label: str
-    name: str | None = None
-
-
-class TimelineEntry(Struct, frozen=True, kw_only=True):
-    """One attempt in one lane; the numbers of its lane and row are filled in at the end."""
-
-    lane: TimelineLane
-    run: TimelineRun
-
-
-class RunningAttempt(Struct, frozen=True, kw_only=True):
-    """A live attempt, and when its job was suspended and resumed (`moves`)."""
-
-    job: Job
-    attempt: Attempt
-    moves: tuple[tuple[float, str], ...]
+# One attempt in one lane; the numbers of its lane and row are filled in at the end.
+TimelineEntry = tuple[LaneRow, TimelineRun]
 
 
 class Timeline:
@@ -77,113 +55,102 @@ class Timeline:
         return self._cached[span_s][1]
 
     async def _between(self, since: float, until: float) -> Response:
-        snapshot, running = self._scheduler.sampling.latest.snapshot, list(self._running())
+        snapshot = self._scheduler.sampling.latest.snapshot
+        running = [entry for each in self._running() for entry in _entries(*each, snapshot)]
         body = await self._reader.read(lambda past: _render(past, running, snapshot, since, until))
         return Response(body=body)
 
-    def _running(self) -> Iterator[RunningAttempt]:
+    def _running(self) -> Iterator[tuple[TimelineRun, Attempt]]:
         for live in self._scheduler.controller.transitions.live.values():
-            if live.attempt.started is not None:
-                yield RunningAttempt(job=live.job, attempt=live.attempt, moves=self._moves(live.attempt))
-
-    def _moves(self, attempt: Attempt) -> tuple[tuple[float, str], ...]:
-        if attempt.suspended_at is None and not attempt.suspended_s:
-            return ()
-        return tuple((at, kind) for at, kind, _ in self._scheduler.queries.events(attempt.job_id))
+            job, attempt = live.job, live.attempt
+            if attempt.started is None:
+                continue
+            was_suspended = attempt.suspended_at is not None or attempt.suspended_s
+            events = self._scheduler.queries.events(job.id) if was_suspended else []
+            row = TimelineRun(
+                job=job.id,
+                attempt=attempt.number,
+                name=job.spec.name,
+                command=_shorten(" ".join(job.argv)),
+                user=job.user,
+                since=attempt.since,
+                until=None,
+                state=str(job.state),
+                outcome=None,
+                suspended=suspensions([(at, kind) for at, kind, _ in events], attempt.since, None),
+                reserved_mb=attempt.reserved_mb,
+            )
+            yield row, attempt
 
 
 def _render(
-    past: sqlite3.Connection, running: list[RunningAttempt], snapshot: Snapshot, since: float, until: float
+    past: sqlite3.Connection, running: list[TimelineEntry], snapshot: Snapshot, since: float, until: float
 ) -> bytes:
     runs, left_out = runs_between(past, since, until, _MAX_ENTRIES)
-    seen = {(each.job.id, each.attempt.number) for each in running}
-    entries = [entry for each in running if each.attempt.since < until for entry in _running_entries(each, snapshot)]
+    seen = {(row.job, row.attempt) for _, row in running}
+    entries = [(lane, row) for lane, row in running if row.since < until]
     for run in runs:
-        if (run.job, run.attempt) not in seen:  # else it ended after `running` was read
-            entries += _past_entries(run, snapshot)
+        never_started = run.engine and run.place is None
+        if never_started or (run.job, run.attempt) in seen:  # or it ended after `running` was read
+            continue
+        row = copy_fields(
+            run,
+            TimelineRun,
+            command=_shorten(run.command),
+            lane=0,
+            row=0,
+            since=run.begins,
+            until=run.ends,
+            state="ended",
+            suspended=suspensions(run.moves, run.begins, run.ends),
+        )
+        entries += _entries(row, run, snapshot)
     return encode(_arrange(entries, snapshot, left_out, since, until))
 
 
-def _running_entries(running: RunningAttempt, snapshot: Snapshot) -> Iterator[TimelineEntry]:
-    job, attempt = running.job, running.attempt
-    row = TimelineRun(
-        job=job.id,
-        attempt=attempt.number,
-        name=job.spec.name,
-        command=_shorten(" ".join(job.argv)),
-        user=job.user,
-        since=attempt.since,
-        until=None,
-        state=str(job.state),
-        outcome=None,
-        suspended=suspensions(running.moves, attempt.since, None),
-        reserved_mb=attempt.reserved_mb,
-    )
-    for lane in _lanes(attempt.devices, attempt.engine, snapshot):
-        yield TimelineEntry(lane=lane, run=row)
-
-
-def _past_entries(run: PastRun, snapshot: Snapshot) -> Iterator[TimelineEntry]:
-    row = TimelineRun(
-        job=run.job,
-        attempt=run.attempt,
-        name=run.name,
-        command=_shorten(run.command),
-        user=run.user,
-        since=run.begins,
-        until=run.ends,
-        state="ended",
-        outcome=run.outcome,
-        suspended=suspensions(run.moves, run.begins, run.ends),
-        reserved_mb=run.reserved_mb,
-    )
-    for lane in _lanes(run.devices, run.engine, snapshot):
-        yield TimelineEntry(lane=lane, run=row)
+def _entries(row: TimelineRun, attempt: Attempt | PastRun, snapshot: Snapshot) -> list[TimelineEntry]:
+    """Return an entry in each lane of the attempt: its engine elsewhere, or its devices, or the CPU."""
+    if attempt.engine:
+        return [(LaneRow(device=None, label=attempt.engine, name=None, rows=1), row)]
+    lanes = [_device_lane(device_id, snapshot) for device_id in attempt.devices]
+    return [(lane, row) for lane in lanes or [LaneRow(device=None, label=_CPU, name=None, rows=1)]]
 
 
 def _arrange(
     entries: list[TimelineEntry], snapshot: Snapshot, left_out: int, since: float, until: float
 ) -> JobTimeline:
-    entries.sort(key=lambda entry: (entry.run.until is None, entry.run.until or entry.run.since), reverse=True)
+    """Number the lanes and the rows, and leave out the oldest entries above the limit."""
+    entries.sort(key=lambda entry: (entry[1].until is None, entry[1].until or entry[1].since), reverse=True)
     left_out += max(0, len(entries) - _MAX_ENTRIES)
     del entries[_MAX_ENTRIES:]
-    lanes = _order_lanes(snapshot, (entry.lane for entry in entries))
+    lanes = _order_lanes(snapshot, {lane for lane, _ in entries})
     places = {lane: place for place, lane in enumerate(lanes)}
-    spans = [TimelineSpan(lane=places[each.lane], start=each.run.since, end=each.run.until) for each in entries]
+    spans = [TimelineSpan(lane=places[lane], start=run.since, end=run.until) for lane, run in entries]
     rows = assign_rows(spans)
     counted = count_rows(spans, rows)
     return JobTimeline(
         since=since,
         until=until,
-        lanes=[
-            LaneRow(device=lane.device, label=lane.label, name=lane.name, rows=counted.get(place, 1))
-            for place, lane in enumerate(lanes)
-        ],
+        lanes=[replace(lane, rows=counted.get(place, 1)) for place, lane in enumerate(lanes)],
         stretches=[
-            replace(each.run, lane=span.lane, row=row) for each, span, row in zip(entries, spans, rows, strict=True)
+            replace(run, lane=span.lane, row=row) for (_, run), span, row in zip(entries, spans, rows, strict=True)
         ],
         left_out=left_out,
     )
 
 
-def _order_lanes(snapshot: Snapshot, used: Iterable[TimelineLane]) -> list[TimelineLane]:
+def _order_lanes(snapshot: Snapshot, used: set[LaneRow]) -> list[LaneRow]:
     """Return all usable devices, with or without entries, then other devices of entries, the CPU, cluster engines."""
     usable = [_device_lane(device.id, snapshot) for device in snapshot.usable_devices()]
-    others = set(used) - set(usable)
+    others = used - set(usable)
     return usable + sorted(others, key=lambda lane: (lane.device is None, lane.label != _CPU, lane.label))
 
 
-def _lanes(devices: tuple[str, ...], engine: str, snapshot: Snapshot) -> list[TimelineLane]:
-    if engine:
-        return [TimelineLane(device=None, label=engine, name=None)]
-    return [_device_lane(device_id, snapshot) for device_id in devices] or [TimelineLane(device=None, label=_CPU)]
-
-
-def _device_lane(device_id: str, snapshot: Snapshot) -> TimelineLane:
+def _device_lane(device_id: str, snapshot: Snapshot) -> LaneRow:
     device = snapshot.device(device_id)
     if device is None or device.index is None:
-        return TimelineLane(device=device_id, label=device_id, name=None if device is None else device.name)
-    return TimelineLane(device=device_id, label=f"GPU {device.index}", name=device.name)
+        return LaneRow(device=device_id, label=device_id, name=None if device is None else device.name, rows=1)
+    return LaneRow(device=device_id, label=f"GPU {device.index}", name=device.name, rows=1)
 
 
 def _shorten(command: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.rate_limit import Outbox
 from gpuyard.core.notify.subscriptions import is_url, redacted_target
-from gpuyard.daemon.notify.send_message import LIMIT_S, POLL_EVERY_S, Result, Sending, apprise_missing, has_apprise
+from gpuyard.daemon.notify.send_message import LIMIT_S, POLL_EVERY_S, Sending, apprise_missing, has_apprise
 
 _log = logging.getLogger(__name__)
 _MAX_WAITING = 10_000
@@ -57,17 +57,14 @@ class DeliveryThread:
                 else:
                     self._dropped[target] += 1
             self._wake.notify()
-        if self._thread is None:
-            self._start()
-
-    def _start(self) -> None:
+        if self._thread is not None:
+            return
         thread = threading.Thread(target=self._run, name="gpuyard-notify", daemon=True)
         try:
             thread.start()
+            self._thread = thread
         except RuntimeError as error:  # too many threads; the next call tries again
             _log.warning("notifications are delayed: %s", error)
-        else:
-            self._thread = thread
 
     def close(self) -> None:
         """End the thread. Messages in flight have `_LAST_CHANCE_S` to complete."""
@@ -99,7 +96,11 @@ class DeliveryThread:
         while self._in_flight and time.monotonic() < deadline:
             time.sleep(POLL_EVERY_S)
             self._collect_results()
-        self._drop_rest()
+        left = sum(map(len, self._outboxes.values())) + len(self._in_flight)
+        for sending in self._in_flight.values():
+            sending.end()
+        if left:
+            _log.warning("%d notifications were not sent before the daemon stopped", left)
 
     def _send_due(self) -> None:
         self._empty_inbox()
@@ -141,24 +142,16 @@ class DeliveryThread:
 
     def _collect_results(self) -> None:
         for target, sending in list(self._in_flight.items()):
-            result = sending.poll()
-            if result is not None:
+            if not sending.is_in_flight():
                 del self._in_flight[target]
-                self._handle_result(target, sending.message, result)
+                self._handle_result(target, sending.message, sending.problem)
 
-    def _handle_result(self, target: str, message: Message, result: Result) -> None:
+    def _handle_result(self, target: str, message: Message, problem: str | None) -> None:
         was_retried = self._retried.pop(target, None) is message
-        if result.problem is None:
+        if problem is None:
             return
         if is_url(target) and not was_retried:
             self._retried[target] = message
             self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._retry_after_s)
             return
-        _log.warning("a notification to %s was not sent: %s", redacted_target(target), result.problem)
-
-    def _drop_rest(self) -> None:
-        left = sum(map(len, self._outboxes.values())) + len(self._in_flight)
-        for sending in self._in_flight.values():
-            sending.end()
-        if left:
-            _log.warning("%d notifications were not sent before the daemon stopped", left)
+        _log.warning("a notification to %s was not sent: %s", redacted_target(target), problem)

@@ -10,7 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gpuyard.config import load_config
+from gpuyard.config import NotifyConfig, load_config
 from gpuyard.control.controller import Step
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
@@ -30,25 +30,21 @@ class EventPublisher:
     def __init__(self, scheduler: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
         self._scheduler = scheduler
         self._leases = leases
-        self._config = load_config().notify
-        self._delivery = DeliveryThread(socket.gethostname(), self._config.per_minute, scheduler.notices.append)
+        self._delivery = DeliveryThread(socket.gethostname(), NotifyConfig().per_minute, scheduler.notices.append)
         self._finished_states: Counter[JobState] = Counter()
         self._freed = FreedDevices()
         self._gpu_watch: asyncio.Task[None] | None = None
         scheduler.listeners.append(self._after_step)
-        scheduler.config_listeners.append(self._reload_config)
-        self._apply_config()
+        scheduler.config_listeners.append(self._read_config)
+        self._read_config()
 
     def close(self) -> None:
         if self._gpu_watch is not None:
             self._gpu_watch.cancel()
         self._delivery.close()
 
-    def _reload_config(self) -> None:
+    def _read_config(self) -> None:
         self._config = load_config().notify
-        self._apply_config()
-
-    def _apply_config(self) -> None:
         self._delivery.per_minute = self._config.per_minute
         self._delivery.check_apprise(self._config.to)
         is_wanted = self._is_configured(Event.GPU_FREE)
@@ -65,7 +61,10 @@ class EventPublisher:
         if not step.events:
             return
         if self._gpu_watch is not None:
-            self._note_use(step.events)
+            now = asyncio.get_running_loop().time()
+            for attempt in (event.attempt for event in step.events):
+                if attempt is not None and not attempt.engine:
+                    self._freed.note_use(attempt.devices, now)
         wanted = (event for event in step.events if self._config.to or event.job.spec.notify)
         occurrences = [found for event in wanted if (found := occurrence_of(event)) is not None]
         if self._is_configured(Event.QUEUE_EMPTY):
@@ -88,19 +87,10 @@ class EventPublisher:
     def _is_empty(self) -> bool:
         try:
             with convert_sqlite_errors():
-                return not any(
-                    count for state, count in self._scheduler.store.counts().items() if state not in FINISHED
-                )
+                counts = self._scheduler.store.counts()
         except StoreFault:  # the next step reports it
             return False
-
-    # GPUs
-
-    def _note_use(self, events: Iterable[PublishedEvent]) -> None:
-        now = asyncio.get_running_loop().time()
-        for event in events:
-            if event.attempt is not None and not event.attempt.engine:
-                self._freed.note_use(event.attempt.devices, now)
+        return not any(count for state, count in counts.items() if state not in FINISHED)
 
     async def _watch_gpus(self) -> None:
         problem = ""

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 
-from msgspec import Struct
-
 from gpuyard.core.notify.messages import Message
 from gpuyard.core.notify.subscriptions import is_url, redact
 from gpuyard.installation import find_installation
@@ -29,12 +27,6 @@ _MAX_READS = 64
 _REAP_S = 0.5
 
 
-class Result(Struct, frozen=True, kw_only=True):
-    """`problem` is why the message was not sent, without secrets of the URL; None if it was sent."""
-
-    problem: str | None = None
-
-
 def apprise_missing() -> str:
     """Return the warning, with the command that installs Apprise."""
     how = find_installation().with_extra("notify")
@@ -45,21 +37,21 @@ def has_apprise() -> bool:
     return importlib.util.find_spec("apprise") is not None
 
 
-def send(target: str, message: Message, limit_s: float = LIMIT_S) -> Result:
-    """Send and wait for the result."""
+def send(target: str, message: Message, limit_s: float = LIMIT_S) -> str | None:
+    """Send, and return why the message was not sent, without secrets of the URL; None if it was sent."""
     if is_url(target) and not has_apprise():
-        return Result(problem=apprise_missing())
+        return apprise_missing()
     sending = Sending(target, message, limit_s)
     try:
-        while (result := sending.poll()) is None:
+        while sending.is_in_flight():
             time.sleep(POLL_EVERY_S)
-        return result
+        return sending.problem
     finally:
         sending.end()
 
 
 class Sending:
-    """A message in flight. The caller polls it until it returns a result."""
+    """A message in flight. When it is no longer, `problem` says why it was not sent, without secrets of the URL."""
 
     def __init__(self, target: str, message: Message, limit_s: float = LIMIT_S) -> None:
         self.target = target
@@ -68,29 +60,31 @@ class Sending:
         self._deadline = time.monotonic() + limit_s
         self._output = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self._problem: str | None = None
+        self.problem: str | None = None
         try:
             self._process = _spawn(target, message)
-            self._write(_apprise_input(target, message) if is_url(target) else f"{message.body}\n".encode())
+            url_input = {"url": target.strip(), "title": message.title, "body": message.body}
+            self._write(json.dumps(url_input).encode() if is_url(target) else f"{message.body}\n".encode())
         except (OSError, ValueError) as error:  # a target that cannot be encoded is a ValueError
-            self._problem = f"cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
+            self.problem = f"cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
 
-    def poll(self) -> Result | None:
-        """Return None while the message is in flight. Ends the child when its time is up."""
+    def is_in_flight(self) -> bool:
+        """Ends the child when its time is up."""
         process = self._process
-        if process is None or self._problem is not None:
+        if process is None or self.problem is not None:
             self.end()
-            return Result(problem=self._problem)
+            return False
         status = process.poll()
         self._read_output(process)
         if status is None and time.monotonic() < self._deadline:
-            return None
+            return True
+        self.end()
         if status is None:
-            self.end()
-            return Result(problem=self._with_last_line(f"timed out after {self._limit_s:g} s"))
-        self._close(process)
-        how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-        return Result(problem=None if status == 0 else self._with_last_line(how))
+            self.problem = self._with_last_line(f"timed out after {self._limit_s:g} s")
+        elif status != 0:
+            how = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+            self.problem = self._with_last_line(how)
+        return False
 
     def end(self) -> None:
         """Kill the child and the processes that it has started, unless it has ended."""
@@ -102,7 +96,9 @@ class Sending:
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_REAP_S)
-        self._close(process)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def _write(self, content: bytes) -> None:
         """Write without blocking: the content fits into the pipe, and a child need not read it."""
@@ -122,11 +118,6 @@ class Sending:
                 self._output = (self._output + chunk)[-_MAX_OUTPUT_BYTES:]
                 if not chunk:
                     return
-
-    def _close(self, process: subprocess.Popen[bytes]) -> None:
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
 
     def _with_last_line(self, how: str) -> str:
         lines = self._output.decode("utf-8", "replace").splitlines()
@@ -162,7 +153,3 @@ def _variables(message: Message) -> dict[str, str]:
         "GPUYARD_JOB_STATE": message.state,
         "GPUYARD_LOG": message.log,
     }
-
-
-def _apprise_input(url: str, message: Message) -> bytes:
-    return json.dumps({"url": url.strip(), "title": message.title, "body": message.body}).encode()

@@ -76,18 +76,14 @@ class Server:
     ) -> None:
         self.handler, self.limits, self.check_peer, self.check_head = handler, limits, check_peer, check_head
         self.common_headers, self.path = common_headers, path
-        self._open: set[_Connection] = set()
-        self._refused: set[_Connection] = set()
+        self.open: set[_Connection] = set()
+        self.refused: set[_Connection] = set()  # they wait to read their refusal
         self._listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
         loop, backlog = asyncio.get_running_loop(), self.limits.connections
         create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
         self._listener = await create(lambda: _Connection(self), sock=listening, backlog=backlog)
-
-    @property
-    def connections(self) -> int:
-        return len(self._open)
 
     @property
     def is_closed(self) -> bool:
@@ -100,21 +96,8 @@ class Server:
             self._listener = None
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
-        for connection in [*self._open, *self._refused]:
+        for connection in [*self.open, *self.refused]:
             connection.close()
-
-    def add(self, connection: "_Connection") -> None:
-        self._open.add(connection)
-
-    def remove(self, connection: "_Connection") -> None:
-        self._open.discard(connection)
-        self._refused.discard(connection)
-
-    def may_linger(self, connection: "_Connection") -> bool:
-        """Stop counting a refused connection. Return False if too many others already wait to read their refusal."""
-        self._open.discard(connection)
-        self._refused.add(connection)
-        return len(self._refused) <= self.limits.connections
 
 
 async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits | None = None) -> Server:
@@ -188,12 +171,12 @@ class _Connection(asyncio.Protocol):
             self._is_over = True
             self._transport.abort()
             return
-        self._server.add(self)
+        self._server.open.add(self)
         limits = self._server.limits
         refusal = self._server.check_peer(self._transport.get_extra_info("socket"))
         if refusal is not None:
             self._refuse(HttpError(403, refusal))
-        elif self._server.connections > limits.connections:
+        elif len(self._server.open) > limits.connections:
             message = f"the daemon has {limits.connections} connections, which is its limit"
             self._refuse(HttpError(503, message, hint="try again later, or end other clients"))
         else:
@@ -208,7 +191,7 @@ class _Connection(asyncio.Protocol):
         self._parser.feed(data)
         if self._awaited is None and self._turn is None and not self._is_blocked:
             self._handle_requests()
-        elif self._parser.buffered_bytes > MAX_HEAD_BYTES:
+        elif len(self._parser.buffer) > MAX_HEAD_BYTES:
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
@@ -229,7 +212,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature of asyncio
         self._is_over = True
-        self._server.remove(self)
+        self._server.open.discard(self)
+        self._server.refused.discard(self)
         self._cancel_timer()
         if self._awaited is not None:
             self._awaited.cancel()
@@ -285,13 +269,14 @@ class _Connection(asyncio.Protocol):
         self._handle_requests()
 
     def _wait_for_data(self) -> None:
-        partial = self._parser.partial_request
-        if partial is not None and not self._is_accepted(partial):
+        head, buffer = self._parser.head, self._parser.buffer
+        if head is not None and not self._is_accepted(head.request):
             return
-        if self._parser.expects_continue:
+        if head is not None and head.expects_continue and not buffer:
             self._transport.write(CONTINUE)
-        if self._parser.has_partial_request and self._timer is None:
-            self._set_timer(self._server.limits.half_request_s, self._refuse_half)
+        if (head is not None or buffer) and self._timer is None:
+            late = HttpError(408, "the rest of the request did not arrive in time")
+            self._set_timer(self._server.limits.half_request_s, lambda: self._refuse(late))
         self._transport.resume_reading()
 
     def _is_accepted(self, request: Request) -> bool:
@@ -304,9 +289,6 @@ class _Connection(asyncio.Protocol):
                 return False
             self._is_checked = True
         return True
-
-    def _refuse_half(self) -> None:
-        self._refuse(HttpError(408, "the rest of the request did not arrive in time"))
 
     def _handle(self, request: Request) -> None:
         is_last = self._parser.is_last
@@ -350,7 +332,9 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: HttpError, *, has_body: bool = True) -> None:
         self._is_over = True
-        if not self._server.may_linger(self):
+        self._server.open.discard(self)
+        self._server.refused.add(self)
+        if len(self._server.refused) > self._server.limits.connections:
             self._transport.abort()
             return
         response = error_response(refusal.status, refusal.message, refusal.hint, refusal.headers)

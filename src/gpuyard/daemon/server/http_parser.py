@@ -94,7 +94,9 @@ class _Head(Struct, frozen=True, kw_only=True):
     request: Request  # without its body
     body_bytes: int
     is_last: bool
-    expects_continue: bool
+    expects_continue: (
+        bool  # the client waits for `100 Continue` before it sends the body, as curl does with a large one
+    )
 
 
 class Parser:
@@ -102,47 +104,29 @@ class Parser:
 
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._max_body_bytes = max_body_bytes
-        self._buffer = bytearray()
-        self._head: _Head | None = None
+        self.buffer = bytearray()  # what has arrived behind the head, or behind the last request
+        self.head: _Head | None = None  # of the request whose body has not arrived yet
         self.is_last = False  # whether the client wants the connection closed after the request last taken
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self.buffer += data
 
     def take(self) -> Request | None:
         """Return the next request, or None while it is incomplete. Raise HttpError if it is invalid or too large."""
-        if self._head is None:
-            self._head = self._take_head()
-        head = self._head
-        if head is None or len(self._buffer) < head.body_bytes:
+        if self.head is None:
+            self.head = self._take_head()
+        head = self.head
+        if head is None or len(self.buffer) < head.body_bytes:
             return None
-        self._head, self.is_last = None, head.is_last
+        self.head, self.is_last = None, head.is_last
         if not head.body_bytes:
             return head.request
-        body = bytes(self._buffer[: head.body_bytes])
-        del self._buffer[: head.body_bytes]
+        body = bytes(self.buffer[: head.body_bytes])
+        del self.buffer[: head.body_bytes]
         return msgspec.structs.replace(head.request, body=body)
 
-    @property
-    def has_partial_request(self) -> bool:
-        return self._head is not None or bool(self._buffer)
-
-    @property
-    def partial_request(self) -> Request | None:
-        """The request whose head has arrived and whose body has not, without its body."""
-        return None if self._head is None else self._head.request
-
-    @property
-    def expects_continue(self) -> bool:
-        """Whether the client waits for `100 Continue` before it sends the body, as curl does with a large one."""
-        return self._head is not None and self._head.expects_continue and not self._buffer
-
-    @property
-    def buffered_bytes(self) -> int:
-        return len(self._buffer)
-
     def _take_head(self) -> _Head | None:
-        buffer = self._buffer
+        buffer = self.buffer
         while buffer.startswith(b"\r\n"):
             del buffer[:2]
         end = buffer.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)

@@ -42,29 +42,24 @@ def refuse_other_users(connection: socket.socket) -> str | None:
 
 
 def bind(path: Path) -> socket.socket:
+    """The umask gives the file its mode: with chmod after bind, others could open it for a moment."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _prepare(path)
-        _bind_for_this_user(listening, path)
-    except OSError as error:
+        umask = os.umask(0o177)
+        try:
+            reach(str(path), listening.bind)
+        finally:
+            os.umask(umask)
+    except (OSError, EnvironmentFault) as error:
         listening.close()
+        if isinstance(error, EnvironmentFault):
+            raise
         raise EnvironmentFault(
             f"the daemon's socket {path} cannot be created: {error.strerror or error}",
             hint="set GPUYARD_HOME to another directory",
         ) from error
-    except EnvironmentFault:
-        listening.close()
-        raise
     return listening
-
-
-def _bind_for_this_user(listening: socket.socket, path: Path) -> None:
-    """The umask gives the file its mode: with chmod after bind, others could open it for a moment."""
-    umask = os.umask(0o177)
-    try:
-        reach(str(path), listening.bind)
-    finally:
-        os.umask(umask)
 
 
 def _prepare(path: Path) -> None:

@@ -74,7 +74,8 @@ def credential_of(request: Request, rules: AccessRules) -> Credential:
         return Credential.NONE
     own, name = cookie_value(rules.token), cookie_name(request)
     # A server on another port of this host can set a cookie of the same name: the browser then sends both.
-    matches = [_is_same(value, own) for key, value in _cookies(request) if key == name]
+    pairs = (pair.partition("=") for pair in request.headers.get("cookie", "").split(";"))
+    matches = [_is_same(value.strip(), own) for key, _, value in pairs if key.strip() == name]
     return Credential.COOKIE if any(matches) else Credential.NONE
 
 
@@ -113,12 +114,10 @@ def _is_own_host(host: str, rules: AccessRules) -> bool:
     match = _HOST.fullmatch(host.lower())
     if match is None:
         return False
-    return match[1] in rules.names or (rules.accepts_addresses and _is_address(match[1]))
-
-
-def _is_address(name: str) -> bool:
+    if match[1] in rules.names or not rules.accepts_addresses:
+        return match[1] in rules.names
     try:
-        ipaddress.ip_address(name.strip("[]"))
+        ipaddress.ip_address(match[1].strip("[]"))
     except ValueError:
         return False
     return True
@@ -152,11 +151,6 @@ def _check_change(request: Request, credential: Credential) -> None:
             "a change with a cookie has to have an Origin header",
             hint="in scripts send `Authorization: Bearer TOKEN`",
         )
-
-
-def _cookies(request: Request) -> list[tuple[str, str]]:
-    pairs = (pair.partition("=") for pair in request.headers.get("cookie", "").split(";"))
-    return [(name.strip(), value.strip()) for name, _, value in pairs]
 
 
 def _is_same(given: str, own: str) -> bool:

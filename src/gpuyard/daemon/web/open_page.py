@@ -21,8 +21,7 @@ from msgspec import Struct
 from gpuyard.config import load_config
 from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server
 from gpuyard.daemon.web.access_rules import LOOPBACK, AccessRules
-from gpuyard.daemon.web.page_files import HEADERS, load_files
-from gpuyard.daemon.web.page_server import PageServer
+from gpuyard.daemon.web.page_server import HEADERS, PageServer, load_files
 from gpuyard.daemon.web.peer_user import plain, refuse_other_users
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.machine import PageState, PageStopResult
@@ -124,13 +123,17 @@ class PageListener:
     def state(self) -> PageState:
         if self._page is None:
             return PageState()
-        bound, rules = self._page.bound, self._page.rules
+        bound, rules, notes = self._page.bound, self._page.rules, []
+        if self._page.settings.port is None and bound.port != DEFAULT_PORT:
+            notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {bound.port}")
+        if not bound.is_loopback:
+            notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
         return PageState(
             url=f"http://{bound.host}:{bound.port}/?token={rules.token}",
             address=bound.address,
             port=bound.port,
             read_only=rules.is_read_only,
-            notes=_notes(self._page),
+            notes=notes,
         )
 
 
@@ -159,22 +162,17 @@ def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
     )
 
 
-def _notes(page: _OpenPage) -> list[str]:
-    bound, notes = page.bound, []
-    if page.settings.port is None and bound.port != DEFAULT_PORT:
-        notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {bound.port}")
-    if not bound.is_loopback:
-        notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
-    return notes
-
-
 # The socket
 
 
 def bind(address: str, port: int | None) -> BoundAddress:
     """Bind to `port`, or without one to the first free port of the 20 from 8765 on."""
     tried = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else (port,)
-    family, at = _resolve(address)
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        raise _unknown_address(address) from error
+    family, _, _, _, (at, *_) = found[0]
     for number in tried:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -189,22 +187,17 @@ def bind(address: str, port: int | None) -> BoundAddress:
                 continue
             if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
                 raise _unknown_address(address) from error
-            raise _cannot_bind(at, number, error) from error
+            is_taken = error.errno == errno.EADDRINUSE
+            raise EnvironmentFault(
+                f"the web page cannot be served at {bracketed(str(at))}:{number}: {error.strerror}",
+                hint="choose another port with --port, or any free one with --port 0" if is_taken else None,
+            ) from error
         return _as_bound(listening, address)
     raise AssertionError("the last port is bound or raises")
 
 
 def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
-
-
-def _resolve(address: str) -> tuple[socket.AddressFamily, str]:
-    try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:
-        raise _unknown_address(address) from error
-    family, _, _, _, (at, *_) = found[0]
-    return family, str(at)
 
 
 def _as_bound(listening: socket.socket, requested: str) -> BoundAddress:
@@ -217,15 +210,6 @@ def _as_bound(listening: socket.socket, requested: str) -> BoundAddress:
 
 def _unknown_address(address: str) -> UserError:
     return UserError(f"'{address}' is not an address of this machine", hint="such as 127.0.0.1, or 0.0.0.0 for all")
-
-
-def _cannot_bind(address: str, port: int, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"the web page cannot be served at {bracketed(address)}:{port}: {error.strerror}",
-        hint="choose another port with --port, or any free one with --port 0"
-        if error.errno == errno.EADDRINUSE
-        else None,
-    )
 
 
 # The token

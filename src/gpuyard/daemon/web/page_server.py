@@ -1,19 +1,35 @@
 """Answer the requests of the web page: the page, its files, and the daemon's routes as far as `access_rules` allow.
 
+Files are read once from the package and served from memory. Path traversal is impossible: a request has to name a known
+file exactly.
+
 Rate limits are separate: refused requests never use up the limit of the page's owner, and wrong tokens, however many,
 never lock out the right one.
 """
 
+import hashlib
 import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 
 import msgspec
+from msgspec import Struct
 
 from gpuyard.daemon.server.connection import Handler, HttpAnswer
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream, StreamClient, error_response
+from gpuyard.daemon.server.http_parser import (
+    Headers,
+    HttpError,
+    Request,
+    Response,
+    ResponseStream,
+    StreamClient,
+    error_response,
+)
 from gpuyard.daemon.web.access_rules import (
     PAGE,
     AccessRules,
@@ -25,16 +41,53 @@ from gpuyard.daemon.web.access_rules import (
     credential_of,
     is_cross_site,
 )
-from gpuyard.daemon.web.page_files import INDEX, File, answer_file, forward_page, locked_page
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
 from gpuyard.version import API
 
+INDEX = "index.html"
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+# The page loads only its own files, runs no inline scripts, and cannot be framed or read by other sites.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Headers = (
+    ("Content-Security-Policy", _POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+)
+_PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}
+<link rel="icon" href="data:,"><title>gpuyard</title></head>
+<body>{body}</body>
+</html>
+"""
 MAX_STREAMS = 64
 _BURST, _PER_S = 200, 100
 _WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S = 10, 10 / 60
 _STATIC = "/static/"
 _SESSION = f"{API}/session"
+
+
+class File(Struct, frozen=True):
+    body: bytes
+    content_type: str
+    etag: str
 
 
 class Bucket:
@@ -132,3 +185,57 @@ class PageServer:
             leave()
 
         return end
+
+
+# Files, and pages that need no token
+
+
+def load_files() -> dict[str, File]:
+    """Return the files by their path below the directory, without files of other types."""
+    return dict(_read_files(files("gpuyard") / "ui" / "web", PurePosixPath()))
+
+
+def answer_file(known: Mapping[str, File], name: str, request: Request) -> Response:
+    file = known.get(name)
+    if file is None:
+        raise HttpError(404, f"there is no file {name[:100]}")
+    # Browsers may cache a file but have to revalidate it: a daemon of another version has other files.
+    headers = (("ETag", file.etag), ("Cache-Control", "no-cache"))
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status=304, content_type=file.content_type, headers=headers)
+    return Response(body=file.body, content_type=file.content_type, headers=headers)
+
+
+def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, File]]:
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        name = at / entry.name
+        if entry.is_dir():
+            yield from _read_files(entry, name)
+        elif name.suffix in _TYPES:
+            body = entry.read_bytes()
+            yield str(name), File(body, _TYPES[name.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def locked_page() -> Response:
+    text = (
+        "<h1>gpuyard</h1>"
+        "<p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints."
+    )
+    return _html(401, "", f"{text}</p>")
+
+
+def forward_page(headers: Headers = ()) -> Response:
+    """Return a page that loads `/` by itself.
+
+    Not a redirect: after one that started at another site, browsers do not send a strict cookie.
+    """
+    refresh = '<meta http-equiv="refresh" content="0; url=/">'
+    return _html(200, refresh, '<p><a href="/">gpuyard</a></p>', headers)
+
+
+def _html(status: int, head: str, body: str, headers: Headers = ()) -> Response:
+    """The connection ends: the client has no token, or will connect again."""
+    text, content_type = _PAGE.format(head=head, body=body), "text/html; charset=utf-8"
+    return Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)

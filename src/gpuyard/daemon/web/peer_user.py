@@ -146,13 +146,10 @@ def _ask(local: End, remote: End) -> Owner | None:
 
 def _request(local: End, remote: End) -> bytes:
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
-    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + _ends(local, remote) + _ANY_SOCKET
-    return _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body
-
-
-def _ends(local: End, remote: End) -> bytes:
     addresses = b"".join(address.packed.ljust(16, b"\0") for address, _ in (local, remote))
-    return _PORTS.pack(local[1], remote[1]) + addresses
+    ends = _PORTS.pack(local[1], remote[1]) + addresses
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends + _ANY_SOCKET
+    return _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body
 
 
 def _read(answer: bytes, local: End, remote: End) -> Owner | None:

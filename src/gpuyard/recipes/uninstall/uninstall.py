@@ -89,7 +89,7 @@ def _refuse_while_in_use() -> None:
 
 def _stop_daemon() -> None:
     try:
-        with DaemonConnection(daemon_places.socket_path(), may_start=False, tell=lambda _: None) as daemon:
+        with DaemonConnection(daemon_places.socket_path(), may_start=False, on_notice=lambda _: None) as daemon:
             pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
             daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
     except NoDaemon:

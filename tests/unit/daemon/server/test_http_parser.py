@@ -68,7 +68,7 @@ def parse(message: bytes) -> tuple[Parsed, bool] | None:
     if request is None:
         return None
     target = message.lstrip(b"\r\n").split(b" ", 2)[1].decode("latin-1")
-    found = Parsed(request.method, target, request.headers, request.body, parser.buffered_bytes)
+    found = Parsed(request.method, target, request.headers, request.body, len(parser.buffer))
     return found, parser.is_last
 
 

@@ -33,7 +33,7 @@ def run(typed: Typed) -> int:
 
 
 def _start(typed: Typed) -> int:
-    before = _connect_if_running(tell=None)
+    before = _connect_if_running(on_notice=None)
     with before or connect(start=True) as client:
         status = client.request("GET", "/status")
     return say_answer(typed, status, f"daemon {'already running' if before else 'started'} (pid {status['pid']})")
@@ -120,10 +120,10 @@ def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
     return run_daemon(is_managed=True)
 
 
-def _connect_if_running(tell: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
+def _connect_if_running(on_notice: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
     """Connect, or return None. By default without the warning about another version, which the callers handle."""
     try:
-        return connect(start=False, tell=tell)
+        return connect(start=False, on_notice=on_notice)
     except NoDaemon:
         return None
 

@@ -39,6 +39,6 @@ def run(typed: Typed) -> int:
         raise UserError("no notification target is configured", hint=f"set to = [...] under [notify] in {path}")
     title = f"A test{at_host(socket.gethostname())}"
     message = Message(events="test", title=title, body="gpuyard can notify you about the queue.")
-    results = [{"target": redacted_target(target), "problem": send(target, message).problem} for target in targets]
+    results = [{"target": redacted_target(target), "problem": send(target, message)} for target in targets]
     say_answer(typed, {"sent": results}, *(f"{each['target']}: {each['problem'] or 'sent'}" for each in results))
     return 1 if any(each["problem"] for each in results) else 0
