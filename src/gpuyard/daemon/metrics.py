@@ -23,7 +23,7 @@ from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.monitor.device_list import DeviceList
+from gpuyard.daemon.monitor.devices import DeviceList
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.version import __version__

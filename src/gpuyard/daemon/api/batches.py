@@ -7,8 +7,9 @@ from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot_json import iso_time
+from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain_briefly
-from gpuyard.daemon.api.job_rows import MOST_ROWS, gpu_index, gpu_indexes, last_attempt, summarise
+from gpuyard.daemon.api.job_rows import gpu_index, gpu_indexes, last_attempt, summarise
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.schema.jobs import BatchRunPage, BatchRunRow, BatchStatus, LiveRun, TaskList, TaskRow

@@ -13,6 +13,7 @@ from gpuyard.daemon.server.http_parser import Request
 from gpuyard.errors import UserError
 
 T = TypeVar("T", bound=Struct)
+MOST_ROWS = 10_000
 _AT_KEY = re.compile(r" - at `\$\.(\w+).*`$")
 
 

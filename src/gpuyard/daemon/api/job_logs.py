@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.daemon.api.list_jobs import find_job
+from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError, ResponseStream, StreamClient
 from gpuyard.engines.common.job_logs import Kept

@@ -2,35 +2,31 @@
 
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
-from gpuyard.core.job.job import Attempt, DependencyKind, Job, MemoryLack, Usage
-from gpuyard.core.job.lifecycle import LIVE, WAITING, JobState
-from gpuyard.core.lease import Need, WholeDevice
-from gpuyard.core.memory.estimates import Profile, memory_estimate, prediction_error
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Usage
+from gpuyard.core.job.lifecycle import LIVE, JobState
+from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import copy_fields
+from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema.jobs import (
     AttemptRow,
     DependencyRow,
-    EstimateRow,
     GrownNeed,
     JobDetails,
     JobRow,
     JobSummary,
     MemoryHolder,
     MissingMemory,
-    NextMemory,
     NotifyRow,
 )
-
-MOST_ROWS = 10_000
 
 
 def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> JobSummary:
@@ -49,8 +45,8 @@ def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> JobSumma
     )
 
 
-def make_row(scheduler: SchedulerLoop, job: Job, next_need: Need, reason: str | None) -> JobRow:
-    """Return a job's row in a list. `next_need` is what it gets when it starts."""
+def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> JobRow:
+    """Return a job's row in a list."""
     attempt, now, need = last_attempt(scheduler, job), time.time(), job.spec.need
     return JobRow(
         **asdict(summarise(job, attempt, reason)),
@@ -64,7 +60,7 @@ def make_row(scheduler: SchedulerLoop, job: Job, next_need: Need, reason: str | 
         exclusive=isinstance(need.memory, WholeDevice),
         learns_memory=job.spec.learns_memory,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
-        estimated_mb=next_need.required_mb if job.state in WAITING else None,
+        estimated_mb=estimated_mb(scheduler, job),
         gpu_indexes=gpu_indexes(scheduler, attempt),
         attempt=job.attempts,
         elapsed_s=_elapsed_s(job, attempt, now),
@@ -77,24 +73,14 @@ def make_row(scheduler: SchedulerLoop, job: Job, next_need: Need, reason: str | 
     )
 
 
-def make_details(  # noqa: PLR0913 - details are made of these
-    row: JobRow,
-    job: Job,
-    attempts: Sequence[Attempt],
-    after: Sequence[tuple[int, DependencyKind, JobState]],
-    *,
-    memory: NextMemory | None,
-    advice: list[str],
-    with_environment: bool,
-    device_indexes: dict[str, int | None],
-    now: float,
-) -> JobDetails:
+def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) -> JobDetails:
     """Return all details of a job. Values of its variables may be secrets: they are left out by default."""
+    attempts = all_attempts(scheduler, job)
     spec, growth = job.spec, job.growth
     return copy_fields(
         spec,
         JobDetails,
-        **asdict(row),
+        **asdict(make_row(scheduler, job, job.reason)),
         failures=job.failures,
         values=job.values,
         environment_names=sorted(spec.environment),
@@ -105,28 +91,12 @@ def make_details(  # noqa: PLR0913 - details are made of these
         growth=copy_fields(growth, GrownNeed, alone=growth.is_alone) if growth.count else None,
         after=[
             DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
-            for other, kind, state in after
+            for other, kind, state in scheduler.store.dependencies(job.id)
         ],
-        attempts=[_make_attempt(attempt, now) for attempt in attempts],
-        device_indexes=device_indexes,
-        memory=memory,
-        advice=advice,
-    )
-
-
-def make_estimate(fingerprint: str, profile: Profile) -> EstimateRow:
-    off = prediction_error(profile)
-    return copy_fields(
-        profile,
-        EstimateRow,
-        fingerprint=fingerprint,
-        kind="command" if profile.is_exact else "program",
-        runs=profile.count,
-        measured_runs=len(profile.peaks_mb),
-        memory_mb=memory_estimate(profile),
-        peak_mb=max(profile.peaks_mb, default=None),
-        off_percent=None if off is None else 100.0 * off,
-        seen_at=iso_time(profile.seen_at),
+        attempts=[_make_attempt(attempt, time.time()) for attempt in attempts],
+        device_indexes=indexes_by_id(scheduler, (device for each in attempts for device in each.devices)),
+        memory=next_memory(scheduler, job),
+        advice=advice(scheduler, job, attempts),
     )
 
 
@@ -141,6 +111,13 @@ def gpu_indexes(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[int |
 
 def indexes_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, int | None]:
     return {device_id: gpu_index(scheduler, device_id) for device_id in device_ids}
+
+
+def all_attempts(scheduler: SchedulerLoop, job: Job) -> list[Attempt]:
+    """Return all attempts; a live one with its program's pid and its latest usage."""
+    live = scheduler.controller.transitions.live.get(job.id)
+    found = [each for each in scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
+    return found if live is None else [*found, scheduler.with_own_pid(live.attempt)]
 
 
 def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:

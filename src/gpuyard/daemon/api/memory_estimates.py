@@ -9,15 +9,16 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
-from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
+from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate, prediction_error
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.daemon.api.job_rows import MOST_ROWS, make_estimate
+from gpuyard.core.snapshot_json import iso_time
+from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
-from gpuyard.schema.jobs import EstimateList, ForgetResult, NextMemory
+from gpuyard.schema.jobs import EstimateList, EstimateRow, ForgetResult, NextMemory
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest
 
 _MOST = 1_000_000
@@ -28,12 +29,12 @@ _HEX = frozenset("0123456789abcdef")
 # What a job gets
 
 
-def next_need(scheduler: SchedulerLoop, job: Job) -> Need:
-    """Return what a waiting job would get now."""
+def estimated_mb(scheduler: SchedulerLoop, job: Job) -> float | None:
+    """Return what a waiting job would get on each GPU now; None for other jobs."""
+    if job.state not in WAITING:
+        return None
     is_open = job.spec.learns_memory or job.growth.count
-    if job.state not in WAITING or not is_open:
-        return job.spec.need
-    return _need(scheduler, job)
+    return (_need(scheduler, job) if is_open else job.spec.need).required_mb
 
 
 def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
@@ -111,12 +112,28 @@ def _traces(attempt: Attempt) -> Iterator[str]:
 # Estimates
 
 
+def _make_estimate(fingerprint: str, profile: Profile) -> EstimateRow:
+    off = prediction_error(profile)
+    return copy_fields(
+        profile,
+        EstimateRow,
+        fingerprint=fingerprint,
+        kind="command" if profile.is_exact else "program",
+        runs=profile.count,
+        measured_runs=len(profile.peaks_mb),
+        memory_mb=memory_estimate(profile),
+        peak_mb=max(profile.peaks_mb, default=None),
+        off_percent=None if off is None else 100.0 * off,
+        seen_at=iso_time(profile.seen_at),
+    )
+
+
 def estimate_list(scheduler: SchedulerLoop, query: EstimatesQuery) -> EstimateList:
     """Return estimates, the latest first."""
     _write_down(scheduler)
     limit = min(query.limit, MOST_ROWS)
     found = scheduler.queries.profiles(limit + 1)
-    return EstimateList(estimates=[make_estimate(*each) for each in found[:limit]], more=len(found) > limit)
+    return EstimateList(estimates=[_make_estimate(*each) for each in found[:limit]], more=len(found) > limit)
 
 
 def forget_estimates(scheduler: SchedulerLoop, request: ForgetRequest) -> ForgetResult:

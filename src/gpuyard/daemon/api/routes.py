@@ -22,18 +22,16 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
-from gpuyard.daemon.api.change_jobs import ChangeHandler
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
 from gpuyard.daemon.api.job_logs import JobLogs
-from gpuyard.daemon.api.list_jobs import JobListHandler, queue_state
+from gpuyard.daemon.api.jobs import JobHandler, queue_state
 from gpuyard.daemon.api.memory_estimates import estimate_list, forget_estimates
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
-from gpuyard.daemon.monitor.device_history import UsageHistory
-from gpuyard.daemon.monitor.device_list import DeviceList
+from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
 from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
@@ -88,8 +86,8 @@ class Routes:
 
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
-        jobs, changes = JobListHandler(scheduler, self._reader), ChangeHandler(scheduler, self._reader)
-        submissions, logs = SubmissionHandler(scheduler), JobLogs(scheduler)
+        jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
+        submissions = SubmissionHandler(scheduler)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -110,13 +108,13 @@ class Routes:
             ("GET", "/jobs/{id}/log/live"): logs.live,
             ("POST", "/submissions"): submissions.submit,
             ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
-            ("POST", "/jobs/cancel"): partial(changes.change, requests.cancel),
-            ("POST", "/jobs/hold"): partial(changes.change, requests.hold),
-            ("POST", "/jobs/release"): partial(changes.change, requests.release),
-            ("POST", "/jobs/retry"): partial(changes.change, requests.retry),
-            ("POST", "/jobs/suspend"): changes.suspend,
-            ("POST", "/jobs/resume"): partial(changes.change, requests.resume),
-            ("POST", "/jobs/priority"): changes.prioritise,
+            ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),
+            ("POST", "/jobs/hold"): partial(jobs.change, requests.hold),
+            ("POST", "/jobs/release"): partial(jobs.change, requests.release),
+            ("POST", "/jobs/retry"): partial(jobs.change, requests.retry),
+            ("POST", "/jobs/suspend"): jobs.suspend,
+            ("POST", "/jobs/resume"): partial(jobs.change, requests.resume),
+            ("POST", "/jobs/priority"): jobs.prioritise,
             ("GET", "/batches/{id}"): partial(batch_status, scheduler),
             ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
             ("GET", "/tasks"): partial(task_list, scheduler),

@@ -14,7 +14,7 @@ from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.daemon.api.list_jobs import find_job
+from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise

@@ -90,8 +90,7 @@ def _render(
     seen = {(row.job, row.attempt) for _, row in running}
     entries = [(lane, row) for lane, row in running if row.since < until]
     for run in runs:
-        never_started = run.engine and run.place is None
-        if never_started or (run.job, run.attempt) in seen:  # or it ended after `running` was read
+        if (run.job, run.attempt) in seen:  # it ended after `running` was read
             continue
         row = copy_fields(
             run,

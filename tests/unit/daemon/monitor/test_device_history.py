@@ -1,6 +1,6 @@
 """The usage history: means per step, in bounded memory."""
 
-from gpuyard.daemon.monitor.device_history import MAX_POINTS, HistorySpan, UsageSeries
+from gpuyard.daemon.monitor.devices import MAX_POINTS, HistorySpan, UsageSeries
 from gpuyard.schema.machine import HostSeries
 
 

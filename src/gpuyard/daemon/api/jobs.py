@@ -1,28 +1,36 @@
-"""Routes that read jobs: a page, details of one, why it waits, its history; waiting for jobs, and exporting them."""
+"""Routes that read jobs, wait for them and change them: those with given ids, or all that match."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from msgspec.structs import asdict, replace
 
+from gpuyard.control.user_requests import Act
 from gpuyard.core.cluster.export import pack
-from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
-from gpuyard.core.job.selection import parse_selection
+from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
 from gpuyard.core.scheduling.queue_order import full_order
-from gpuyard.daemon.api import memory_estimates
+from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
-from gpuyard.daemon.api.job_rows import MOST_ROWS, indexes_by_id, make_details, make_row
-from gpuyard.daemon.api.slow_requests import ThreadedReader
+from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
+from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.errors import UserError
 from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
-from gpuyard.schema.queue import QueueState, WaitResult
-from gpuyard.schema.requests import ExportQuery, JobMatch, JobsQuery, ShowQuery, WaitQuery
+from gpuyard.schema.queue import ChangeSummary, QueueState, UnchangedJob, WaitResult
+from gpuyard.schema.requests import (
+    ChangeRequest,
+    ExportQuery,
+    JobMatch,
+    JobsQuery,
+    PriorityRequest,
+    ShowQuery,
+    WaitQuery,
+)
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
@@ -34,9 +42,12 @@ _FEW = 200
 _ROWS_AT_ONCE = 10
 _PAGE = 200
 _EXPORT_PAGE = 500
+# Ranges of ids that are looked up before other requests are served.
+_RANGES_AT_ONCE = 200
+_MOST_UNCHANGED = 100
 
 
-class JobListHandler:
+class JobHandler:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
         self._scheduler = scheduler
         self._reader = reader
@@ -86,32 +97,11 @@ class JobListHandler:
         for place, job in enumerate(jobs):
             if place and place % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            rows.append(self._make_row(job, explain_briefly(self._scheduler, job)))
+            rows.append(make_row(self._scheduler, job, explain_briefly(self._scheduler, job)))
         return rows
 
-    def _make_row(self, job: Job, reason: str | None) -> JobRow:
-        return make_row(self._scheduler, job, memory_estimates.next_need(self._scheduler, job), reason)
-
     def show(self, job_id: int, query: ShowQuery) -> JobDetails:
-        scheduler, job = self._scheduler, find_job(self._scheduler, job_id)
-        attempts = self._attempts(job)
-        return make_details(
-            self._make_row(job, job.reason),
-            job,
-            attempts,
-            scheduler.store.dependencies(job.id),
-            memory=memory_estimates.next_memory(scheduler, job),
-            advice=memory_estimates.advice(scheduler, job, attempts),
-            with_environment=query.environment,
-            device_indexes=indexes_by_id(scheduler, (device for each in attempts for device in each.devices)),
-            now=time.time(),
-        )
-
-    def _attempts(self, job: Job) -> list[Attempt]:
-        """Return all attempts; a live one with its program's pid and its latest usage."""
-        live = self._scheduler.controller.transitions.live.get(job.id)
-        found = [each for each in self._scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
-        return found if live is None else [*found, self._scheduler.with_own_pid(live.attempt)]
+        return make_details(self._scheduler, find_job(self._scheduler, job_id), with_environment=query.environment)
 
     async def why(self, job_id: int) -> WaitExplanation:
         job = find_job(self._scheduler, job_id)
@@ -120,7 +110,7 @@ class JobListHandler:
 
     def history(self, job_id: int) -> JobHistory:
         job = find_job(self._scheduler, job_id)
-        return job_history(job, self._attempts(job), self._scheduler.queries.events(job_id))
+        return job_history(job, all_attempts(self._scheduler, job), self._scheduler.queries.events(job_id))
 
     def export(self, query: ExportQuery) -> ExportPage:
         """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""
@@ -144,6 +134,47 @@ class JobListHandler:
         waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
         await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
         return waiting.answer()
+
+    # Change
+
+    async def suspend(self, body: ChangeRequest) -> ChangeSummary:
+        sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
+        return await self.change(lambda job, now: self._scheduler.requests.suspend(job, now, sample), body)
+
+    async def prioritise(self, body: PriorityRequest) -> ChangeSummary:
+        return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
+
+    async def change(self, act: Act, body: ChangeRequest) -> ChangeSummary:
+        ids: list[int] = []
+        unchanged: list[UnchangedJob] = []
+        for selection in await self._selections(body):
+            changed = await run_in_pieces(self._scheduler.requests.change(selection, act))
+            ids += changed.ids
+            unchanged += changed.unchanged
+        self._scheduler.finish_signal.tell()
+        self._scheduler.wake()
+        return ChangeSummary(
+            changed=format_ids(ids),
+            count=len(ids),
+            unchanged=unchanged[:_MOST_UNCHANGED],
+            unchanged_count=len(unchanged),
+        )
+
+    async def _selections(self, body: ChangeRequest) -> list[JobSelection]:
+        if body.where is None:
+            ids = body.ids if isinstance(body.ids, list) else [] if body.ids is None else [body.ids]
+            return [parse_selection(" ".join(map(str, ids)))]
+        if body.ids:
+            raise UserError("ids and where do not go together", hint="give one of them")
+        wanted = read_filter(body.where)
+        if wanted.is_plain and not wanted.states:
+            raise UserError("where matches every job", hint='send {"ids": "all"} to change all jobs')
+        ranges = tuple(await self._reader.search(lambda search: search.ranges(wanted)))
+        # States are checked again when the change is made: a job may have changed state since it was found.
+        return [
+            JobSelection(ranges=ranges[first : first + _RANGES_AT_ONCE], states=wanted.states)
+            for first in range(0, len(ranges), _RANGES_AT_ONCE)
+        ]
 
 
 def queue_state(scheduler: SchedulerLoop) -> QueueState:
