@@ -80,22 +80,19 @@ def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collect
             and gpu_count(terms.need, settings.card_mb) == terms.need.devices,
         }
 
+    address = address_of(settings, {})
+    default = shlex.quote(address) if settings.address is not None else f"${{RAY_ADDRESS:-{address}}}"
     notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
-    lines = [*script_text.script_head("Ray", jobs, _HOW, notes), *_address(settings), *_SUBMIT.splitlines()]
+    lines = [*script_text.script_head("Ray", jobs, _HOW, notes)]
+    # The user of the script may have set the address.
+    lines.append(f'[ -n "${{RAY_API_SERVER_ADDRESS:-}}" ] || RAY_API_SERVER_ADDRESS={default}')
+    lines += ["export RAY_API_SERVER_ADDRESS", *_SUBMIT.splitlines()]
     if any(each.job_id in ids for job in jobs for each in job.after):
         lines += _AWAIT.splitlines()
     for group in groups:
         content = [*script_text.set_command(group, '"$1"'), *_run_command(group)]
         lines += ["", *script_text.here_document(f'cat > "$folder/jobs/{group.first.id}.sh"', content)]
     return Script(text="\n".join([*lines, "", *_submissions(groups, ids, settings)]) + "\n", notes=notes)
-
-
-def _address(settings: RaySettings) -> Iterator[str]:
-    """Set the address, unless the user of the script has set it."""
-    address = address_of(settings, {})
-    default = shlex.quote(address) if settings.address is not None else f"${{RAY_ADDRESS:-{address}}}"
-    yield f'[ -n "${{RAY_API_SERVER_ADDRESS:-}}" ] || RAY_API_SERVER_ADDRESS={default}'
-    yield "export RAY_API_SERVER_ADDRESS"
 
 
 def _run_command(group: JobGroup) -> Iterator[str]:

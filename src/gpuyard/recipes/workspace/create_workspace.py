@@ -114,19 +114,15 @@ def _back_up(path: Path) -> Path:
     for number in itertools.count(1):
         backup = path.with_name(f"{path.name}.bak" if number == 1 else f"{path.name}.bak-{number}")
         with contextlib.suppress(FileExistsError):
-            _copy(path, backup)
+            if path.is_symlink():
+                os.symlink(os.readlink(path), backup)
+                break
+            content = path.read_bytes()
+            with open(os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(content)
+            shutil.copystat(path, backup)
             break
     return backup
-
-
-def _copy(path: Path, backup: Path) -> None:
-    if path.is_symlink():
-        os.symlink(os.readlink(path), backup)
-        return
-    content = path.read_bytes()
-    with open(os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(content)
-    shutil.copystat(path, backup)
 
 
 def scheduler_script(python: str) -> str:

@@ -73,7 +73,13 @@ def _find_config(written: str, known: dict[str, Path], settings: WorkspaceSettin
 def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) -> tuple[list[str | None], list[str]]:
     """Return the devices that each config may use (None: any device), and notes for the user."""
     if text is not None and text.strip():
-        return _split_gpus(text, count), []
+        names: list[str | None] = [name.strip() for name in text.split(",")]
+        if "" in names:
+            raise UserError(f"'{text}' is not a list of GPUs", hint="name one for each config, as 1,0,0")
+        if len(names) not in (1, count):
+            hint = "name one for each config, or one for all"
+            raise UserError(f"{len(names)} GPUs are named for {count} configs", hint=hint)
+        return (names * count if len(names) == 1 else names), []
     if settings.gpu_count is None or settings.engine not in (None, LOCAL):
         return [None] * count, []
     devices = visible_devices(snapshot())
@@ -82,18 +88,6 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
     if devices and len(devices) < settings.gpu_count:
         notes.append(f"gpu_count is {settings.gpu_count}, but this machine has {len(devices)} GPUs; using all of them")
     return [first or None] * count, notes
-
-
-def _split_gpus(text: str, count: int) -> list[str | None]:
-    names: list[str | None] = [name.strip() for name in text.split(",")]
-    if "" in names:
-        raise UserError(f"'{text}' is not a list of GPUs", hint="name one for each config, as 1,0,0")
-    if len(names) == 1:
-        return names * count
-    if len(names) != count:
-        hint = "name one for each config, or one for all"
-        raise UserError(f"{len(names)} GPUs are named for {count} configs", hint=hint)
-    return names
 
 
 def task_environment(settings: WorkspaceSettings) -> dict[str, str]:

@@ -203,12 +203,9 @@ def _find_section(text: str) -> yaml.MappingNode | None:
         return None
     if not isinstance(node, yaml.MappingNode):
         return None
-    found = [value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == _SECTION]
-    return found[-1] if found and _is_ours(found[-1]) else None
-
-
-def _is_ours(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.MappingNode) and any(
-        isinstance(key, yaml.ScalarNode) and closest_key(key.value, _TASK_SETTING_TYPES, _MIN_SIMILARITY)
-        for key, _ in node.value
-    )
+    sections = [value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == _SECTION]
+    if not sections or not isinstance(sections[-1], yaml.MappingNode):
+        return None
+    keys = [key.value for key, _ in sections[-1].value if isinstance(key, yaml.ScalarNode)]
+    is_ours = any(closest_key(key, _TASK_SETTING_TYPES, _MIN_SIMILARITY) for key in keys)
+    return sections[-1] if is_ours else None

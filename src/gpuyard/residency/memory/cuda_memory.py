@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
@@ -21,13 +23,8 @@ from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device
 _MB = 1048576
 # With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
 _STEP = 20 * _MB
-_TYPES = {
-    "b1": "bool",
-    "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
-    "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
-    "f2": "float16", "f4": "float32", "f8": "float64",
-    "c8": "complex64", "c16": "complex128",
-}  # fmt: skip
+_CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+_TYPES = {code: np.dtype(code).name for code in _CODES}  # PyTorch's names are numpy's
 
 
 class CudaBuffer:

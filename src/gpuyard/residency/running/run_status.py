@@ -57,10 +57,6 @@ class LabelResults:
             labels.setdefault((unit.scene, unit.actor), []).extend(unit.labels)
         return [Unit(scene=scene, actor=actor, labels=tuple(some)) for (scene, actor), some in labels.items()]
 
-    @property
-    def left(self) -> int:
-        return self.labels - self.already - self.rendered - len(self.skips)
-
 
 class RunStatus:
     """A run may have several tiers one after the other: their counts are added up."""
@@ -104,12 +100,13 @@ class RunStatus:
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
             workers = tuple(self._worker(worker.status) for worker in self._workers)
         elapsed, results = time.monotonic() - self._started, self._results
+        left = results.labels - results.already - results.rendered - len(results.skips)
         return RenderStatus(
             state=self._state,
             started_at=self._started_at,
             now=_now(),
             elapsed_s=round(elapsed, 3),
-            left_s=round(results.left * elapsed / results.rendered, 1) if results.rendered else None,
+            left_s=round(left * elapsed / results.rendered, 1) if results.rendered else None,
             labels=results.labels,
             rendered=results.rendered,
             already=results.already,

@@ -41,8 +41,8 @@ class Copies:
         self.pages: Pages | None = None
         self.buffer: Buffer = None
 
-    def read(self) -> int:
-        """Read from disk to RAM. Return the size."""
+    def read(self) -> None:
+        """Read from disk to RAM."""
         taken: list[Pages] = []
 
         def allocate(nbytes: int) -> Pages:
@@ -58,7 +58,6 @@ class Copies:
                 self._pool.give_back(pages)
             raise
         self.pages = taken[0]
-        return self.pages.nbytes
 
     def upload(self) -> None:
         """Copy from RAM to VRAM. Raises DeviceFull if the device has too little free memory."""
