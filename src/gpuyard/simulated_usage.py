@@ -47,20 +47,17 @@ class SharesFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        descriptor = self._open_lock()
+        try:
+            # With O_CREAT the kernel may refuse to open another user's file in a sticky directory.
+            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = _open_for_all(self.lock_path, os.O_RDONLY)
         try:
             lock(descriptor)
             yield
         finally:
             os.close(descriptor)
-
-    def _open_lock(self) -> int:
-        try:
-            # With O_CREAT the kernel may refuse to open another user's file in a sticky directory.
-            return os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self.path.mkdir(parents=True, exist_ok=True)
-            return _open_for_all(self.lock_path, os.O_RDONLY)
 
     def add(self, share: SimulatedShare) -> int:
         """Add a share and return the descriptor of its file, which the owner keeps open. Call it while locked."""
@@ -98,6 +95,15 @@ def write(descriptor: int, share: SimulatedShare) -> None:
 def free_mb(device: Device, shares: Iterable[SimulatedShare]) -> float:
     used = sum((share.memory_mb.get(device.id, 0.0) for share in shares), 0.0)
     return max(0.0, round((device.memory_total_mb or 0.0) - used, 3))
+
+
+def out_of_memory_message(device: Device, asked_mb: float, free_mb: float) -> str:
+    """Return the message that PyTorch would print."""
+    total_mb = device.memory_total_mb or 0.0
+    return (
+        f"CUDA out of memory. Tried to allocate {asked_mb / 1024:.2f} GiB. GPU {device.index} has a total capacity of "
+        f"{total_mb / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
+    )
 
 
 def parse_devices(spec: str) -> tuple[Device, ...]:

@@ -82,7 +82,7 @@ class SimulatedUse:
         with self._locked_use() as share:
             free_mb = simulated_usage.free_mb(device, self._devices.shares.live().values())
             if megabytes > free_mb + simulated_usage.ROUNDING_MB:
-                raise SimulatedOutOfMemory(_out_of_memory(device, megabytes, free_mb))
+                raise SimulatedOutOfMemory(simulated_usage.out_of_memory_message(device, megabytes, free_mb))
             memory = {**share.memory_mb, device_id: share.memory_mb.get(device_id, 0.0) + megabytes}
             simulated_usage.write(self._descriptor, msgspec.structs.replace(share, memory_mb=memory))
 
@@ -131,7 +131,7 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
     ids = [device.id for device in devices.devices]
     if visible is None:
         return tuple(ids)
-    by_name = {**{str(index): device_id for index, device_id in enumerate(ids)}, **{i: i for i in ids}}
+    by_name = {str(index): device_id for index, device_id in enumerate(ids)} | dict(zip(ids, ids, strict=True))
     return tuple(by_name[name.strip()] for name in visible.split(",") if name.strip() in by_name)
 
 
@@ -155,12 +155,4 @@ def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:
         power_limit_w=_FULL_W,
         temperature_c=_IDLE_C + (_FULL_C - _IDLE_C) * load / 100,
         processes=processes,
-    )
-
-
-def _out_of_memory(device: Device, megabytes: float, free_mb: float) -> str:
-    total = device.memory_total_mb or 0.0
-    return (
-        f"CUDA out of memory. Tried to allocate {megabytes / 1024:.2f} GiB. GPU {device.index} has a total capacity of "
-        f"{total / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
     )

@@ -12,7 +12,7 @@ from gpuyard.core.snapshot import Device
 from gpuyard.errors import UserError
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.makespan_bound import MakespanBound, lower_bound
-from gpuyard.simulator.policies import find_policies
+from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import PolicyMetrics, SimulatedPass, measure_pass
 from gpuyard.simulator.sharing_slowdown import PAIRS_FILE, Sharing, read_sharing
@@ -70,8 +70,11 @@ class Compared(Struct, frozen=True, kw_only=True):
 
 def compare(request: ComparisonRequest) -> Compared:
     devices = parse_devices(request.devices)
-    policies = find_policies(request.policies)
-    (found, never_ran), sharing = _trace(request, devices), _sharing(request)
+    policies = [find_policy(text) for text in request.policies]
+    found, never_ran = _trace(request, devices)
+    # The measured pairs are used if their file exists, else the fitted curve alone.
+    traces = request.traces
+    sharing = read_sharing(traces) if traces is not None and (traces / PAIRS_FILE).exists() else Sharing()
     jobs = tuple(runnable(found, devices))
     if not jobs:
         raise UserError(
@@ -112,13 +115,6 @@ def _trace(request: ComparisonRequest, devices: tuple[Device, ...]) -> tuple[lis
     programs = read_programs(request.mix, request.traces)
     per_hour = request.per_hour or 3600.0 * SATURATED * len(devices) / mean_duration_s(programs)
     return draw(programs, request.jobs, request.seed, per_hour), 0
-
-
-def _sharing(request: ComparisonRequest) -> Sharing:
-    """Return the slow-down from the measured pairs if their file exists, else from the fitted curve alone."""
-    if request.traces is not None and (request.traces / PAIRS_FILE).exists():
-        return read_sharing(request.traces)
-    return Sharing()
 
 
 def runnable(jobs: Iterable[TraceJob], devices: tuple[Device, ...]) -> list[TraceJob]:

@@ -15,6 +15,7 @@ from gpuyard.core.job.job import Outcome
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
 from gpuyard.core.snapshot import Device, Process
+from gpuyard.simulated_usage import ROUNDING_MB, out_of_memory_message
 from gpuyard.simulator.sharing_slowdown import Member, utilization_percent
 from gpuyard.simulator.trace_file import TraceJob, phases_of
 
@@ -22,8 +23,6 @@ EPOCH = 1_763_000_000.0
 # Measured load is smoothed as in the daemon; after four half-lives it counts as steady.
 LOAD_HALF_LIFE_S = 5.0
 _STEADY_AFTER_S = 4 * LOAD_HALF_LIFE_S
-# Memory that is taken in many small steps adds up to slightly more or less than the total.
-_ROUNDING_MB = 0.001
 
 
 class VirtualClock:
@@ -103,18 +102,9 @@ def find_shortage(device: Device, used_mb: float, held_mb: float, more_mb: float
     """Return the shortage of a program that holds `held_mb` and requests `more_mb`, as PyTorch would report it."""
     total_mb = device.memory_total_mb or 0.0
     free_mb = max(0.0, total_mb - used_mb)
-    text = (
-        f"CUDA out of memory. Tried to allocate {more_mb / 1024:.2f} GiB. GPU {device.index} has a total capacity "
-        f"of {total_mb / 1024:.2f} GiB of which {free_mb / 1024:.2f} GiB is free."
-    )
-    return Shortage(
-        where=ShortageKind.DEVICE,
-        says=text,
-        asked_mb=more_mb,
-        held_mb=held_mb,
-        free_mb=free_mb,
-        total_mb=total_mb,
-    )
+    says = out_of_memory_message(device, more_mb, free_mb)
+    where = ShortageKind.DEVICE
+    return Shortage(where=where, says=says, asked_mb=more_mb, held_mb=held_mb, free_mb=free_mb, total_mb=total_mb)
 
 
 class MemoryLocation(Enum):
@@ -180,18 +170,8 @@ class SimulatedCard:
     """
 
     __slots__ = (
-        "_seen",
-        "_smoothed",
-        "busy",
-        "compute_s",
-        "device",
-        "load_percent",
-        "memory_mb_s",
-        "programs",
-        "since",
-        "steady_at",
-        "total_mb",
-        "used_mb",
+        "_seen", "_smoothed", "busy", "compute_s", "device", "load_percent", "memory_mb_s", "programs", "since",
+        "steady_at", "total_mb", "used_mb",
     )  # fmt: skip
 
     def __init__(self, device: Device, now: float) -> None:
@@ -207,7 +187,7 @@ class SimulatedCard:
         return [program for program in self.programs if program.where is MemoryLocation.ON]
 
     def fits(self, more_mb: float) -> bool:
-        return self.used_mb + more_mb <= self.total_mb + _ROUNDING_MB
+        return self.used_mb + more_mb <= self.total_mb + ROUNDING_MB
 
     def change(self, now: float, more_mb: float = 0.0) -> None:
         elapsed = now - self.since

@@ -8,8 +8,7 @@
   where a job that leaves less than the threshold free counts as a whole device and a job below it counts as nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -49,7 +48,7 @@ def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: 
     if not ours:
         return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
     first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
-    held = [list(_memory_shares(job, card_mb)) for job in ours]
+    held = [_memory_shares(job, card_mb) for job in ours]
     demands = [sharing.demand((job.kind, job.load_percent)) * job.duration_s for job in ours]
     weighed = [
         _even_end(ours, count, [_device_seconds(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]
@@ -72,20 +71,14 @@ def _even_end(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence
     return end - first
 
 
-def _memory_shares(job: TraceJob, card_mb: float) -> Iterator[tuple[float, float]]:
-    """Yield for how many seconds the job holds at least which share of a device."""
+def _memory_shares(job: TraceJob, card_mb: float) -> list[tuple[float, float]]:
+    """Return for how many seconds the job holds at least which share of a device."""
     phases = phases_of(job)
-    for phase, following in pairwise(phases):
-        yield following.from_s - phase.from_s, phase.memory_mb / card_mb
-    yield job.duration_s - phases[-1].from_s, phases[-1].memory_mb / card_mb
+    ends = [*(phase.from_s for phase in phases[1:]), job.duration_s]
+    return [(end - phase.from_s, phase.memory_mb / card_mb) for phase, end in zip(phases, ends, strict=True)]
 
 
 def _device_seconds(held: Iterable[tuple[float, float]], threshold: float) -> float:
     """Return the device-seconds that the memory of a job takes up at least."""
-    return sum([seconds * _weight(share, threshold) for seconds, share in held])
-
-
-def _weight(share: float, threshold: float) -> float:
-    if share > 1.0 - threshold:
-        return 1.0
-    return share if share >= threshold else 0.0
+    counted = [(seconds, share) for seconds, share in held if share >= threshold]
+    return sum([seconds * (1.0 if share > 1.0 - threshold else share) for seconds, share in counted])

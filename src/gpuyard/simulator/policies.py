@@ -9,7 +9,7 @@ percent, `settle` the seconds after which others may join a job of an unknown pr
 and `first` the part of a device that must be free for a job of an unknown program.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,32 +53,21 @@ def _as_declared(job: TraceJob, card_mb: float) -> Need:
     return Need(devices=job.gpus, memory=FixedMemory(min(card_mb, job.declared_mb)))
 
 
-def _default_rules() -> Rules:
-    """Return the rules of a daemon without a configuration file."""
-    defaults = config.PackingConfig()
-    packing = Packing(
-        max_jobs_per_device=defaults.max_jobs_per_device, max_load_percent=defaults.max_load_percent or None
-    )
-    return Rules(
-        limits=SchedulingLimits(cpu_jobs=1),
-        packing=packing,
-        first_run_part=defaults.first_run_part,
-        settle_s=defaults.settle_s,
-    )
-
-
+# The rules of a daemon without a configuration file.
+_DEFAULTS = config.PackingConfig()
+_LEARNING = Rules(
+    limits=SchedulingLimits(cpu_jobs=1),
+    packing=Packing(
+        max_jobs_per_device=_DEFAULTS.max_jobs_per_device, max_load_percent=_DEFAULTS.max_load_percent or None
+    ),
+    first_run_part=_DEFAULTS.first_run_part,
+    settle_s=_DEFAULTS.settle_s,
+)
 POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy(name="fifo", need_of=_alone),
-        Policy(name="declared", need_of=_as_declared),
-        Policy(name="gpuyard", need_of=_learned, rules=_default_rules()),
-    )
+    "fifo": Policy(name="fifo", need_of=_alone),
+    "declared": Policy(name="declared", need_of=_as_declared),
+    "gpuyard": Policy(name="gpuyard", need_of=_learned, rules=_LEARNING),
 }
-
-
-def find_policies(texts: Sequence[str]) -> list[Policy]:
-    return [find_policy(text) for text in texts]
 
 
 def find_policy(text: str) -> Policy:
@@ -98,7 +87,9 @@ def _apply_option(rules: Rules, text: str) -> Rules:
         raise UserError(
             f"'{text}' is not an option of a policy", hint=f"options: {', '.join(_OPTIONS)}, as in load=100"
         )
-    number = _number(value, text)
+    if value != "none" and not value.replace(".", "", 1).isdecimal():
+        raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
+    number = None if value == "none" else float(value)
     if option == "settle":
         return replace(rules, settle_s=number)
     if option == "load":
@@ -107,11 +98,3 @@ def _apply_option(rules: Rules, text: str) -> Rules:
         return replace(rules, first_run_part=1.0 if number is None else min(1.0, number))
     most = None if number is None else max(1, int(number))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))
-
-
-def _number(value: str, text: str) -> float | None:
-    if value == "none":
-        return None
-    if not value.replace(".", "", 1).isdecimal():
-        raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
-    return float(value)

@@ -21,7 +21,7 @@ from random import Random
 from msgspec import Struct
 
 from gpuyard.errors import UserError
-from gpuyard.simulator.sharing_slowdown import SINGLE_FILE, configuration
+from gpuyard.simulator.sharing_slowdown import CONFIGURATION, SINGLE_FILE, configuration
 from gpuyard.simulator.trace_file import TraceJob, number, open_text, table
 
 CARMA_FILE = "carma-summary.csv"
@@ -55,21 +55,17 @@ class MeasuredProgram(Struct, frozen=True, kw_only=True):
 
 
 def read_lucid(folder: Path) -> list[MeasuredProgram]:
-    columns = ("model", "dataset", "batchsize", "amp", "gpu_util", "gmem")
-    return [
-        MeasuredProgram(
-            command=_lucid_command(row),
+    programs = []
+    for row in table(folder / SINGLE_FILE, (*CONFIGURATION, "gpu_util", "gmem")):
+        model, dataset, batch, amp = (row[column] for column in CONFIGURATION)
+        program = MeasuredProgram(
+            command=f"python {model}.py --dataset {dataset} --batch {batch}{' --amp' if amp == '1' else ''}",
             memory_mb=number(row, "gmem"),
             load_percent=number(row, "gpu_util"),
-            kind=configuration(row["model"], row["dataset"], row["batchsize"], row["amp"]),
+            kind=configuration(model, dataset, batch, amp),
         )
-        for row in table(folder / SINGLE_FILE, columns)
-    ]
-
-
-def _lucid_command(row: dict[str, str]) -> str:
-    amp = " --amp" if row["amp"] == "1" else ""
-    return f"python {row['model']}.py --dataset {row['dataset']} --batch {row['batchsize']}{amp}"
+        programs.append(program)
+    return programs
 
 
 def read_carma(folder: Path) -> list[MeasuredProgram]:

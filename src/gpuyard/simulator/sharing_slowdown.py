@@ -19,7 +19,7 @@ from gpuyard.simulator.trace_file import number, table
 SINGLE_FILE, PAIRS_FILE = "lucid-single_data.csv", "lucid-colocate_info.csv"
 _KNEE, _SHARPNESS = 1.35, 4
 _CACHED_SETS = 65_536
-_CONFIGURATION = ("model", "dataset", "batchsize", "amp")
+CONFIGURATION = ("model", "dataset", "batchsize", "amp")
 
 # A configuration, and its load alone on a device in percent.
 Member = tuple[str, float]
@@ -86,15 +86,14 @@ def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float
     for one, other in measured:
         beside.setdefault(one, []).append(other)
     for kind in sorted(demands):
-        limits = (_limit(kind, other, demands, measured) for other in beside.get(kind, ()))
-        demands[kind] = min(most[kind], min(limits, default=1.0))
+        limits = [1.0, most[kind]]
+        for other in beside.get(kind, ()):
+            if kind == other:
+                limits.append(1.0 / (2.0 * measured[kind, kind]))
+            else:
+                limits.append((1.0 - demands[other] * measured[other, kind]) / measured[kind, other])
+        demands[kind] = min(limits)
     return demands
-
-
-def _limit(kind: str, other: str, demands: Mapping[str, float], measured: Speeds) -> float:
-    if kind == other:
-        return 1.0 / (2.0 * measured[kind, kind])
-    return (1.0 - demands[other] * measured[other, kind]) / measured[kind, other]
 
 
 def configuration(model: str, dataset: str, batch: str, amp: str) -> str:
@@ -104,10 +103,10 @@ def configuration(model: str, dataset: str, batch: str, amp: str) -> str:
 
 def read_sharing(folder: Path) -> Sharing:
     """Return the slow-down from the measured pairs in the directory of public traces."""
-    singles = table(folder / SINGLE_FILE, (*_CONFIGURATION, "gpu_util"))
-    loads = {configuration(*(row[column] for column in _CONFIGURATION)): number(row, "gpu_util") for row in singles}
+    singles = table(folder / SINGLE_FILE, (*CONFIGURATION, "gpu_util"))
+    loads = {configuration(*(row[column] for column in CONFIGURATION)): number(row, "gpu_util") for row in singles}
     found: dict[tuple[str, str], list[float]] = {}
-    sides = [[f"{column}{side}" for column in (*_CONFIGURATION, "speed")] for side in (1, 2)]
+    sides = [[f"{column}{side}" for column in (*CONFIGURATION, "speed")] for side in (1, 2)]
     for row in table(folder / PAIRS_FILE, [*sides[0], *sides[1]]):
         one, other = (configuration(*(row[column] for column in side[:-1])) for side in sides)
         found.setdefault((one, other), []).append(number(row, "speed1"))

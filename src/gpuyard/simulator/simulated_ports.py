@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Holder, Lease, Need, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
@@ -54,8 +55,9 @@ class SimulatedLedger:
         for wanted in decide(self._listed, ()):
             if wanted.amends is None:
                 granted.append(self._grant(wanted))
-            else:
-                self._amend(wanted.amends, wanted.claim.shares)
+            elif wanted.amends in self._leases:
+                self._leases[wanted.amends] = replace(self._leases[wanted.amends], shares=wanted.claim.shares)
+                self._listed = None
         return granted
 
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
@@ -64,16 +66,8 @@ class SimulatedLedger:
         lease = Lease(id=f"L{descriptor}", holder=ME, shares=wanted.claim.shares, since=self._machine.now)
         self.granted[descriptor] = self._leases[lease.id] = lease
         self._listed = None
-        for share in lease.shares:
-            self._measured[lease.id, share.device_id] = 0.0
+        self.set_measured(descriptor, 0.0)
         return SimulatedLease(self, lease, descriptor)
-
-    def _amend(self, lease_id: str, shares: tuple[Share, ...]) -> None:
-        """Replace the shares of a lease, unless it has ended."""
-        lease = self._leases.get(lease_id)
-        if lease is not None:
-            self._leases[lease_id] = replace(lease, shares=shares)
-            self._listed = None
 
     def end(self, descriptor: int) -> None:
         lease = self.granted.pop(descriptor)
@@ -132,27 +126,19 @@ class SimulatedEngine(PlacesNothing):
         for launch, program in self._prepared:
             name = (launch.job_id, launch.attempt)
             self.programs[name] = program
-            program.on_end = self._end_of(name)
+            program.on_end = partial(self._record_end, name)
             self._machine.start(program)
         self._prepared.clear()
 
-    def _end_of(self, name: tuple[int, int]) -> Callable[[SimulatedProgram, Outcome], None]:
-        def end(program: SimulatedProgram, outcome: Outcome) -> None:
-            self._ledger.end(self._descriptors.pop(program))
-            del self.programs[name]
-            ended = Ended(
-                job_id=name[0],
-                attempt=name[1],
-                outcome=outcome,
-                pid=program.pid,
-                at=self._machine.now,
-                shortage=program.shortage,
-            )
-            self._ended.append(ended)
-            kind = outcome.kind if program.shortage is None else OutcomeKind.OUT_OF_MEMORY
-            self.over.append((program, kind, self._machine.now))
-
-        return end
+    def _record_end(self, name: tuple[int, int], program: SimulatedProgram, outcome: Outcome) -> None:
+        self._ledger.end(self._descriptors.pop(program))
+        del self.programs[name]
+        now, (job_id, attempt), shortage = self._machine.now, name, program.shortage
+        self._ended.append(
+            Ended(job_id=job_id, attempt=attempt, outcome=outcome, pid=program.pid, at=now, shortage=shortage)
+        )
+        kind = outcome.kind if shortage is None else OutcomeKind.OUT_OF_MEMORY
+        self.over.append((program, kind, now))
 
     def discard_prepared(self) -> None:
         for _, program in self._prepared:
@@ -203,7 +189,7 @@ class SimulatedSuspender:
         program = self._program(attempt)
         if program is not None and program.where is MemoryLocation.ON:
             started = self._machine.now
-            program.on_moved = lambda _: self._report(attempt, started, is_resumed=False)
+            program.on_moved = lambda _: self._report(attempt, is_resumed=False, seconds=self._machine.now - started)
             self._machine.suspend(program)
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:  # noqa: ARG002
@@ -211,17 +197,9 @@ class SimulatedSuspender:
         if program is None or program.where is not MemoryLocation.AWAY:
             return
         started = self._machine.now
-        program.on_moved = lambda _: self._report(attempt, started, is_resumed=True)
+        program.on_moved = lambda _: self._report(attempt, is_resumed=True, seconds=self._machine.now - started)
         if not self._machine.resume(program):
-            self._moved.append(
-                SuspendResult(
-                    job_id=attempt.job_id,
-                    attempt=attempt.number,
-                    is_resumed=True,
-                    is_done=False,
-                    text="too little device memory is free",
-                )
-            )
+            self._report(attempt, is_resumed=True, error="too little device memory is free")
 
     def moved(self) -> list[SuspendResult]:
         moved, self._moved = self._moved, []
@@ -230,13 +208,14 @@ class SimulatedSuspender:
     def _program(self, attempt: Attempt) -> SimulatedProgram | None:
         return self._engine.programs.get((attempt.job_id, attempt.number))
 
-    def _report(self, attempt: Attempt, started: float, *, is_resumed: bool) -> None:
+    def _report(self, attempt: Attempt, *, is_resumed: bool, seconds: float | None = None, error: str = "") -> None:
         self._moved.append(
             SuspendResult(
                 job_id=attempt.job_id,
                 attempt=attempt.number,
                 is_resumed=is_resumed,
-                is_done=True,
-                seconds=self._machine.now - started,
+                is_done=not error,
+                text=error,
+                seconds=seconds,
             )
         )

@@ -6,7 +6,7 @@ covers all events within `quantum_s`.
 
 import heapq
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
@@ -69,12 +69,7 @@ class Simulation:
         runs = [_run(*over, started) for over in self._engine.over if over[0].number != _FOREIGN]
         self._engine.over.clear()
         return SimulatedPass(
-            jobs=jobs,
-            runs=runs,
-            devices_mb=self._sizes_mb,
-            memory_mb_s=memory_mb_s,
-            compute_s=compute_s,
-            steps=steps,
+            jobs=jobs, runs=runs, devices_mb=self._sizes_mb, memory_mb_s=memory_mb_s, compute_s=compute_s, steps=steps
         )
 
     def _run(self, jobs: Sequence[TraceJob], started: float, progress: Callable[[int], None]) -> int:
@@ -84,7 +79,10 @@ class Simulation:
         waiting = list(enumerate(jobs))[::-1]
         steps = idle = 0
         while transitions.finished < goal and idle < _MAX_IDLE_STEPS:
-            self._admit(list(_due(waiting, started, machine.now)))
+            arrived = []
+            while waiting and started + waiting[-1][1].at_s <= machine.now:
+                arrived.append(waiting.pop())
+            self._admit(arrived)
             at, step = machine.now, self._step()
             steps += 1
             progress(len(jobs) - goal + transitions.finished)
@@ -99,16 +97,13 @@ class Simulation:
 
     def _step(self) -> Step:
         machine = self.machine
-        for program in self._engine.update_measurements():
-            self._plan_sample(program)
-        return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
-
-    def _plan_sample(self, program: SimulatedProgram) -> None:
-        """Plan a sample for the time at which a job that has just grown would count as settled."""
         settle_s = self._policy.rules.settle_s
-        if self._policy.learns and settle_s is not None:
-            ran_s = self.machine.now - program.started_at
-            heapq.heappush(self._sample_times, program.started_at + max(ran_s + settle_s, 2 * ran_s) + _ROUNDING_S)
+        for program in self._engine.update_measurements():
+            # A sample is due when a job that has just grown would count as settled.
+            if self._policy.learns and settle_s is not None:
+                ran_s = machine.now - program.started_at
+                heapq.heappush(self._sample_times, program.started_at + max(ran_s + settle_s, 2 * ran_s) + _ROUNDING_S)
+        return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 
     def _next_sample(self, step: Step) -> float | None:
         """Return when a sample may show something new. (The daemon takes one every second.)"""
@@ -118,7 +113,7 @@ class Simulation:
         times = self._sample_times[:1]
         if self.machine.changed:
             times.append(now + _SAMPLE_EVERY_S)
-        if step.waits_for_sample and not self.machine.is_steady:
+        if step.waits_for_sample and self.machine.unsteady:
             times.append(now + LOAD_HALF_LIFE_S)
         return min(times, default=None)
 
@@ -132,50 +127,27 @@ class Simulation:
 
     def _admit(self, arrivals: list[Arrival]) -> None:
         """Start foreign processes, and submit jobs of a kind that arrive together as one submission."""
-        for _, job in arrivals:
-            if job.is_foreign:
-                self._start_foreign(job)
+        for job in (job for _, job in arrivals if job.is_foreign):
+            # On the device with the most free memory.
+            free_mb = [card.total_mb - card.used_mb for card in self.machine.cards]
+            self.machine.start(self.machine.make(job, _FOREIGN, (free_mb.index(max(free_mb)),)))
         ours = [arrival for arrival in arrivals if not arrival[1].is_foreign]
         for _, alike in groupby(sorted(ours, key=_kind), key=_kind):
             self._submit(list(alike))
 
     def _submit(self, alike: list[Arrival]) -> None:
         job = alike[0][1]
-        submission = Submission(
-            token="",
-            spec=_spec(job, self._policy, max(self._sizes_mb)),
-            priority=job.priority,
-            count=len(alike),
-            elements=[ArrayElement()] * len(alike),
-        )
+        need = self._policy.need_of(job, max(self._sizes_mb))
+        spec = JobSpec(command=_split(job.program), cwd="/", environment={}, need=need, preempts=bool(job.urgent))
+        elements = [ArrayElement()] * len(alike)
+        submission = Submission(token="", spec=spec, priority=job.priority, count=len(alike), elements=elements)
         first, _ = _result_of(self._requests.submit(submission, ME.user))
         self._engine.jobs.update(enumerate(alike, first))
-
-    def _start_foreign(self, job: TraceJob) -> None:
-        """Start a foreign process on the device with the most free memory."""
-        free_mb = [card.total_mb - card.used_mb for card in self.machine.cards]
-        self.machine.start(self.machine.make(job, _FOREIGN, (free_mb.index(max(free_mb)),)))
-
-
-def _due(waiting: list[Arrival], started: float, now: float) -> Iterator[Arrival]:
-    """Remove the jobs that have arrived by `now` from the end of the list, and yield them."""
-    while waiting and started + waiting[-1][1].at_s <= now:
-        yield waiting.pop()
 
 
 def _kind(arrival: Arrival) -> tuple[str, int, int, float, bool]:
     job = arrival[1]
-    return job.program, job.priority, job.gpus, job.declared_mb or 0.0, job.is_urgent
-
-
-def _spec(job: TraceJob, policy: Policy, card_mb: float) -> JobSpec:
-    return JobSpec(
-        command=_split(job.program),
-        cwd="/",
-        environment={},
-        need=policy.need_of(job, card_mb),
-        preempts=job.is_urgent,
-    )
+    return job.program, job.priority, job.gpus, job.declared_mb or 0.0, bool(job.urgent)
 
 
 @lru_cache(maxsize=4096)

@@ -59,45 +59,35 @@ def draw_timeline(panels: Sequence[Panel], title: str) -> str:
     legend_top = _HEADER + len(panels) * panel_height
     legend = list(_legend(colours, legend_top))
     height = legend_top + _LEGEND_ROW * (math.ceil(len(legend) / _LEGEND_COLUMNS) + 1.2)
+    count = len(panels[0].passed.devices_mb)
+    shown = "" if lanes == count else f" (the first {lanes} of {count} devices)"
+    bound = "the dashed line is the lower bound on the makespan"
     size = f'viewBox="0 0 {_WIDTH:g} {height:g}" width="{_WIDTH:g}" height="{height:g}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>',
         f"<style>{_STYLE}</style>",
         f'<rect width="{_WIDTH:g}" height="{height:g}" fill="#ffffff"/>',
         _text(_LEFT - 64, 30, title, "title"),
-        _text(_LEFT - 64, 49, _subtitle(panels[0].passed, lanes), "sub"),
+        _text(_LEFT - 64, 49, f"each bar is a run, as high as its memory; {bound}{shown}", "sub"),
     ]
     for number, panel in enumerate(panels):
-        scale = _Scale(_HEADER + number * panel_height, lane, longest_s)
+        scale = _Scale(top=_HEADER + number * panel_height, lane=lane, longest_s=longest_s)
         parts += _panel(panel, scale, lanes, colours)
     return "\n".join([*parts, *legend, "</svg>\n"])
 
 
-class _Scale:
+class _Scale(Struct, frozen=True, kw_only=True):
     """Coordinates in a panel."""
 
-    def __init__(self, top: float, lane: float, longest_s: float) -> None:
-        self.top = top
-        self.lane = lane
-        self.longest_s = longest_s
+    top: float
+    lane: float
+    longest_s: float
 
     def x(self, seconds: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * seconds / self.longest_s
 
     def lane_top(self, position: int) -> float:
         return self.top + _PANEL_HEAD + position * (self.lane + _GAP)
-
-
-class _PictureLane:
-    """The lane of a device in a panel."""
-
-    def __init__(self, position: int, total_mb: float, scale: _Scale) -> None:
-        self.scale = scale
-        self.bottom = scale.lane_top(position) + scale.lane
-        self._total_mb = total_mb
-
-    def height(self, memory_mb: float) -> float:
-        return self.scale.lane * memory_mb / self._total_mb
 
 
 def _panel(panel: Panel, scale: _Scale, lanes: int, colours: Mapping[str, str]) -> Iterator[str]:
@@ -113,15 +103,15 @@ def _panel(panel: Panel, scale: _Scale, lanes: int, colours: Mapping[str, str]) 
         for position in run.devices:
             on_card.setdefault(position, []).append(run)
     for position in range(lanes):
-        bars = _stack(on_card.get(position, []), passed.devices_mb[position])
-        for bar in bars[: _MAX_BARS // lanes]:
+        total_mb = passed.devices_mb[position]
+        lane_bottom = scale.lane_top(position) + scale.lane
+        for bar in _stack(on_card.get(position, []), total_mb)[: _MAX_BARS // lanes]:
             job = passed.jobs[bar.run.job]
-            yield _draw_bar(
-                bar,
-                job,
-                _PictureLane(position, passed.devices_mb[position], scale),
-                colours.get(program_name(job), _OTHERS),
-            )
+            colour = colours.get(program_name(job), _OTHERS)
+            x, right = scale.x(bar.run.started_s), scale.x(bar.run.ended_s)
+            height = scale.lane * bar.height_mb / total_mb
+            y = lane_bottom - scale.lane * bar.bottom_mb / total_mb - height
+            yield _draw_bar(bar.run, job, (x, y, max(0.6, right - x), height), colour)
     x = scale.x(metrics.bound_s)
     if metrics.bound_s <= scale.longest_s:
         yield f'<line class="bound" x1="{x:.1f}" x2="{x:.1f}" y1="{scale.lane_top(0):.1f}" y2="{bottom:.1f}"/>'
@@ -140,11 +130,6 @@ def _summary(metrics: PolicyMetrics) -> str:
     if metrics.lost:
         parts.append(f"{metrics.lost} lost")
     return " · ".join(parts)
-
-
-def _subtitle(passed: SimulatedPass, lanes: int) -> str:
-    shown = "" if lanes == len(passed.devices_mb) else f" (the first {lanes} of {len(passed.devices_mb)} devices)"
-    return f"each bar is a run, as high as its memory; the dashed line is the lower bound on the makespan{shown}"
 
 
 def _empty_lane(position: int, total_mb: float, scale: _Scale) -> Iterator[str]:
@@ -169,16 +154,13 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
     yield _text(_WIDTH - _RIGHT, bottom + 27, "time since the first arrival", "small", anchor="end")
 
 
-def _draw_bar(bar: _Bar, job: TraceJob, lane: _PictureLane, colour: str) -> str:
-    run = bar.run
-    x, right = lane.scale.x(run.started_s), lane.scale.x(run.ended_s)
-    height = lane.height(bar.height_mb)
+def _draw_bar(run: SimulatedRun, job: TraceJob, box: tuple[float, float, float, float], colour: str) -> str:
+    x, y, width, height = box
     kind = "bar" if run.outcome is OutcomeKind.SUCCEEDED else "bar failed"
     took = format_duration(run.ended_s - run.started_s)
     tooltip = f"{job.program}: {format_size(run.peak_mb)}, {took}, {run.outcome}"
     return (
-        f'<rect class="{kind}" x="{x:.2f}" y="{lane.bottom - lane.height(bar.bottom_mb) - height:.2f}" '
-        f'width="{max(0.6, right - x):.2f}" height="{height:.2f}" fill="{colour}">'
+        f'<rect class="{kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{colour}">'
         f"<title>{escape(tooltip)}</title></rect>"
     )
 
@@ -189,20 +171,14 @@ def _stack(runs: Sequence[SimulatedRun], total_mb: float) -> list[_Bar]:
     live: list[_Bar] = []
     for run in sorted(runs, key=lambda run: run.started_s):
         live = [bar for bar in live if bar.run.ended_s > run.started_s]
-        height = min(run.peak_mb, total_mb)
-        bar = _Bar(run=run, bottom_mb=_lowest(live, height, total_mb), height_mb=height)
-        live.append(bar)
-        bars.append(bar)
+        height, bottom = min(run.peak_mb, total_mb), 0.0
+        for bar in sorted(live, key=lambda bar: bar.bottom_mb):
+            if bar.bottom_mb - bottom >= height:
+                break
+            bottom = max(bottom, bar.bottom_mb + bar.height_mb)
+        live.append(_Bar(run=run, bottom_mb=min(bottom, total_mb - height), height_mb=height))
+        bars.append(live[-1])
     return bars
-
-
-def _lowest(live: Sequence[_Bar], height: float, total_mb: float) -> float:
-    bottom = 0.0
-    for bar in sorted(live, key=lambda bar: bar.bottom_mb):
-        if bar.bottom_mb - bottom >= height:
-            break
-        bottom = max(bottom, bar.bottom_mb + bar.height_mb)
-    return min(bottom, total_mb - height)
 
 
 def program_name(job: TraceJob) -> str:

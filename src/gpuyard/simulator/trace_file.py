@@ -49,10 +49,6 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     kind: str = ""
 
     @property
-    def is_urgent(self) -> bool:
-        return bool(self.urgent)
-
-    @property
     def is_foreign(self) -> bool:
         return self.kind == FOREIGN
 
@@ -148,19 +144,18 @@ def _check_header(header: Sequence[str], name: str) -> None:
 def _job(row: Mapping[str, str], where: str) -> TraceJob:
     values = {column: _value(column, text, where) for column, text in row.items() if text or column in _REQUIRED}
     job = convert(values, TraceJob)
-    late_s = job.late_s
-    if job.duration_s <= 0:
-        raise UserError(f"{where}: duration_s must be more than 0")
-    if not 0 <= job.load_percent <= 100:
-        raise UserError(f"{where}: load_percent must be from 0 to 100")
-    if job.gpus < 1:
-        raise UserError(f"{where}: gpus must be at least 1")
-    if job.late_mb > job.peak_mb or (late_s is not None and late_s >= job.duration_s):
-        raise UserError(f"{where}: late_mb must be at most peak_mb, and late_s before the end")
-    if bool(job.late_mb) != (late_s is not None):
-        raise UserError(f"{where}: late_s and late_mb go together")
-    if job.ramp_s > job.duration_s:
-        raise UserError(f"{where}: ramp_s is longer than duration_s")
+    is_late_in_time = job.late_s is None or job.late_s < job.duration_s
+    rules = {
+        "duration_s must be more than 0": job.duration_s > 0,
+        "load_percent must be from 0 to 100": 0 <= job.load_percent <= 100,
+        "gpus must be at least 1": job.gpus >= 1,
+        "late_mb must be at most peak_mb, and late_s before the end": job.late_mb <= job.peak_mb and is_late_in_time,
+        "late_s and late_mb go together": bool(job.late_mb) == (job.late_s is not None),
+        "ramp_s is longer than duration_s": job.ramp_s <= job.duration_s,
+    }
+    for message, holds in rules.items():
+        if not holds:
+            raise UserError(f"{where}: {message}")
     return job
 
 

@@ -31,7 +31,8 @@ _FAILED = Outcome(kind=OutcomeKind.FAILED, status=1)
 
 
 class VirtualMachine:
-    """The whole machine. `changed` are the programs whose memory has changed since the reader last cleared it."""
+    """The whole machine. `changed` are the programs whose memory has changed since the reader last cleared it, and
+    `unsteady` the cards whose smoothed load still changes without an event."""
 
     def __init__(self, devices: Sequence[Device], sharing: Sharing) -> None:
         self.clock = VirtualClock()
@@ -45,7 +46,7 @@ class VirtualMachine:
         self._pids = _FIRST_PID
         self._suspended_mb = 0.0
         self._loads: dict[str, float | None] = dict.fromkeys(self.positions, 0.0)
-        self._unsteady: set[SimulatedCard] = set()
+        self.unsteady: set[SimulatedCard] = set()
 
     @property
     def now(self) -> float:
@@ -54,24 +55,17 @@ class VirtualMachine:
     def snapshot(self) -> Snapshot:
         """Return the machine as the probes would read it."""
         host = Host(
-            cpu_percent=0.0,
-            memory_total_mb=HOST_MEMORY_MB,
-            memory_available_mb=HOST_MEMORY_MB - self._suspended_mb,
+            cpu_percent=0.0, memory_total_mb=HOST_MEMORY_MB, memory_available_mb=HOST_MEMORY_MB - self._suspended_mb
         )
         return Snapshot(taken_at=self.now, host=host, devices=tuple([card.read() for card in self.cards]))
 
     def loads(self) -> dict[str, float | None]:
         """Return the smoothed load of each device."""
-        for card in list(self._unsteady):
+        for card in list(self.unsteady):
             self._loads[card.device.id] = card.smoothed_percent(self.now)
             if self.now >= card.steady_at:
-                self._unsteady.remove(card)
+                self.unsteady.remove(card)
         return dict(self._loads)
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether the smoothed loads stay the same until the next event."""
-        return not self._unsteady
 
     # Time
 
@@ -163,7 +157,7 @@ class VirtualMachine:
             present = self.cards[position].present()
             busy = sum([self._sharing.demand(program.member) * program.speed for program in present])
             self.cards[position].change_load(self.now, busy)
-            self._unsteady.add(self.cards[position])
+            self.unsteady.add(self.cards[position])
 
     def _set_speed(self, program: SimulatedProgram, speed: float) -> bool:
         """Return whether the speed has changed. A job on several devices is as fast as on the slowest of them."""

@@ -4,7 +4,7 @@ import pytest
 
 from gpuyard.core.lease import FixedMemory
 from gpuyard.errors import UserError
-from gpuyard.simulator.policies import find_policies, find_policy
+from gpuyard.simulator.policies import find_policy
 from tests.unit.simulator.samples import trace_job
 
 
@@ -31,7 +31,7 @@ def test_a_policy_can_be_varied() -> None:
 )
 def test_unknown_policies_and_options_are_rejected(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find_policies(["fifo", text])
+        find_policy(text)
 
 
 def test_without_a_declaration_a_job_gets_whole_gpus_and_declarations_are_capped() -> None:
