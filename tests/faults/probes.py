@@ -56,7 +56,7 @@ FAULTS = (
     ),
     Fault(
         id="probes-failed-probe-does-not-back-off",
-        file=f"{_PROBES}/common/backoff.py",
+        file=f"{_PROBES}/common/probe_calls.py",
         old="min(_LONGEST_S, 2.0**doublings)",
         new="0.0",
         breaks="A tool that fails is started again at every reading.",
@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         id="probes-impossible-load-of-a-process",
-        file="src/gpuyard/probes/nvidia/process_load.py",
+        file="src/gpuyard/probes/nvidia/nvml.py",
         old="        if is_newer and sample.smUtil <= _WHOLE:\n",
         new="        if is_newer:\n",
         breaks="A process is shown with a load of 4,000,000%, and that load is counted.",

@@ -9,19 +9,93 @@ Rules:
   as unhealthy with all measurements unknown. Parts of a card may come and go.
 """
 
-from collections.abc import Iterator, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
 from gpuyard.ports import Clock, Probe
-from gpuyard.probes.chain_step import ChainStep
-from gpuyard.probes.common.deadline import Deadline
 from gpuyard.probes.common.device_ids import without_number
+from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
+from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 
 # The fraction of the timeout that a probe may use before the next one is started. A probe on its own thread continues
 # beside the next one, and a library needs less remaining time than a tool.
 _ALONE_ON_A_THREAD = 0.4
 _ALONE_BEFORE_A_TOOL = 0.6
 _ALONE_BEFORE_A_LIBRARY = 0.85
+
+
+class ChainStep:
+    """One probe of a chain, with its current problem, its backoff, and a pending answer."""
+
+    def __init__(self, probe: Probe, clock: Clock) -> None:
+        self.name = probe.name
+        self.may_hang = probe.may_hang
+        self._probe = probe
+        self._clock = clock
+        self._worker: WorkerThread[Reading] = WorkerThread(f"gpuyard-{probe.name}")
+        self._backoff = Backoff()
+        self._asked_at = 0.0
+        self.problem: Problem | None = None
+        self.is_late = False
+
+    def is_resting(self) -> bool:
+        return self._backoff.is_resting(self._clock.monotonic())
+
+    def read(self, timeout_s: float) -> Reading | None:
+        """Return the reading within the timeout, or None with `problem` set."""
+        reading = self.ask(timeout_s)
+        return self.wait(0.0) if self.is_late else reading
+
+    def ask(self, timeout_s: float) -> Reading | None:
+        """Return the reading; None if the probe failed, or if it `is_late`: then call `wait`."""
+        if not self.may_hang:
+            return self._note_result(lambda: self._probe.read(timeout_s))
+        if not self._worker.start(lambda: self._probe.read(timeout_s)):
+            hint = "the driver may hang: see dmesg"
+            self._fail(ProbeTimeout(self.name, "an earlier call has not returned", hint=hint))
+            return None
+        self._asked_at = time.monotonic()
+        try:
+            return self._note_result(lambda: self._worker.finish(timeout_s))
+        except NoAnswerYet:
+            self.is_late = True
+            return None
+
+    def wait(self, timeout_s: float) -> Reading | None:
+        """Return the reading of a late probe, or None with `problem` set if it is still not there."""
+        self.is_late = False
+        try:
+            return self._note_result(lambda: self._worker.finish(timeout_s))
+        except NoAnswerYet:
+            waited = time.monotonic() - self._asked_at
+            hint = "the driver may be waking up or stuck: try a longer --deadline, see dmesg"
+            self._fail(ProbeTimeout(self.name, f"no answer within {waited:.1f} s", hint=hint))
+            return None
+
+    def _note_result(self, answer: Callable[[], Reading]) -> Reading | None:
+        try:
+            reading = answer()
+        except ProbeError as error:
+            self._fail(error)
+            return None
+        except NoAnswerYet:
+            raise
+        except Exception as error:  # noqa: BLE001 - outermost place: a bug in one probe disables only that probe
+            bug = f"{type(error).__name__}: {error}"
+            self._fail(ProbeCrashed(self.name, f"unexpected {bug[:200]}", hint="please report this"))
+            return None
+        self._backoff.succeed()
+        self.problem = None
+        return reading
+
+    def _fail(self, error: ProbeError) -> None:
+        """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""
+        self._backoff.fail(error.kind, self._clock.monotonic())
+        if self.problem is None or self.problem.kind != error.kind:
+            self.problem = as_problem(error, self._probe.vendor)
 
 
 class FallbackChain:
@@ -41,12 +115,10 @@ class FallbackChain:
                 continue
             reading = step.ask(deadline.left() * self._share(position))
             if reading is not None:
-                return self._prefer_earlier(step, reading)
-        for step in self._steps:
-            reading = step.wait(deadline.left()) if step.is_late else None
-            if reading is not None:
-                return self._answer(step, reading)
-        return self.last_known()
+                # An earlier probe that has answered meanwhile is preferred.
+                late = self._late_reading(self._steps[:position], Deadline(0.0))
+                return late or self._answer(step, reading)
+        return self._late_reading(self._steps, deadline) or self.last_known()
 
     def last_known(self) -> Reading:
         """Return the known devices as unhealthy, and the current problems, without a call."""
@@ -54,39 +126,34 @@ class FallbackChain:
 
     def overdue(self) -> Reading:
         """Return the reading to use when `read` itself has not returned in time."""
-        problem = Problem(
-            source=", ".join(step.name for step in self._steps),
-            kind="timeout",
-            message="no answer within the deadline",
-            hint="try a longer --deadline",
-            vendor=self.vendor,
-        )
+        source, hint = ", ".join(step.name for step in self._steps), "try a longer --deadline"
+        message = "no answer within the deadline"
+        problem = Problem(source=source, kind="timeout", message=message, hint=hint, vendor=self.vendor)
         return Reading(devices=self._all_unknown(), problems=(problem,))
 
     def _share(self, position: int) -> float:
-        others = [other for other in self._steps[position + 1 :] if other.is_present() and not other.is_resting()]
+        # A library is assumed to be installed: only a call would tell.
+        following = [step for step in self._steps[position + 1 :] if step.may_hang or shutil.which(step.name)]
+        others = [step for step in following if not step.is_resting()]
         if not others:
             return 1.0
         if self._steps[position].may_hang:
             return _ALONE_ON_A_THREAD
         return _ALONE_BEFORE_A_LIBRARY if all(other.may_hang for other in others) else _ALONE_BEFORE_A_TOOL
 
-    def _prefer_earlier(self, step: ChainStep, reading: Reading) -> Reading:
-        """Return this reading, or that of an earlier probe which answered meanwhile."""
-        for earlier in self._steps[: self._steps.index(step)]:
-            late = earlier.wait(0.0) if earlier.is_late else None
-            if late is not None:
-                return self._answer(earlier, late)
-        return self._answer(step, reading)
+    def _late_reading(self, steps: Sequence[ChainStep], deadline: Deadline) -> Reading | None:
+        """Return the reading of the first late probe that answers by the deadline."""
+        for step in steps:
+            reading = step.wait(deadline.left()) if step.is_late else None
+            if reading is not None:
+                return self._answer(step, reading)
+        return None
 
     def _answer(self, step: ChainStep, reading: Reading) -> Reading:
         above = self._steps[: self._steps.index(step)]
         gone = tuple(self._gone(step, reading.devices))
         self._seen = {device.id: (device, step) for device in (*reading.devices, *gone)}
-        return Reading(
-            devices=(*reading.devices, *gone),
-            problems=(*self._problems(above), *reading.problems),
-        )
+        return Reading(devices=(*reading.devices, *gone), problems=(*self._problems(above), *reading.problems))
 
     def _gone(self, step: ChainStep, devices: Sequence[Device]) -> Iterator[Device]:
         # A card that was split again or rejoined keeps its id with another number appended, or none.

@@ -30,6 +30,44 @@ _SHORTEST_WINDOW_S = 0.05  # the kernel counts CPU time in steps of 10 ms: a sho
 _UNLIMITED_BYTES = 2.0**60  # version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes
 
 
+class _CpuQuota(Struct, frozen=True, kw_only=True):
+    """A quota of CPU time, in CPUs. The file `usage` counts the used time in `unit_s`."""
+
+    cpus: float
+    usage: Path
+    unit_s: float
+
+
+class _MemoryLimit(Struct, frozen=True, kw_only=True):
+    """A memory limit in bytes of the group at `folder`. The file `usage` counts the bytes in use."""
+
+    size: float
+    folder: Path
+    usage: str
+
+    def left(self) -> float | None:
+        """Return the bytes that may still be used. The kernel drops idle page cache first under memory pressure."""
+        used = parse_numbers.number(read_text(self.folder / self.usage))
+        statistics = read_text(self.folder / "memory.stat")
+        idle = _field(statistics, "total_inactive_file")  # version 1 counts child groups separately
+        idle = _field(statistics, "inactive_file") if idle is None else idle
+        return max(0.0, self.size - max(0.0, used - (idle or 0.0))) if used is not None else None
+
+
+class _Limits(Struct, frozen=True, kw_only=True):
+    memory: tuple[_MemoryLimit, ...]
+    cpu: _CpuQuota | None
+
+
+class _CpuTime(Struct, frozen=True, kw_only=True):
+    """Seconds of CPU time that `source` (a quota, or `None` for the machine) used, and could have used, until `at`."""
+
+    source: _CpuQuota | None
+    at: float
+    used: float
+    whole: float
+
+
 class PsutilHost:
     def __init__(
         self,
@@ -46,32 +84,32 @@ class PsutilHost:
         self._percent: float | None = None
 
     def read(self) -> Host:
-        limits = self._find_limits()
+        now = self._monotonic()
+        if self._limits is None or now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
+            self._limits, self._limits_found_at = _find_limits(self._root), now
         cpus = _usable_cpus()
-        quota = limits.cpu
+        quota = self._limits.cpu
         if quota is not None and cpus is not None and quota.cpus >= cpus:
             quota = None
-        memory = _memory(limits.memory)
+        total, available, is_limited = _memory(self._limits.memory)
         load = _ask_psutil(lambda psutil: psutil.getloadavg()) or (None, None, None)
+        try:
+            name = socket.gethostname() or None
+        except OSError:
+            name = None
         return Host(
-            name=_host_name(),
+            name=name,
             cpu_count=quota.cpus if quota else cpus,
             cpu_percent=self._cpu_percent(quota),
-            memory_total_mb=parse_numbers.megabytes(memory.total, "B"),
-            memory_available_mb=parse_numbers.megabytes(memory.available, "B"),
+            memory_total_mb=parse_numbers.megabytes(total, "B"),
+            memory_available_mb=parse_numbers.megabytes(available, "B"),
             load_1m=load[0],
             load_5m=load[1],
             load_15m=load[2],
-            limited_by="cgroup" if quota or memory.is_limited else None,
+            limited_by="cgroup" if quota or is_limited else None,
         )
 
-    def _find_limits(self) -> "_Limits":
-        now = self._monotonic()
-        if self._limits is None or now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
-            self._limits, self._limits_found_at = _Groups.of(self._root).limits(), now
-        return self._limits
-
-    def _cpu_percent(self, quota: "_CpuQuota | None") -> float | None:
+    def _cpu_percent(self, quota: _CpuQuota | None) -> float | None:
         before, now = self._last, self._cpu_time(quota)
         if before is not None and now is not None and before.source == now.source:
             if now.at - before.at < _SHORTEST_WINDOW_S:
@@ -80,116 +118,65 @@ class PsutilHost:
             self._sleep(_FIRST_WINDOW_S)
             before, now = now, self._cpu_time(quota)
         self._last = now
-        self._percent = now.percent_since(before) if now is not None and before is not None else None
+        self._percent = _percent(before, now) if now is not None and before is not None else None
         return self._percent
 
-    def _cpu_time(self, quota: "_CpuQuota | None") -> "_CpuTime | None":
+    def _cpu_time(self, quota: _CpuQuota | None) -> _CpuTime | None:
         at = self._monotonic()
         if quota is None:
             spent = _ask_psutil(_machine_cpu_time)
             return _CpuTime(source=None, at=at, used=spent[0], whole=spent[1]) if spent else None
-        used = quota.used_seconds()
-        return _CpuTime(source=quota, at=at, used=used, whole=at * quota.cpus) if used is not None else None
+        text = read_text(quota.usage)
+        used = _field(text, "usage_usec") if quota.usage.name == "cpu.stat" else parse_numbers.number(text)
+        if used is None:
+            return None
+        return _CpuTime(source=quota, at=at, used=used * quota.unit_s, whole=at * quota.cpus)
 
 
-class _CpuTime(Struct, frozen=True, kw_only=True):
-    """Seconds of CPU time that `source` (a quota, or `None` for the machine) used, and could have used, until `at`."""
-
-    source: "_CpuQuota | None"
-    at: float
-    used: float
-    whole: float
-
-    def percent_since(self, before: "_CpuTime") -> float | None:
-        used, whole = self.used - before.used, self.whole - before.whole
-        if self.source is None:
-            used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
-        return parse_numbers.percent(min(1.0, used / whole) * 100) if whole > 0 else None
+def _percent(before: _CpuTime, now: _CpuTime) -> float | None:
+    used, whole = now.used - before.used, now.whole - before.whole
+    if now.source is None:
+        used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
+    return parse_numbers.percent(min(1.0, used / whole) * 100) if whole > 0 else None
 
 
-class _Memory(Struct, frozen=True, kw_only=True):
-    total: float | None
-    available: float | None
-    is_limited: bool = False
+def _find_limits(root: Path) -> _Limits:
+    """Return the limits in the directories from the top of each cgroup hierarchy down to our group."""
+    paths = _paths_of_self(root)
+    top = root / "sys/fs/cgroup"
+    # Version 2 has one hierarchy, mounted at the top, or in `unified` if version 1 is mounted as well.
+    unified = [folder for mount in (top, top / "unified") for folder in _lineage(mount, paths.get("", "/"))]
+    memory, cpu, cpuacct = (_lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct"))
+    quotas = _cpu_quotas(unified, cpu, cpuacct)
+    return _Limits(
+        memory=tuple(_memory_limits(unified, memory)), cpu=min(quotas, key=lambda quota: quota.cpus, default=None)
+    )
 
 
-class _CpuQuota(Struct, frozen=True, kw_only=True):
-    """A quota of CPU time, in CPUs. The file `usage` counts the used time in `unit_s`."""
-
-    cpus: float
-    usage: Path
-    unit_s: float
-
-    def used_seconds(self) -> float | None:
-        text = read_text(self.usage)
-        used = _field(text, "usage_usec") if self.usage.name == "cpu.stat" else parse_numbers.number(text)
-        return used * self.unit_s if used is not None else None
+def _memory_limits(unified: Sequence[Path], legacy: Sequence[Path]) -> Iterator[_MemoryLimit]:
+    files = [(folder, "memory.max", "memory.current") for folder in unified]
+    files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in legacy]
+    for folder, limit_file, usage_file in files:
+        size = parse_numbers.number(read_text(folder / limit_file))
+        if size is not None and 0 <= size < _UNLIMITED_BYTES:
+            yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
 
 
-class _MemoryLimit(Struct, frozen=True, kw_only=True):
-    """A memory limit in bytes of the group at `folder`. The file `usage` counts the bytes in use."""
-
-    size: float
-    folder: Path
-    usage: str
-
-    def left(self) -> float | None:
-        used = parse_numbers.number(read_text(self.folder / self.usage))
-        return max(0.0, self.size - max(0.0, used - _idle_cache(self.folder))) if used is not None else None
-
-
-class _Limits(Struct, frozen=True, kw_only=True):
-    memory: tuple[_MemoryLimit, ...]
-    cpu: _CpuQuota | None
+def _cpu_quotas(unified: Sequence[Path], cpu: Sequence[Path], cpuacct: Sequence[Path]) -> Iterator[_CpuQuota]:
+    for folder in unified:
+        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
+        cpus = _ratio(quota, period)
+        if cpus is not None:
+            yield _CpuQuota(cpus=cpus, usage=folder / "cpu.stat", unit_s=1e-6)
+    for depth, folder in enumerate(cpu):
+        cpus = _ratio(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
+        if cpus is not None:
+            counted = cpuacct[depth] if depth < len(cpuacct) else folder
+            yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
 
 
-class _Groups(Struct, frozen=True, kw_only=True):
-    """The directories from the top of each cgroup hierarchy down to our group; version 2 has one hierarchy."""
-
-    unified: list[Path]
-    memory: list[Path]
-    cpu: list[Path]
-    cpuacct: list[Path]
-
-    @classmethod
-    def of(cls, root: Path) -> "_Groups":
-        paths = _paths_of_self(root)
-        top = root / "sys/fs/cgroup"
-        # Version 2 is mounted at the top, or in `unified` if version 1 is mounted as well.
-        unified = [folder for mount in (top, top / "unified") for folder in _lineage(mount, paths.get("", "/"))]
-        legacy = {name: _lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct")}
-        return cls(unified=unified, **legacy)
-
-    def limits(self) -> _Limits:
-        return _Limits(memory=tuple(self.memory_limits()), cpu=self.cpu_quota())
-
-    def memory_limits(self) -> Iterator[_MemoryLimit]:
-        files = [(folder, "memory.max", "memory.current") for folder in self.unified]
-        files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self.memory]
-        for folder, limit_file, usage_file in files:
-            size = parse_numbers.number(read_text(folder / limit_file))
-            if size is not None and 0 <= size < _UNLIMITED_BYTES:
-                yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
-
-    def cpu_quota(self) -> _CpuQuota | None:
-        return min([*self._unified_quotas(), *self._legacy_quotas()], key=lambda quota: quota.cpus, default=None)
-
-    def _unified_quotas(self) -> Iterator[_CpuQuota]:
-        for folder in self.unified:
-            quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
-            cpus = _ratio(quota, period)
-            if cpus is not None:
-                yield _CpuQuota(cpus=cpus, usage=folder / "cpu.stat", unit_s=1e-6)
-
-    def _legacy_quotas(self) -> Iterator[_CpuQuota]:
-        for depth, folder in enumerate(self.cpu):
-            cpus = _ratio(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
-            if cpus is not None:
-                counted = self.cpuacct[depth] if depth < len(self.cpuacct) else folder
-                yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
-
-
-def _memory(limits: Sequence[_MemoryLimit]) -> _Memory:
+def _memory(limits: Sequence[_MemoryLimit]) -> tuple[float | None, float | None, bool]:
+    """Return total and available memory in bytes, and whether a limit applies."""
     machine = _ask_psutil(lambda psutil: psutil.virtual_memory())
     total = float(machine.total) if machine else None
     available = float(machine.available) if machine else None
@@ -202,14 +189,7 @@ def _memory(limits: Sequence[_MemoryLimit]) -> _Memory:
             available = left
     if total is not None and available is not None:
         available = min(available, total)
-    return _Memory(total=total, available=available, is_limited=is_limited)
-
-
-def _idle_cache(folder: Path) -> float:
-    """Return the bytes of page cache that the kernel drops first under memory pressure."""
-    said = read_text(folder / "memory.stat")
-    below = _field(said, "total_inactive_file")  # version 1 counts child groups separately
-    return (below if below is not None else _field(said, "inactive_file")) or 0.0
+    return total, available, is_limited
 
 
 def _paths_of_self(root: Path) -> dict[str, str]:
@@ -252,11 +232,8 @@ def _is_folder(path: Path) -> bool:
 
 def _field(text: str | None, name: str) -> float | None:
     """Return the number of the line `name number`, or None."""
-    for line in (text or "").splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return parse_numbers.number(value)
-    return None
+    lines = (line.partition(" ") for line in (text or "").splitlines())
+    return next((parse_numbers.number(value) for key, _, value in lines if key == name), None)
 
 
 def _ratio(quota: str | None, period: str | None) -> float | None:
@@ -279,13 +256,6 @@ def _machine_cpu_time(psutil: ModuleType) -> tuple[float, float]:
     # Guest time is part of user time: adding it would count it twice.
     whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
     return whole - times.get("idle", 0.0) - times.get("iowait", 0.0), whole
-
-
-def _host_name() -> str | None:
-    try:
-        return socket.gethostname() or None
-    except OSError:
-        return None
 
 
 def _ask_psutil(question: Callable[[ModuleType], T]) -> T | None:

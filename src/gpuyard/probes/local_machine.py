@@ -5,6 +5,7 @@ import importlib
 import os
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from gpuyard.config import simulated_devices
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
@@ -59,10 +60,14 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
         from gpuyard.probes.simulated_devices import SimulatedDevices
 
         return {Vendor.SIMULATED: [SimulatedDevices()]}
+    from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
+    from gpuyard.probes.intel.sysfs import IntelSysfs
+    from gpuyard.probes.nvidia.nvml import Nvml
+
     return {
-        Vendor.NVIDIA: [_nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")],
+        Vendor.NVIDIA: [Nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")],
         Vendor.AMD: [
-            _amdsmi(),
+            AmdSmiLibrary(),
             _ToolProbe(Vendor.AMD, "amd-smi", "amd.amd_smi:AmdSmi"),
             _ToolProbe(Vendor.AMD, "rocm-smi", "amd.rocm_smi:RocmSmi"),
             _ToolProbe(Vendor.AMD, "radeontop", "amd.radeontop:RadeonTop"),
@@ -70,14 +75,14 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
         Vendor.INTEL: [
             _ToolProbe(Vendor.INTEL, "intel_gpu_top", "intel.intel_gpu_top:IntelGpuTop"),
             _ToolProbe(Vendor.INTEL, "xpu-smi", "intel.xpu_smi:XpuSmi"),
-            _intel_sysfs(),
+            IntelSysfs(),
         ],
         Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "apple.apple_gpu:AppleProbe")],
     }
 
 
 class _ToolProbe:
-    """A command-line probe that imports its code only if one of its tools is installed."""
+    """A command-line probe. `home` is the class that reads it, which is imported only if a tool of it is installed."""
 
     may_hang = False
 
@@ -85,30 +90,12 @@ class _ToolProbe:
         self.vendor = vendor
         self.name = name
         self._home = home
-        self._probe: Probe | None = None
+        self._reader: Any = None
 
     def read(self, timeout_s: float) -> Reading:
-        if self._probe is None:
+        if self._reader is None:
             find_any_tool(self.name.split("+"))
             module, _, class_name = self._home.partition(":")
-            self._probe = getattr(importlib.import_module(f"gpuyard.probes.{module}"), class_name)()
-        assert self._probe is not None
-        return self._probe.read(timeout_s)
-
-
-def _nvml() -> Probe:
-    from gpuyard.probes.nvidia.nvml import Nvml
-
-    return Nvml()
-
-
-def _amdsmi() -> Probe:
-    from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
-
-    return AmdSmiLibrary()
-
-
-def _intel_sysfs() -> Probe:
-    from gpuyard.probes.intel.sysfs import IntelSysfs
-
-    return IntelSysfs()
+            self._reader = getattr(importlib.import_module(f"gpuyard.probes.{module}"), class_name)()
+        reading: Reading = self._reader.read(timeout_s)
+        return reading

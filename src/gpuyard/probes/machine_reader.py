@@ -1,16 +1,20 @@
 """Read the whole machine: all vendors' chains in parallel, and the host, within one deadline."""
 
+import re
 from collections.abc import Callable, Sequence
 
-from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot
+from msgspec.structs import replace
+
+from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
 from gpuyard.ports import Clock, HostProbe
-from gpuyard.probes.common.complete_memory import complete_memory
-from gpuyard.probes.common.deadline import Deadline
+from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.probes.fallback_chain import FallbackChain
 
 # The rest of the deadline is for killing tools and their children.
 _CHAIN_SHARE = 0.85
+# As NVML names them: "NVIDIA GB10", "NVIDIA Thor", "Orin (nvgpu)".
+_INTEGRATED = re.compile(r"\b(?:GB10|Thor|Orin|Xavier|Jetson|Tegra)\b", re.IGNORECASE)
 
 
 class MachineReader:
@@ -47,20 +51,37 @@ class MachineReader:
 def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
     """Return one snapshot of several readings, with a problem for each unhealthy device."""
     devices = tuple(complete_memory(device, host) for reading in readings for device in reading.devices)
-    problems = tuple(problem for reading in readings for problem in reading.problems)
-    return Snapshot(
-        taken_at=taken_at,
-        host=host,
-        devices=devices,
-        problems=(*problems, *(_health_problem(device) for device in devices if not device.healthy)),
-    )
+    problems = [problem for reading in readings for problem in reading.problems]
+    hint = "no work is placed on it; see dmesg"
+    for device in (device for device in devices if not device.healthy):
+        message = f"{device.name}: {device.fault}" if device.name else str(device.fault)
+        problems.append(Problem(source=device.id, kind="unhealthy", message=message, hint=hint, vendor=device.vendor))
+    return Snapshot(taken_at=taken_at, host=host, devices=devices, problems=tuple(problems))
 
 
-def _health_problem(device: Device) -> Problem:
-    return Problem(
-        source=device.id,
-        kind="unhealthy",
-        message=f"{device.name}: {device.fault}" if device.name else str(device.fault),
-        hint="no work is placed on it; see dmesg",
-        vendor=device.vendor,
+def complete_memory(device: Device, host: Host) -> Device:
+    """Correct the memory figures of a device by what is known about its host and its vendor.
+
+    - A total of zero means that the memory was not read: all three figures are unknown.
+    - NVIDIA's integrated GPUs (GB10, Jetson) have no memory of their own: NVML answers "not supported" and `nvidia-smi`
+      prints "[N/A]". Such a device has the host's memory, within the host's limits: what is available to the host is
+      free.
+    - A process cannot hold more than its device has. A larger figure covers something else, such as all devices
+      together, so the process's memory on this device is unknown.
+    """
+    if device.memory_total_mb == 0:
+        device = replace(device, memory_total_mb=None, memory_used_mb=None, memory_free_mb=None)
+    figures = (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb)
+    is_unread = device.healthy and figures == (None,) * 3
+    if is_unread and device.vendor is Vendor.NVIDIA and _INTEGRATED.search(device.name or ""):
+        total, free = host.memory_total_mb, host.memory_available_mb
+        used = None if total is None or free is None else round(max(0.0, total - free), 2)
+        device = replace(device, memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
+    most_mb = device.memory_total_mb
+    if most_mb is None or all((process.memory_mb or 0.0) <= most_mb for process in device.processes or ()):
+        return device
+    processes = (
+        process if (process.memory_mb or 0.0) <= most_mb else replace(process, memory_mb=None)
+        for process in device.processes or ()
     )
+    return replace(device, processes=tuple(processes))

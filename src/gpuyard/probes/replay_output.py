@@ -10,7 +10,7 @@ from gpuyard.probes.machine_reader import assemble
 _PARSERS = {
     "nvidia-smi-xml": ("gpuyard.probes.nvidia.nvidia_smi_xml", "parse_xml"),
     "nvidia-smi-csv": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_csv"),
-    "nvidia-smi-apps": ("gpuyard.probes.nvidia.nvidia_smi_apps", "parse_apps"),
+    "nvidia-smi-apps": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_apps"),
     "rocm-smi": ("gpuyard.probes.amd.rocm_smi", "parse"),
     "amd-smi": ("gpuyard.probes.amd.amd_smi", "parse"),
     "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),

@@ -18,25 +18,10 @@ from gpuyard.core.snapshot_json import device_as_dict, iso_time
 from gpuyard.errors import EnvironmentFault, UserError
 
 COLUMNS = (
-    "taken_at",
-    "kind",
-    "id",
-    "index",
-    "vendor",
-    "name",
-    "memory_total_mb",
-    "memory_used_mb",
-    "memory_free_mb",
-    "utilization_percent",
-    "utilization_smoothed_percent",
-    "power_draw_w",
-    "power_smoothed_w",
-    "power_limit_w",
-    "temperature_c",
-    "process_count",
-    "healthy",
-    "load_1m",
-)
+    "taken_at", "kind", "id", "index", "vendor", "name", "memory_total_mb", "memory_used_mb", "memory_free_mb",
+    "utilization_percent", "utilization_smoothed_percent", "power_draw_w", "power_smoothed_w", "power_limit_w",
+    "temperature_c", "process_count", "healthy", "load_1m",
+)  # fmt: skip
 DEFAULT_MAX_BYTES = 32 * 1024 * 1024
 DEFAULT_KEPT_FILES = 3
 
@@ -62,8 +47,12 @@ class RowLog:
         self._translate_errors(self._prepare)
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
-        text = _as_csv(rows, self._columns) if self._is_csv else "".join(f"{json.dumps(row)}\n" for row in rows)
-        self._translate_errors(lambda: self._append(text.encode()))
+        buffer = io.StringIO()
+        if self._is_csv:
+            csv.DictWriter(buffer, self._columns, lineterminator="\n").writerows(rows)
+        else:
+            buffer.writelines(f"{json.dumps(row)}\n" for row in rows)
+        self._translate_errors(lambda: self._append(buffer.getvalue().encode()))
 
     def _prepare(self) -> None:
         """Check that the file is writable, and rotate a CSV file with other columns."""
@@ -104,8 +93,8 @@ class RowLog:
 
 
 class SampleLog(RowLog):
-    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
-        super().__init__(path, COLUMNS, max_bytes=max_bytes, kept_files=kept_files)
+    def __init__(self, path: Path, **limits: int) -> None:
+        super().__init__(path, COLUMNS, **limits)
 
     def write(self, sample: Sample) -> None:
         self.write_rows(list(_rows(sample)))
@@ -142,12 +131,6 @@ def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
             "power_smoothed_w": _rounded(sample.powers_w.get(device.id)),
             "process_count": None if device.processes is None else len(device.processes),
         }
-
-
-def _as_csv(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    buffer = io.StringIO()
-    csv.DictWriter(buffer, columns, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
 
 
 def _rounded(value: float | None) -> float | None:

@@ -5,7 +5,7 @@ consumer no sample is due. The sampler has no thread: its owner calls `due_in` a
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
@@ -20,10 +20,6 @@ class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
-class SampleSink(Protocol):
-    def write(self, sample: Sample) -> None: ...
-
-
 class Sampler:
     def __init__(
         self,
@@ -31,7 +27,7 @@ class Sampler:
         clock: Clock,
         *,
         half_life_s: float = DEFAULT_HALF_LIFE_S,
-        sink: SampleSink | None = None,
+        sink: Callable[[Sample], None] | None = None,
     ) -> None:
         self._machine = machine
         self._clock = clock
@@ -88,5 +84,5 @@ class Sampler:
             new_problems=new_problems,
         )
         if self._sink is not None:
-            self._sink.write(sample)
+            self._sink(sample)
         return sample

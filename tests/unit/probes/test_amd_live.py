@@ -191,7 +191,7 @@ def test_the_calls_of_one_read_share_its_time(stand_in: AmdSmiStandIn) -> None:
     assert reading.devices[0].power_draw_w == 205.0
 
 
-@pytest.mark.parametrize("probe", [AmdSmi(), RocmSmi(), RadeonTop()], ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", [AmdSmi(), RocmSmi(), RadeonTop()], ids=["amd-smi", "rocm-smi", "radeontop"])
 def test_a_tool_that_is_not_installed_is_missing(
     probe: AmdSmi | RocmSmi | RadeonTop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

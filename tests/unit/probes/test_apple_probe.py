@@ -8,7 +8,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.probes.apple.apple_gpu import AppleProbe, IoregProbe, PowermetricsProbe, unified_memory_limit_mb
+from gpuyard.probes.apple.apple_gpu import AppleProbe, read_ioreg, read_powermetrics, unified_memory_limit_mb
 from tests.in_time import in_time
 
 PLIST = (
@@ -212,9 +212,9 @@ def test_without_sysctl_the_total_is_unknown(mac: Mac) -> None:
 def test_each_tool_can_be_read_alone(mac: Mac) -> None:
     mac.prints("powermetrics", PLIST)
     mac.has("ioreg", "echo")
-    assert PowermetricsProbe().read(5.0).devices[0].power_draw_w == 3.0
+    assert read_powermetrics(5.0).devices[0].power_draw_w == 3.0
     with pytest.raises(ProbeGarbled):
-        IoregProbe().read(5.0)
+        read_ioreg(5.0)
 
 
 def test_a_tool_without_execute_permission_is_denied_not_missing(mac: Mac, tmp_path: Path) -> None:
@@ -229,5 +229,5 @@ def test_powermetrics_is_called_for_one_short_sample_of_the_gpu(mac: Mac, tmp_pa
     arguments = tmp_path / "arguments"
     mac.has("powermetrics", f'echo "$*" > {shlex.quote(str(arguments))}; exit 1')
     with pytest.raises(ProbeCrashed):
-        PowermetricsProbe().read(5.0)
+        read_powermetrics(5.0)
     assert arguments.read_text().split() == ["--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200"]

@@ -7,8 +7,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeMissing
-from gpuyard.probes.intel.fdinfo_clients import parse_fdinfo
-from gpuyard.probes.intel.sysfs import IntelSysfs
+from gpuyard.probes.intel.sysfs import IntelSysfs, parse_fdinfo
 
 ARC = "0000:03:00.0"
 INTEGRATED = "0000:00:02.0"

@@ -2,8 +2,7 @@ import pytest
 
 from gpuyard.core.snapshot import Process
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.nvidia.nvidia_smi_apps import parse_apps
-from gpuyard.probes.nvidia.nvidia_smi_csv import parse_csv
+from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,
     APPS_WITHOUT_CARD,

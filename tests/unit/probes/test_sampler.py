@@ -85,6 +85,6 @@ def test_a_problem_is_reported_once_and_again_after_it_was_solved() -> None:
 
 def test_every_sample_goes_to_the_log() -> None:
     log = Collected()
-    sampler = Sampler(ScriptedMachine(1.0, 2.0), FakeClock(), sink=log)
+    sampler = Sampler(ScriptedMachine(1.0, 2.0), FakeClock(), sink=log.write)
     taken = [sampler.sample(), sampler.sample()]
     assert log.samples == taken

@@ -7,44 +7,38 @@ Rules:
 - The CSV of `monitor` has no units: without options it gives memory in GB with a fraction, with them in whole MB.
 - Plain `amd-smi` (ROCm 7) prints a box of two lines for each card, and one of all processes. It cuts off the beginning
   of a long name, also within a word: a word that is certainly cut is completed, or left out if it is unknown.
+
+Rules for the lists of processes below the cards, of `monitor -q` and of the box:
+- A card without processes has an empty list. A card is left out if one of its rows cannot be read, or if the
+  list is truncated: its processes are unknown.
+- A name may contain spaces, so the columns after it are counted from the end of the row.
+- In a list with times (`monitor -w`) the last time of each card counts.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
-from gpuyard.probes.amd.amd_smi_processes import (
-    ProcessLists,
-    is_process_header,
-    processes_of_box,
-    processes_of_csv,
-    processes_of_table,
-)
-from gpuyard.probes.amd.tool_output import cells, json_documents, table_rows
+from gpuyard.probes.amd.card_fields import Record
+from gpuyard.probes.amd.tool_output import cells, csv_rows, json_documents, table_rows
 from gpuyard.probes.common.device_ids import pci_bus_id
 
-Record = dict[str, Any]
+# Processes by the number of their card, in the shape of the JSON of `amd-smi process`.
+_ProcessLists = dict[str, list[Record]]
 
 _TEXT_LINE = re.compile(r"([ \t]*)([A-Z][A-Z0-9_ ]*):[ \t]*(.*)")
+# The place of a figure in a record, for each of its names in a flat row.
 _FLAT = {
-    "power_usage": ("power", "socket_power"),
-    "power": ("power", "socket_power"),
-    "max_power": ("limit", "socket_power"),
-    "pwr_cap": ("limit", "socket_power"),
-    "hotspot_temperature": ("temperature", "hotspot"),
-    "gpu_temp": ("temperature", "hotspot"),
-    "gpu_t": ("temperature", "hotspot"),
-    "gfx": ("usage", "gfx_activity"),
-    "gfx_util": ("usage", "gfx_activity"),
-    "gfx%": ("usage", "gfx_activity"),
-    "vram_used": ("mem_usage", "used_vram"),
-    "vram_free": ("mem_usage", "free_vram"),
-    "vram_total": ("mem_usage", "total_vram"),
+    **dict.fromkeys(("power_usage", "power"), ("power", "socket_power")),
+    **dict.fromkeys(("max_power", "pwr_cap"), ("limit", "socket_power")),
+    **dict.fromkeys(("hotspot_temperature", "gpu_temp", "gpu_t"), ("temperature", "hotspot")),
+    **dict.fromkeys(("gfx", "gfx_util", "gfx%"), ("usage", "gfx_activity")),
+    **{f"vram_{figure}": ("mem_usage", f"{figure}_vram") for figure in ("used", "free", "total")},
 }
 _GB = re.compile(r"\d+\.\d+", re.ASCII)
 _CUT = "..."
 _WORDS_OF_NAMES = ("Graphics", "Instinct", "Radeon", "PRO")
+_BOX_TITLES = ["GPU", "PID", "Process", "Name"]
 
 
 def read_records(text: str) -> list[Record] | None:
@@ -62,13 +56,10 @@ def _json_records(text: str) -> list[Record] | None:
         if isinstance(listed, list):
             records = [record for record in listed if isinstance(record, dict) and "gpu" in record]
             if records or not listed:
-                return _from_rows(records) if any(_is_flat(record) for record in records) else records
+                # A flat row of `monitor` shares only the key "power" with `metric`.
+                is_flat = any(key in _FLAT for record in records for key in record if key != "power")
+                return _from_rows(records) if is_flat else records
     return None
-
-
-def _is_flat(record: Record) -> bool:
-    """Return whether the record is a flat row of `monitor`, which shares only the key "power" with `metric`."""
-    return any(key in _FLAT for key in record if key != "power")
 
 
 def _text_records(text: str) -> list[Record] | None:
@@ -80,23 +71,18 @@ def _text_records(text: str) -> list[Record] | None:
         if key in {"gpu", "cpu"} and value.isdecimal():
             parts = [(-1, {key: value})]
             records += [parts[0][1]] if key == "gpu" else []
+            continue
+        parts = [part for part in parts if part[0] < indent]
+        if parts and value:
+            parts[-1][1][key] = value
         elif parts:
-            parts = [part for part in parts if part[0] < indent]
-            parts += _add(parts[-1][1], indent, key, value)
+            inner: Record = {}
+            if key == "process_info":  # the only section that is repeated
+                parts[-1][1].setdefault("process_list", []).append(inner)
+            else:
+                parts[-1][1][key] = inner
+            parts.append((indent, inner))
     return [record for record in records if len(record) > 1] or None
-
-
-def _add(part: Record, indent: int, key: str, value: str) -> list[tuple[int, Record]]:
-    """Store a value, or a new section (which is returned), under its key. Only process sections are repeated."""
-    if value:
-        part[key] = value
-        return []
-    inner: Record = {}
-    if key == "process_info":
-        part.setdefault("process_list", []).append(inner)
-    else:
-        part[key] = inner
-    return [(indent, inner)]
 
 
 def _table_records(text: str) -> list[Record] | None:
@@ -104,8 +90,9 @@ def _table_records(text: str) -> list[Record] | None:
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if _is_monitor_header(_titles(line))]
     lines = lines[starts[-1] :] if starts else lines
-    split = max((number for number, line in enumerate(lines) if is_process_header(_titles(line))), default=None)
-    lists = {} if split is None else processes_of_table(_titles(lines[split]), lines[split + 1 :])
+    columns = ([title for title in _titles(line) if title != "timestamp"] for line in lines)
+    split = max((number for number, titles in enumerate(columns) if titles[:3] == ["gpu", "name", "pid"]), default=None)
+    lists = {} if split is None else _processes_of_table(_titles(lines[split]), lines[split + 1 :])
     if not starts:
         return [{"gpu": gpu, "process_list": listed} for gpu, listed in lists.items()] or None
     rows = table_rows(_titles(lines[0]), lines[1:split])
@@ -124,14 +111,13 @@ def _csv_records(text: str) -> list[Record] | None:
     header = lines[starts[-1]].strip().split(",")
     lines = lines[starts[-1] + 1 :]
     rows = [line.strip().split(",") for line in takewhile(lambda line: line[:1].isdecimal(), lines)]
-    found = _from_rows(_with_units(dict(zip(header, row, strict=True))) for row in rows if len(row) == len(header))
-    return _with_processes(found, processes_of_csv(lines[len(rows) :])) or None
-
-
-def _with_units(row: Mapping[str, str]) -> Record:
-    return {
-        key: f"{value} GB" if key.startswith("vram") and _GB.fullmatch(value) else value for key, value in row.items()
-    }
+    found = []
+    for row in rows:
+        if len(row) == len(header):
+            record: Record = dict(zip(header, row, strict=True))
+            in_gb = [key for key in header if key.startswith("vram") and _GB.fullmatch(record[key])]
+            found.append(record | {key: f"{record[key]} GB" for key in in_gb})
+    return _with_processes(_from_rows(found), _processes_of_csv(lines[len(rows) :])) or None
 
 
 def _is_monitor_header(titles: Sequence[str]) -> bool:
@@ -177,27 +163,20 @@ def _box_records(text: str) -> list[Record] | None:
         if not words or len(figures) < 2:
             continue
         if pci_bus_id(words[0]):
-            first = _first_line(words, figures)
+            draw, cap = _used_and_total(figures[-1])
+            first = {
+                "bdf": words[0],
+                "asic": {"market_name": _uncut(" ".join(words[1:]))},
+                "temperature": {"hotspot": figures[1]},
+                "power": {"socket_power": draw},
+                "limit": {"socket_power": cap},
+            }
         elif first and words[0].isdecimal():
-            records.append({"gpu": words[0], **first, **_second_line(figures)})
+            used, total = _used_and_total(figures[-1])
+            memory = {"used_vram": used, "total_vram": total}
+            records.append({"gpu": words[0], **first, "usage": {"gfx_activity": figures[0]}, "mem_usage": memory})
             first = {}
-    return _with_processes(records, processes_of_box(boxes[start:], [record["gpu"] for record in records])) or None
-
-
-def _first_line(words: Sequence[str], figures: Sequence[str]) -> Record:
-    draw, cap = _used_and_total(figures[-1])
-    return {
-        "bdf": words[0],
-        "asic": {"market_name": _uncut(" ".join(words[1:]))},
-        "temperature": {"hotspot": figures[1]},
-        "power": {"socket_power": draw},
-        "limit": {"socket_power": cap},
-    }
-
-
-def _second_line(figures: Sequence[str]) -> Record:
-    used, total = _used_and_total(figures[-1])
-    return {"usage": {"gfx_activity": figures[0]}, "mem_usage": {"used_vram": used, "total_vram": total}}
+    return _with_processes(records, _processes_of_box(boxes[start:], [record["gpu"] for record in records])) or None
 
 
 def _uncut(name: str) -> str:
@@ -211,8 +190,87 @@ def _uncut(name: str) -> str:
     return rest if first[:1].islower() else f"{first}{space}{rest}"
 
 
-def _with_processes(records: list[Record], lists: ProcessLists) -> list[Record]:
+def _with_processes(records: list[Record], lists: _ProcessLists) -> list[Record]:
     return [
         {**record, "process_list": lists[str(record["gpu"])]} if str(record["gpu"]) in lists else record
         for record in records
     ]
+
+
+def _processes_of_table(titles: Sequence[str], lines: Iterable[str]) -> _ProcessLists:
+    gpu_place, behind_name = titles.index("gpu"), titles[titles.index("pid") :]
+    lists = _Lists()
+    for line in lines:
+        words = line.split(maxsplit=gpu_place + 1)
+        if len(words) <= gpu_place or not words[gpu_place].isdecimal():
+            break
+        row = cells(words[gpu_place + 1]) if len(words) > gpu_place + 1 else []
+        fields: dict[str, str] = {}
+        if len(row) > len(behind_name):
+            fields = dict(zip(behind_name, row[-len(behind_name) :], strict=True))
+            fields["name"] = " ".join(row[: -len(behind_name)])
+        lists.add(words[gpu_place], words[0] if gpu_place else "", fields)
+    return lists.readable()
+
+
+def _processes_of_csv(lines: Iterable[str]) -> _ProcessLists:
+    """Read the list below the cards in the CSV of `monitor -q`, which has a header of its own."""
+    lists = _Lists()
+    titles: list[str] = []
+    for row in csv_rows(lines):
+        if "gpu" in row and not {"pid", "process_info"}.isdisjoint(row):
+            titles, lists = row, _Lists()
+        elif titles:
+            gpu_place = titles.index("gpu")
+            if len(row) <= gpu_place:
+                return {}
+            fields = dict(zip(titles, row, strict=True)) if len(row) == len(titles) else {}
+            lists.add(row[gpu_place], row[0] if gpu_place else "", fields)
+    return lists.readable()
+
+
+def _processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> _ProcessLists:
+    """Parse the list of all cards at the end of the box; cards without processes are not in it."""
+    start = next((number for number, line in enumerate(boxes) if cells(line)[:4] == _BOX_TITLES), len(boxes))
+    end = next((number for number in range(start, len(boxes)) if boxes[number].startswith("+")), None)
+    if end is None:
+        return {}
+    lists = _Lists(gpus)
+    titles = [title.lower() for title in cells(boxes[start])[4:]]
+    for row in (cells(line) for line in boxes[start + 1 : end]):
+        if row and row[0].isdecimal():
+            fields = {"pid": row[1] if len(row) > 1 else ""}
+            if len(row) >= len(titles) + 3:
+                fields |= zip(titles, row[len(row) - len(titles) :], strict=True)
+                fields["name"] = " ".join(row[2 : len(row) - len(titles)])
+            lists.add(row[0], "", fields)
+    return lists.readable()
+
+
+class _Lists:
+    """The processes of each card by pid, and the cards with an unreadable row."""
+
+    def __init__(self, gpus: Iterable[str] = ()) -> None:
+        self._found: dict[str, dict[str, Record]] = {gpu: {} for gpu in gpus}
+        self._times: dict[str, str] = {}
+        self._unreadable: set[str] = set()
+
+    def add(self, gpu: str, time: str, fields: Mapping[str, str]) -> None:
+        if self._times.setdefault(gpu, time) != time:
+            self._times[gpu], self._found[gpu] = time, {}
+            self._unreadable.discard(gpu)
+        processes = self._found.setdefault(gpu, {})
+        pid = fields.get("pid", "")
+        # A card without processes has "N/A" in each column, or a text.
+        says_none = fields.get("process_info", "").lower().startswith("no running process")
+        says_none |= pid == "N/A" and fields.get("name") == "N/A"
+        if pid.isdecimal():
+            process: Record = {key: fields.get(key) for key in ("pid", "name")}
+            process["memory_usage"] = {key: fields.get(key) for key in ("gtt_mem", "cpu_mem", "vram_mem")}
+            process["mem_usage"] = fields.get("mem_usage", fields.get("mem_usg"))
+            processes.setdefault(pid, process)
+        elif not says_none:
+            self._unreadable.add(gpu)
+
+    def readable(self) -> _ProcessLists:
+        return {gpu: [*found.values()] for gpu, found in self._found.items() if gpu not in self._unreadable}

@@ -4,7 +4,6 @@ Rules:
 - It is imported at the first read: the import loads libamd_smi.so, and fails in many ways if that is missing.
 - It stays initialised between reads, and is initialised again after a failure.
 - A figure that a card, a release or our permissions do not provide is unknown; only a missing card list is an error.
-- Temperature is the edge sensor's or, where a card has none (MI300), the hotspot's.
 """
 
 import contextlib
@@ -15,26 +14,20 @@ import os
 import sys
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.probes.amd import card_fields
+from gpuyard.probes.amd.card_fields import Record, device_of, process_of, without_repeated_memory
 from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
+from gpuyard.probes.common.device_ids import with_distinct_ids
 
 NAME = "amdsmi"
 # Errors of the wrapper when a release lacks a function, an enum or a key, or decodes bytes that are not text.
 _ODD_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    ctypes.ArgumentError,
-)
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
+    ValueError, ctypes.ArgumentError,
+)  # fmt: skip
 # No card's cap is above 10 kW or below 10 mW: releases from 6.0 on count in microwatts, those before in watts.
 _LARGEST_WATTS = 10_000
 
@@ -52,7 +45,7 @@ class AmdSmiLibrary:
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
         self._session = session
-        return Reading(devices=card_fields.without_repeated_memory(devices))
+        return Reading(devices=without_repeated_memory(devices))
 
 
 class _LibrarySession:
@@ -89,10 +82,13 @@ class _LibrarySession:
 
 
 def _import_amdsmi() -> Any:
+    # A virtual environment does not contain ROCm's own package folder.
+    folder = os.path.join(os.environ.get("ROCM_PATH", "/opt/rocm"), "share/amd_smi")
+    if os.path.isdir(folder) and folder not in sys.path:
+        sys.path.append(folder)
     try:
         # Without its libamd_smi.so the package prints advice to standard output, which is ours.
         with contextlib.redirect_stdout(io.StringIO()):
-            _show_where_rocm_keeps_it()
             return importlib.import_module("amdsmi")
     except ImportError as error:
         raise ProbeMissing(NAME, f"the Python library cannot be imported: {_one_line(error)}") from error
@@ -101,13 +97,6 @@ def _import_amdsmi() -> Any:
     except (*_ODD_FAILURES, SyntaxError, SystemExit) as error:
         hint = "the library and the ROCm release may not belong together"
         raise ProbeCrashed(NAME, f"its import failed: {_one_line(error)}", hint=hint) from error
-
-
-def _show_where_rocm_keeps_it() -> None:
-    """Add ROCm's own package folder to sys.path, which a virtual environment does not contain."""
-    folder = os.path.join(os.environ.get("ROCM_PATH", "/opt/rocm"), "share/amd_smi")
-    if os.path.isdir(folder) and folder not in sys.path:
-        sys.path.append(folder)
 
 
 def _refusal(error: BaseException) -> ProbeError:
@@ -124,54 +113,39 @@ def _one_line(error: BaseException) -> str:
 
 
 def _device(session: _LibrarySession, index: int, handle: Any) -> Device:
-    asic = session.fields("amdsmi_get_gpu_asic_info", handle)
-    power = session.fields("amdsmi_get_power_info", handle)
-    uuid = session.ask("amdsmi_get_gpu_device_uuid", handle)
-    pci = pci_bus_id(session.ask("amdsmi_get_gpu_device_bdf", handle))
-    unique = card_fields.unique_id_in_uuid(uuid) or card_fields.unique_id(asic.get("asic_serial"))
-    return Device(
-        id=card_fields.device_id(unique, pci, index),
-        vendor=Vendor.AMD,
-        index=index,
-        name=card_fields.card_name(asic.get("market_name")),
-        pci_bus_id=pci,
-        **_memory(session, handle),
-        utilization_percent=parse_numbers.percent(
-            session.fields("amdsmi_get_gpu_activity", handle).get("gfx_activity")
-        ),
-        power_draw_w=_power_draw(power),
-        power_limit_w=_power_limit(session.fields("amdsmi_get_power_cap_info", handle), power),
-        temperature_c=_temperature(session, handle),
-        processes=_processes(session, handle),
-    )
+    power, cap = session.fields("amdsmi_get_power_info", handle), session.fields("amdsmi_get_power_cap_info", handle)
+    record = {
+        "gpu": index,
+        "bdf": session.ask("amdsmi_get_gpu_device_bdf", handle),
+        "uuid": session.ask("amdsmi_get_gpu_device_uuid", handle),
+        "asic": session.fields("amdsmi_get_gpu_asic_info", handle),
+        "mem_usage": _memory(session, handle),
+        "usage": session.fields("amdsmi_get_gpu_activity", handle),
+        "power": power,
+        "limit": {"socket_power": _watts(cap.get("power_cap")), "current_power": _watts(power.get("power_limit"))},
+        "temperature": {"edge": _temperature(session, handle)},
+    }
+    return replace(device_of(index, record), processes=_processes(session, handle))
 
 
-def _memory(session: _LibrarySession, handle: Any) -> card_fields.CardMemory:
+def _memory(session: _LibrarySession, handle: Any) -> Record:
     """Return the memory; releases report bytes, or MB by an older call."""
     vram = session.constant("AmdSmiMemoryType", "VRAM")
-    total = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_total", handle, vram), "B")
-    used = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "B")
-    if not total or used is None:
-        usage = session.fields("amdsmi_get_gpu_vram_usage", handle)
-        total, coarse = (
-            parse_numbers.megabytes(usage.get("vram_total")) or total,
-            parse_numbers.megabytes(usage.get("vram_used")),
-        )
-        used = used if coarse is None else coarse
-    return card_fields.memory(total, used)
+    total = {"value": session.ask("amdsmi_get_gpu_memory_total", handle, vram), "unit": "B"}
+    used = {"value": session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "unit": "B"}
+    if parse_numbers.megabytes(total) and parse_numbers.megabytes(used) is not None:
+        return {"total_vram": total, "used_vram": used}
+    usage = session.fields("amdsmi_get_gpu_vram_usage", handle)
+    coarse_total, coarse_used = usage.get("vram_total"), usage.get("vram_used")
+    return {
+        "total_vram": coarse_total if parse_numbers.megabytes(coarse_total) else total,
+        "used_vram": used if parse_numbers.megabytes(coarse_used) is None else coarse_used,
+    }
 
 
-def _power_draw(power: dict[str, Any]) -> float | None:
-    """Return the power. ROCm 7 has one key; before, MI300 had only the current power, other cards only the average."""
-    keys = ("socket_power", "current_socket_power", "average_socket_power")
-    return next((draw for key in keys if (draw := parse_numbers.watts(power.get(key))) is not None), None)
-
-
-def _power_limit(cap: dict[str, Any], power: dict[str, Any]) -> float | None:
-    values = (parse_numbers.number(cap.get("power_cap")), parse_numbers.number(power.get("power_limit")))
-    return card_fields.power_limit(
-        *(parse_numbers.watts(value, "uW" if value is not None and value > _LARGEST_WATTS else "W") for value in values)
-    )
+def _watts(raw: Any) -> float | None:
+    value = parse_numbers.number(raw)
+    return parse_numbers.watts(value, "uW" if value is not None and value > _LARGEST_WATTS else "W")
 
 
 def _temperature(session: _LibrarySession, handle: Any) -> float | None:
@@ -190,9 +164,4 @@ def _processes(session: _LibrarySession, handle: Any) -> tuple[Process, ...] | N
         entry if isinstance(entry, dict) else session.fields("amdsmi_get_gpu_process_info", handle, entry)
         for entry in listed
     )
-    return tuple(process for info in described if (process := _process(info)))
-
-
-def _process(info: dict[str, Any]) -> Process | None:
-    memory_mb = card_fields.process_memory(info.get("memory_usage"), info.get("mem", info.get("mem_usage")))
-    return card_fields.process(info.get("pid"), info.get("name"), memory_mb)
+    return tuple(process for info in described if (process := process_of(info)))

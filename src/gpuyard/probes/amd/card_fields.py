@@ -10,27 +10,69 @@ Ids:
 
 import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Process
+from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.device_ids import pci_bus_id
 
+# A card as AMD SMI's JSON describes it.
+Record = dict[str, Any]
+
+# The sections of a record, each with the keys that releases have used, the best first. MI300 has no edge sensor.
+SECTIONS = {
+    "asic": ("market_name", "asic_serial"),
+    "board": ("product_name",),
+    "bus": ("bdf",),
+    "limit": ("ppt0", "socket_power", "current_power", "max_power", "power"),
+    "mem_usage": ("total_vram", "used_vram", "free_vram"),
+    "power": ("socket_power", "current_socket_power", "average_socket_power"),
+    "temperature": ("edge", "hotspot", "junction"),
+    "usage": ("gfx_activity", "gfx_usage"),
+    "vram": ("size", "vram_size", "vram_size_mb"),
+}
 _UNIQUE_ID = re.compile(r"(?:0x([0-9a-f]{1,16})|(?:GPU-)?([0-9a-f]{16}))", re.IGNORECASE)
 _UUID = re.compile(r"([0-9a-f]{2})[0-9a-f]{6}-0000-1000-80([0-9a-f]{2})-([0-9a-f]{12})", re.IGNORECASE)
 _HEX_NUMBER = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
-_MOST_CARDS = 65535
-_LARGEST_PID = 2**31 - 1
 
 
-class CardMemory(TypedDict):
-    """The fields of a Device that are about its memory."""
+def device_of(number: int, record: Record) -> Device:
+    """Return the card of a record without its processes; `number` is its place in the list."""
+    asic, limit = section(record, "asic"), section(record, "limit")
+    index = parse_numbers.device_index(record.get("gpu"))
+    pci = pci_bus_id(record.get("bdf")) or pci_bus_id(section(record, "bus").get("bdf"))
+    unique = unique_id_in_uuid(record.get("uuid")) or unique_id(asic.get("asic_serial"))
+    usage = section(record, "mem_usage")
+    total, used, free = (parse_numbers.megabytes(usage.get(key)) for key in SECTIONS["mem_usage"])
+    # ROCm 7 has a section per limit; PPT0 is the socket's. First the caps in force, then the highest that may be set.
+    caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
+    highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
+    return Device(
+        id=device_id(unique, pci, number if index is None else index),
+        vendor=Vendor.AMD,
+        index=index,
+        name=card_name(asic.get("market_name"), section(record, "board").get("product_name")),
+        pci_bus_id=pci,
+        **memory(_first(parse_numbers.megabytes, record, "vram") if total is None else total, used, free),
+        utilization_percent=_first(parse_numbers.percent, record, "usage"),
+        power_draw_w=_first(parse_numbers.watts, record, "power"),
+        power_limit_w=power_limit(*(parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest))),
+        temperature_c=_first(parse_numbers.celsius, record, "temperature"),
+    )
 
-    memory_total_mb: float | None
-    memory_used_mb: float | None
-    memory_free_mb: float | None
+
+def section(record: Any, name: str) -> Record:
+    """Return a section of a record, or {} for the "N/A" that a release prints in its place."""
+    part = record.get(name) if isinstance(record, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _first(read: Callable[[Any], float | None], record: Record, name: str) -> float | None:
+    part = section(record, name)
+    return next((value for key in SECTIONS[name] if (value := read(part.get(key))) is not None), None)
 
 
 def unique_id(raw: Any) -> str | None:
@@ -52,11 +94,6 @@ def unique_id_in_uuid(raw: Any) -> str | None:
     return digits if digits and not digits.startswith("0" * 8) else None
 
 
-def card_index(raw: Any) -> int | None:
-    index = parse_numbers.whole(raw)
-    return index if index is not None and index <= _MOST_CARDS else None
-
-
 def card_name(*candidates: Any) -> str | None:
     """Return the first real name; tools print a bare "0x1002" if the PCI id database lacks the card."""
     names = (parse_numbers.words(raw) for raw in candidates)
@@ -67,18 +104,13 @@ def device_id(unique: str | None, pci: str | None, number: int) -> str:
     return f"GPU-{unique}" if unique else pci or f"amd-{number}"
 
 
-def id_rank(device: Device) -> int:
-    """Return how specific the id is; 0 is best."""
-    return 0 if device.id.startswith("GPU-") else 2 if device.id.startswith("amd-") else 1
-
-
-def memory(total: float | None, used: float | None, free: float | None = None) -> CardMemory:
-    """Return the memory fields; a total of zero means that none of them was read."""
+def memory(total: float | None, used: float | None, free: float | None = None) -> dict[str, Any]:
+    """Return the memory fields of a Device; a total of zero means that none of them was read."""
     if total == 0:
         total = used = free = None
     if free is None and total is not None and used is not None:
         free = round(max(0.0, total - used), 2)
-    return CardMemory(memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)
+    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
 
 
 def power_limit(*candidates: float | None) -> float | None:
@@ -87,10 +119,16 @@ def power_limit(*candidates: float | None) -> float | None:
 
 
 def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
-    number = parse_numbers.whole(pid)
-    if number is None or not 0 < number <= _LARGEST_PID:
+    number = parse_numbers.process_id(pid)
+    if number is None:
         return None
     return Process(pid=number, memory_mb=memory_mb, name=parse_numbers.words(name))
+
+
+def process_of(info: Record) -> Process | None:
+    """Return the process that AMD SMI describes; releases before 6.0 call its memory `mem`."""
+    memory_mb = process_memory(info.get("memory_usage"), info.get("mem", info.get("mem_usage")))
+    return process(info.get("pid"), info.get("name"), memory_mb)
 
 
 def process_memory(usage: Any, whole: Any) -> float | None:
@@ -116,19 +154,14 @@ def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
     per card is unknown.
     """
     listed = tuple(devices)
-    times = Counter(
-        held
-        for device in listed
-        for held in {(process.pid, process.memory_mb) for process in device.processes or ()}
-        if held[1] is not None
-    )
-    return tuple(
-        replace(device, processes=tuple(_with_sure_memory(process, times) for process in device.processes))
-        if device.processes
-        else device
-        for device in listed
-    )
-
-
-def _with_sure_memory(process: Process, times: Counter[tuple[int, float | None]]) -> Process:
-    return replace(process, memory_mb=None) if times[process.pid, process.memory_mb] > 1 else process
+    times: Counter[tuple[int, float | None]] = Counter()
+    for device in listed:
+        times.update({(process.pid, process.memory_mb) for process in device.processes or ()})
+    found = []
+    for device in listed:
+        processes = [
+            replace(process, memory_mb=None) if times[process.pid, process.memory_mb] > 1 else process
+            for process in device.processes or ()
+        ]
+        found.append(replace(device, processes=tuple(processes)) if processes else device)
+    return tuple(found)

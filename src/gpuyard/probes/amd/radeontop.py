@@ -33,23 +33,21 @@ def parse(text: str) -> Reading:
 
 
 class RadeonTop:
-    name = NAME
-    vendor = Vendor.AMD
-    may_hang = False
-
     def read(self, timeout_s: float) -> Reading:
-        output = run_tool((NAME, "-d", "-", "-l", "1"), timeout_s, enough=_has_sample)
-        return parse(output.require_success())
-
-
-def _has_sample(output: bytes) -> bool:
-    """Return whether a sample was printed: releases before 1.0 have no limit and never end."""
-    return _WHOLE_LINE.search(output) is not None
+        """Run the tool until it has printed a sample: releases before 1.0 have no limit and never end."""
+        return parse(run_tool((NAME, "-d", "-", "-l", "1"), timeout_s, enough=_WHOLE_LINE.search).require_success())
 
 
 def _device(number: int, match: re.Match[str]) -> Device:
     pci = pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
-    total, used = _memory(match[3])
+    vram = _VRAM.search(match[3])
+    share = parse_numbers.number(vram[1]) if vram else None
+    used = parse_numbers.megabytes(vram[2]) if vram else None
+    total = None
+    if not share or not used:
+        used = None
+    elif share <= 100 and _ROUNDING / share + _ROUNDING / used <= _PRECISE:
+        total = round(used * 100 / share, 2)
     return Device(
         id=card_fields.device_id(None, pci, number),
         vendor=Vendor.AMD,
@@ -57,13 +55,3 @@ def _device(number: int, match: re.Match[str]) -> Device:
         **card_fields.memory(total, used),
         utilization_percent=parse_numbers.percent(match[2]),
     )
-
-
-def _memory(rest: str) -> tuple[float | None, float | None]:
-    """Return total memory, if it can be computed, and used memory."""
-    match = _VRAM.search(rest)
-    share, used = (parse_numbers.number(match[1]), parse_numbers.megabytes(match[2])) if match else (None, None)
-    if not share or not used:
-        return None, None
-    precise = _ROUNDING / share + _ROUNDING / used <= _PRECISE
-    return (round(used * 100 / share, 2) if precise and share <= 100 else None), used

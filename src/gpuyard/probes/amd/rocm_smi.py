@@ -18,27 +18,16 @@ from msgspec.structs import replace
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.amd import card_fields
-from gpuyard.probes.amd.tool_output import cells, csv_rows, garbled, json_documents, parse_output, section, table_rows
+from gpuyard.probes.amd.tool_output import cells, csv_rows, garbled, json_documents, parse_output, table_rows
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.run_tool import run_tool
 
 NAME = "rocm-smi"
 _COMMAND = (
-    NAME,
-    "--showid",
-    "--showuniqueid",
-    "--showproductname",
-    "--showbus",
-    "--showtemp",
-    "--showuse",
-    "--showmeminfo",
-    "vram",
-    "--showpower",
-    "--showmaxpower",
-    "--showpids",
-    "--json",
-)
+    f"{NAME} --showid --showuniqueid --showproductname --showbus --showtemp --showuse --showmeminfo vram --showpower"
+    " --showmaxpower --showpids --json"
+).split()
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
 _PID = re.compile(r"PID(\d{1,10})", re.IGNORECASE)
 _NO_CARDS = "No AMD GPUs specified"
@@ -72,10 +61,6 @@ def parse(text: str) -> Reading:
 
 
 class RocmSmi:
-    name = NAME
-    vendor = Vendor.AMD
-    may_hang = False
-
     def read(self, timeout_s: float) -> Reading:
         return parse_output(run_tool(_COMMAND, timeout_s), parse)
 
@@ -137,22 +122,20 @@ def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
         for key, card in document.items()
         if (match := _CARD.fullmatch(key)) and isinstance(card, dict)
     }
-    processes = _processes({**document, **section(document, "system")}) if len(found) == 1 else None
+    processes = _processes({**document, **card_fields.section(document, "system")}) if len(found) == 1 else None
     names_cards = any(_CARD.fullmatch(key) for key in document)
-    if names_cards and not processes and not any(map(_is_understood, found.values())):
+    keys = {key for card in found.values() for key in card}
+    if names_cards and not processes and not any(known.fullmatch(key) for key in keys for known in _KNOWN):
         return None
-    return [_device(index, card, processes) for index, card in sorted(found.items())]
+    return [replace(_device(index, index, card), processes=processes) for index, card in sorted(found.items())]
 
 
-def _is_understood(said: dict[str, Any]) -> bool:
-    return any(known.fullmatch(key) for key in said for known in _KNOWN)
-
-
-def _device(index: int, said: dict[str, Any], processes: tuple[Process, ...] | None) -> Device:
+def _device(number: int, index: int | None, said: dict[str, Any]) -> Device:
     pci = pci_bus_id(said.get("pci bus"))
     edge = _matching(parse_numbers.celsius, said, _EDGE)
+    unique = card_fields.unique_id(said.get("unique id"))
     return Device(
-        id=card_fields.device_id(card_fields.unique_id(said.get("unique id")), pci, index),
+        id=card_fields.device_id(unique, pci, number if index is None else index),
         vendor=Vendor.AMD,
         index=index,
         name=card_fields.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
@@ -162,7 +145,6 @@ def _device(index: int, said: dict[str, Any], processes: tuple[Process, ...] | N
         power_draw_w=_matching(parse_numbers.watts, said, _DRAW),
         power_limit_w=card_fields.power_limit(_matching(parse_numbers.watts, said, _LIMIT)),
         temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, _JUNCTION),
-        processes=processes,
     )
 
 
@@ -177,25 +159,23 @@ def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re
 
 def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
     """Return the processes of "PID1234": "name, cards, bytes of VRAM, ..."; no key means none or not queried."""
-    found = [
-        process
-        for key, value in said.items()
-        if (match := _PID.fullmatch(key)) and isinstance(value, str) and (process := _process(match[1], value))
-    ]
+    found = []
+    for key, value in said.items():
+        match = _PID.fullmatch(key)
+        if match and isinstance(value, str):
+            name, card_count, vram, *_ = [*value.rsplit(",", 4), "", "", ""]
+            process = card_fields.process(match[1], name, parse_numbers.megabytes(vram, "B"))
+            found += [process] if process and parse_numbers.whole(card_count) != 0 else []
     return tuple(found) or None
-
-
-def _process(pid: str, value: str) -> Process | None:
-    name, card_count, vram, *_ = [*value.rsplit(",", 4), "", "", ""]
-    if parse_numbers.whole(card_count) == 0:
-        return None
-    return card_fields.process(pid, name, parse_numbers.megabytes(vram, "B"))
 
 
 def _devices_of_table(text: str) -> list[Device] | None:
     """Parse the concise table; some releases print the card's name on a line below the figures."""
     lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines) if _is_header(cells(line))), None)
+    headers = ((number, cells(line)) for number, line in enumerate(lines))
+    start = next(
+        (number for number, row in headers if row[:1] in (["Device"], ["GPU"]) and {"SCLK", "GPU%"} <= {*row}), None
+    )
     if start is None:
         return None
     rows = table_rows(cells(lines[start]), lines[start + 1 :])
@@ -204,20 +184,12 @@ def _devices_of_table(text: str) -> list[Device] | None:
     return [_device_of_row(number, row, following) for number, (row, following) in enumerate(rows)]
 
 
-def _is_header(header: list[str]) -> bool:
-    return header[:1] in (["Device"], ["GPU"]) and {"SCLK", "GPU%"} <= set(header)
-
-
 def _device_of_row(number: int, row: dict[str, str], following: str) -> Device:
-    index = card_fields.card_index(row.get("Device", row.get("GPU")))
-    named = "[Model : Revision]" in row and following[:1].isspace()
-    return Device(
-        id=card_fields.device_id(None, None, number if index is None else index),
-        vendor=Vendor.AMD,
-        index=index,
-        name=card_fields.card_name(following) if named else None,
-        utilization_percent=parse_numbers.percent(row.get("GPU%")),
-        power_draw_w=parse_numbers.watts(row.get("Power", row.get("AvgPwr"))),
-        power_limit_w=card_fields.power_limit(parse_numbers.watts(row.get("PwrCap"))),
-        temperature_c=parse_numbers.celsius(row.get("Temp")),
-    )
+    said = {
+        "card series": following if "[Model : Revision]" in row and following[:1].isspace() else None,
+        "gpu use": row.get("GPU%"),
+        "average power": row.get("Power", row.get("AvgPwr")),
+        "max power": row.get("PwrCap"),
+        "temperature": row.get("Temp"),
+    }
+    return _device(number, parse_numbers.device_index(row.get("Device", row.get("GPU"))), said)

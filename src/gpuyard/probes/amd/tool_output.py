@@ -31,17 +31,12 @@ def json_documents(text: str) -> Iterator[Any]:
         yield value
 
 
-def section(record: Any, name: str) -> dict[str, Any]:
-    """Return a section of a record, or {} for the "N/A" that a release prints in its place."""
-    part = record.get(name) if isinstance(record, dict) else None
-    return part if isinstance(part, dict) else {}
-
-
 def cells(line: str) -> list[str]:
     """Split a line of a table; "55 °C", "NPS1, SPX", "[0x74a1 : 0x00]" and "2.9/ 15.9 GB" are one cell each."""
     joined: list[str] = []
     for word in line.split():
-        if joined and (_UNIT.fullmatch(word) or joined[-1].endswith((",", "/")) or _is_open(joined[-1])):
+        is_open = bool(joined) and joined[-1].startswith("[") and "]" not in joined[-1]
+        if joined and (is_open or _UNIT.fullmatch(word) or joined[-1].endswith((",", "/"))):
             joined[-1] += f" {word}"
         else:
             joined.append(word)
@@ -86,7 +81,3 @@ def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading
         if output.status not in (0, None):
             raise output.failure() from None
         raise
-
-
-def _is_open(cell: str) -> bool:
-    return cell.startswith("[") and "]" not in cell

@@ -1,10 +1,11 @@
 """A Mac's GPU: power from `powermetrics`, which needs root, and the rest from `ioreg`, which does not.
 
-Each tool is a probe; AppleProbe runs both in parallel and merges their readings. The error of a failed tool becomes a
-problem of the reading, or part of the error message if both failed.
+Both run in parallel, and their readings are merged. The error of a failed tool becomes a problem of the reading, or
+part of the error message if both failed.
 The operating system is not checked: if neither tool is on PATH, this is not a Mac.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
@@ -13,8 +14,7 @@ from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeDenied, ProbeError
 from gpuyard.probes.apple import ioreg, powermetrics
 from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.multiple_calls import problem_beside, run_until
+from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_any_tool, run_tool
 
 _NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything else is read from ioreg"
@@ -22,33 +22,7 @@ _NEEDS_ROOT = "power needs root: run gpuyard with sudo; without it everything el
 _TELLING = ("timeout", "crashed", "garbled", "failed", "denied", "missing")
 
 
-class PowermetricsProbe:
-    name = powermetrics.SOURCE
-    vendor = Vendor.APPLE
-    may_hang = False
-
-    def read(self, timeout_s: float) -> Reading:
-        try:
-            output = run_tool(powermetrics.command(), timeout_s).require_success()
-        except ProbeDenied as error:
-            raise ProbeDenied(error.source, error.message, hint=_NEEDS_ROOT) from error
-        return powermetrics.parse(output)
-
-
-class IoregProbe:
-    name = ioreg.SOURCE
-    vendor = Vendor.APPLE
-    may_hang = False
-
-    def read(self, timeout_s: float) -> Reading:
-        return ioreg.parse(run_tool(ioreg.command(), timeout_s).require_success())
-
-
 class AppleProbe:
-    name = f"{powermetrics.SOURCE}+{ioreg.SOURCE}"
-    vendor = Vendor.APPLE
-    may_hang = False
-
     def __init__(self) -> None:
         self._denied: ProbeDenied | None = None
 
@@ -56,7 +30,7 @@ class AppleProbe:
         find_any_tool((powermetrics.SOURCE, ioreg.SOURCE))
         with ThreadPoolExecutor(max_workers=3) as pool:
             power = pool.submit(self._ask_powermetrics, timeout_s)
-            registry = pool.submit(_attempt, IoregProbe(), timeout_s)
+            registry = pool.submit(_attempt, read_ioreg, timeout_s)
             limit = pool.submit(unified_memory_limit_mb, timeout_s)
         reading = _combine(registry.result(), power.result())
         return replace(reading, devices=tuple(_with_total(device, limit.result()) for device in reading.devices))
@@ -65,9 +39,20 @@ class AppleProbe:
         """Run powermetrics. After a refusal it is not run again, because a process does not become root later."""
         if self._denied is not None:
             return self._denied
-        answer = _attempt(PowermetricsProbe(), timeout_s)
+        answer = _attempt(read_powermetrics, timeout_s)
         self._denied = answer if isinstance(answer, ProbeDenied) else None
         return answer
+
+
+def read_powermetrics(timeout_s: float) -> Reading:
+    try:
+        return powermetrics.parse(run_tool(powermetrics.COMMAND, timeout_s).require_success())
+    except ProbeDenied as error:
+        raise ProbeDenied(error.source, error.message, hint=_NEEDS_ROOT) from error
+
+
+def read_ioreg(timeout_s: float) -> Reading:
+    return ioreg.parse(run_tool(ioreg.COMMAND, timeout_s).require_success())
 
 
 def unified_memory_limit_mb(timeout_s: float) -> float | None:
@@ -93,9 +78,9 @@ def _sysctl(name: str, deadline: Deadline) -> str | None:
         return None
 
 
-def _attempt(probe: PowermetricsProbe | IoregProbe, timeout_s: float) -> Reading | ProbeError:
+def _attempt(read: Callable[[float], Reading], timeout_s: float) -> Reading | ProbeError:
     try:
-        return probe.read(timeout_s)
+        return read(timeout_s)
     except ProbeError as error:
         return error
 
@@ -103,16 +88,12 @@ def _attempt(probe: PowermetricsProbe | IoregProbe, timeout_s: float) -> Reading
 def _combine(registry: Reading | ProbeError, power: Reading | ProbeError) -> Reading:
     if isinstance(registry, ProbeError):
         if isinstance(power, ProbeError):
-            raise _joined(registry, power)
+            first, second = sorted((registry, power), key=lambda error: _TELLING.index(error.kind))
+            raise type(first)(first.source, f"{first.message}; {second}", hint=first.hint or second.hint)
         return Reading(devices=power.devices, problems=(problem_beside(registry, Vendor.APPLE),))
     if isinstance(power, ProbeError):
         return Reading(devices=registry.devices, problems=(problem_beside(power, Vendor.APPLE),))
     return Reading(devices=_merged(registry.devices, power.devices))
-
-
-def _joined(*errors: ProbeError) -> ProbeError:
-    first, second = sorted(errors, key=lambda error: _TELLING.index(error.kind))
-    return type(first)(first.source, f"{first.message}; {second}", hint=first.hint or second.hint)
 
 
 def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -120,15 +101,9 @@ def _merged(registry: tuple[Device, ...], power: tuple[Device, ...]) -> tuple[De
     if len(registry) != 1 or len(power) != 1:
         return registry
     known, extra = registry[0], power[0]
-    busy = known.utilization_percent
-    return (
-        replace(
-            known,
-            name=known.name or extra.name,
-            utilization_percent=busy if busy is not None else extra.utilization_percent,
-            power_draw_w=extra.power_draw_w if extra.power_draw_w is not None else known.power_draw_w,
-        ),
-    )
+    busy = known.utilization_percent if known.utilization_percent is not None else extra.utilization_percent
+    power_w = extra.power_draw_w if extra.power_draw_w is not None else known.power_draw_w
+    return (replace(known, name=known.name or extra.name, utilization_percent=busy, power_draw_w=power_w),)
 
 
 def _with_total(device: Device, limit_mb: float | None) -> Device:

@@ -17,6 +17,7 @@ from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common import parse_numbers
 
 SOURCE = "ioreg"
+COMMAND = (SOURCE, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 
 _NODE = re.compile(r"[\s|]*\+-o\s.*<class\s+([^,>]+)")
 _PROPERTY = re.compile(r'[\s|]*"([^"]+)"\s*=\s*(.*)')
@@ -26,23 +27,15 @@ _TOKEN = re.compile(r'"([^"]*)"\s*=\s*(?:([-+.\w]+)(?=\s*[,}]))?|"[^"]*"|[{(]|[)
 
 
 class _IoregNode(Struct, kw_only=True):
-    """One accelerator of the tree; unnamed if the output starts in the middle of it."""
+    """One node of the tree; unnamed if the output starts in the middle of it."""
 
     class_name: str | None = None
     model: str | None = None
     statistics: dict[str, str] | None = None
 
-    @property
-    def is_accelerator(self) -> bool:
-        return self.statistics is not None or "Accelerator" in (self.class_name or "")
-
-
-def command() -> list[str]:
-    return [SOURCE, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator"]
-
 
 def parse(text: str) -> Reading:
-    found = [node for node in _nodes(text) if node.is_accelerator]
+    found = [node for node in _nodes(text) if node.statistics is not None or "Accelerator" in (node.class_name or "")]
     if not found:
         raise ProbeGarbled(SOURCE, "its output lists no accelerator")
     return Reading(devices=tuple(_device(index, node) for index, node in enumerate(found)))
@@ -60,18 +53,14 @@ def _nodes(text: str) -> Iterator[_IoregNode]:
         if match is None:
             continue
         if match[1] == "model":
-            node.model = _words(match[2])
+            model = _TEXT.match(match[2])
+            node.model = parse_numbers.words(model[1]) if model else None
         elif match[1] == "PerformanceStatistics":
             if node.statistics is not None:  # lines picked out of the tree, without the nodes they came from
                 yield node
                 node = _IoregNode()
             node.statistics = _statistics(match[2])
     yield node
-
-
-def _words(value: str) -> str | None:
-    match = _TEXT.match(value)
-    return parse_numbers.words(match[1]) if match else None
 
 
 def _statistics(value: str) -> dict[str, str]:
@@ -112,10 +101,7 @@ def _device(index: int, node: _IoregNode) -> Device:
 
 def _memory(said: dict[str, str]) -> tuple[float | None, float | None, float | None]:
     """Return used, free and total memory: the card's own, or the used part of the machine's."""
-    used, free = (
-        parse_numbers.megabytes(said.get("vramUsedBytes"), "B"),
-        parse_numbers.megabytes(said.get("vramFreeBytes"), "B"),
-    )
+    used, free = (parse_numbers.megabytes(said.get(key), "B") for key in ("vramUsedBytes", "vramFreeBytes"))
     if not used and not free:
         return parse_numbers.megabytes(said.get("In use system memory"), "B"), None, None
     total = round(used + free, 2) if used is not None and free is not None else None

@@ -19,6 +19,8 @@ from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common import parse_numbers
 
 SOURCE = "powermetrics"
+# One sample: power is averaged over the interval of 200 ms, which is most of the run time.
+COMMAND = (SOURCE, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200")
 
 # Errors that plistlib raises for a damaged document: a misplaced tag, an invalid date.
 _PLIST_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ExpatError)
@@ -44,26 +46,23 @@ _FIGURE_LINE = re.compile(
 )
 
 
-def command(interval_ms: int = 200) -> list[str]:
-    """Return the command for one sample. Power is averaged over the interval, which is most of the run time."""
-    return [SOURCE, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", str(interval_ms)]
-
-
 def parse(text: str) -> Reading:
-    samples = _plist_samples(text) if "<plist" in text else _text_samples(text)
+    if "<plist" in text:
+        documents = (_plist(chunk) for chunk in _BETWEEN_PLISTS.split(text))
+        found = [_plist_devices(document) for document in documents if isinstance(document, dict)]
+    else:
+        name = _MODEL.search(text)
+        model = parse_numbers.words(name[1]) if name else None
+        _, *blocks = _SAMPLE.split(text)
+        found = [_text_devices(block, model) for block in blocks or _headless_samples(text)]
+    samples = [devices for devices in found if devices]
     if not samples:
         raise ProbeGarbled(SOURCE, "its output holds no whole sample of a GPU")
-    return Reading(devices=max(reversed(samples), key=_fullness))
+    return Reading(devices=max(reversed(samples), key=_known_figures))
 
 
-def _fullness(devices: Iterable[Device]) -> int:
+def _known_figures(devices: Iterable[Device]) -> int:
     return sum((device.utilization_percent is not None) + (device.power_draw_w is not None) for device in devices)
-
-
-def _plist_samples(text: str) -> list[tuple[Device, ...]]:
-    documents = (_plist(chunk) for chunk in _BETWEEN_PLISTS.split(text))
-    samples = (_plist_devices(document) for document in documents if isinstance(document, dict))
-    return [devices for devices in samples if devices]
 
 
 def _plist(chunk: str) -> Any:
@@ -87,8 +86,15 @@ def _plist_devices(document: dict[str, Any]) -> tuple[Device, ...]:
         own = gpu if isinstance(gpu, dict) else {}
         power = _plist_power(own, parts, parse_numbers.number(document.get("elapsed_ns")))
         return (_device(0, _name("Apple GPU", model), _complement(own.get("idle_ratio"), 1.0), power),)
-    found = intel_gpus if isinstance(intel_gpus, list) else []
-    return tuple(_plist_intel_device(i, model, gpu) for i, gpu in enumerate(found) if isinstance(gpu, dict))
+    devices = []
+    for index, found in enumerate(intel_gpus if isinstance(intel_gpus, list) else ()):
+        if isinstance(found, dict):
+            counters = found.get("misc_counters")
+            # The keys are lines of the text form: padded with spaces, with a colon at the end.
+            plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
+            name = _name(parse_numbers.words(found.get("name")), model)
+            devices.append(_device(index, name, parse_numbers.percent(plain.get("GPU Busy"))))
+    return tuple(devices)
 
 
 def _plist_power(gpu: dict[str, Any], processor: dict[str, Any], elapsed_ns: float | None) -> float | None:
@@ -99,23 +105,6 @@ def _plist_power(gpu: dict[str, Any], processor: dict[str, Any], elapsed_ns: flo
     if energy_mj is None or elapsed_ns is None or elapsed_ns <= 0:
         return None
     return parse_numbers.watts(energy_mj * 1e9 / elapsed_ns, "mW")
-
-
-def _plist_intel_device(index: int, model: str | None, gpu: dict[str, Any]) -> Device:
-    counters = gpu.get("misc_counters")
-    # The keys are lines of the text form: padded with spaces, with a colon at the end.
-    plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
-    return _device(
-        index, _name(parse_numbers.words(gpu.get("name")), model), parse_numbers.percent(plain.get("GPU Busy"))
-    )
-
-
-def _text_samples(text: str) -> list[tuple[Device, ...]]:
-    found = _MODEL.search(text)
-    model = parse_numbers.words(found[1]) if found else None
-    _, *blocks = _SAMPLE.split(text)
-    samples = (_text_devices(block, model) for block in blocks or _headless_samples(text))
-    return [devices for devices in samples if devices]
 
 
 def _headless_samples(text: str) -> list[str]:
@@ -146,9 +135,7 @@ def _text_devices(block: str, model: str | None) -> tuple[Device, ...]:
     numbered = _NUMBERED.findall(usage)
     if numbered:
         return _text_intel_devices(numbered, model)
-    busy = parse_numbers.percent(_first(_ACTIVE, usage))
-    if busy is None:
-        busy = _complement(_first(_IDLE, usage), 100.0)
+    busy = _busy(usage, _ACTIVE, _IDLE)
     # The processor section prints a slightly different figure, which is used if there is no other.
     power = parse_numbers.watts(_first(_POWER, usage) or _first(_POWER, block))
     if busy is None and power is None:
@@ -160,16 +147,17 @@ def _text_intel_devices(numbered: Sequence[tuple[str, str]], model: str | None) 
     said: dict[int, list[str]] = {}
     for index, line in numbered:
         said.setdefault(int(index), []).append(line)
-    return tuple(_text_intel_device(index, lines, model) for index, lines in sorted(said.items()))
+    devices = []
+    for number, lines in sorted(said.items()):
+        names = (parse_numbers.words(line.removeprefix("name ")) for line in lines if line.startswith("name "))
+        busy = _busy("\n".join(lines), _NUMBERED_BUSY, _NUMBERED_IDLE)
+        devices.append(_device(number, _name(next(names, None), model), busy))
+    return tuple(devices)
 
 
-def _text_intel_device(index: int, lines: Sequence[str], model: str | None) -> Device:
-    name = next((parse_numbers.words(line.removeprefix("name ")) for line in lines if line.startswith("name ")), None)
-    whole = "\n".join(lines)
-    busy = parse_numbers.percent(_first(_NUMBERED_BUSY, whole))
-    if busy is None:
-        busy = _complement(_first(_NUMBERED_IDLE, whole), 100.0)
-    return _device(index, _name(name, model), busy)
+def _busy(text: str, active: re.Pattern[str], idle: re.Pattern[str]) -> float | None:
+    busy = parse_numbers.percent(_first(active, text))
+    return busy if busy is not None else _complement(_first(idle, text), 100.0)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str | None:

@@ -14,9 +14,14 @@ def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
     """Return idle seconds by (device id, pid). Processes without a known idle time are left out."""
     found: dict[tuple[str, int], float] = {}
     for device in snapshot.devices:
-        if device.processes:
-            times = _SOURCES.get(device.vendor, lambda _: {})(device)
-            found.update({(device.id, pid): seconds for pid, seconds in times.items()})
+        times: dict[int, float] = {}
+        if device.processes and device.vendor is Vendor.SIMULATED:
+            from gpuyard.probes.simulated_devices import SimulatedDevices
+
+            times = SimulatedDevices().idle_seconds(device.id)
+        elif device.processes and device.vendor is Vendor.NVIDIA:
+            times = _nvidia(device)
+        found.update({(device.id, pid): seconds for pid, seconds in times.items()})
     return found
 
 
@@ -31,12 +36,6 @@ def longest_idle(pids: Iterable[int], active_within: Callable[[float], set[int] 
         idle_pids -= active
         idle.update(dict.fromkeys(idle_pids, window))
     return idle
-
-
-def _simulated(device: Device) -> dict[int, float]:
-    from gpuyard.probes.simulated_devices import SimulatedDevices
-
-    return SimulatedDevices().idle_seconds(device.id)
 
 
 def _nvidia(device: Device) -> dict[int, float]:
@@ -57,6 +56,3 @@ def _nvidia(device: Device) -> dict[int, float]:
     except pynvml.NVMLError:
         return {}
     return longest_idle([process.pid for process in device.processes or ()], active_within)
-
-
-_SOURCES = {Vendor.SIMULATED: _simulated, Vendor.NVIDIA: _nvidia}

@@ -10,14 +10,10 @@ from typing import Any
 
 _FIGURE = re.compile(r"\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([%°A-Za-z/]*)\s*", re.ASCII)
 _MB_PER_UNIT = {
-    "b": 1 / 1048576,
-    "bytes": 1 / 1048576,
-    "kb": 1 / 1024,
-    "kib": 1 / 1024,
-    "mb": 1.0,
-    "mib": 1.0,
-    "gb": 1024.0,
-    "gib": 1024.0,
+    **dict.fromkeys(("b", "bytes"), 1 / 1048576),
+    **dict.fromkeys(("kb", "kib"), 1 / 1024),
+    **dict.fromkeys(("mb", "mib"), 1.0),
+    **dict.fromkeys(("gb", "gib"), 1024.0),
 }
 _NO_NAMES = frozenset(
     {"", "-", "insufficient permissions", "n/a", "na", "none", "not found", "not supported", "unknown", "unknown error"}
@@ -51,10 +47,18 @@ def number(raw: Any) -> float | None:
     return found[0] if found else None
 
 
-def whole(raw: Any) -> int | None:
-    """Return a non-negative integer, such as an index or a pid, or None."""
+def whole(raw: Any, below: int = 2**53) -> int | None:
+    """Return a non-negative integer, or None."""
     value = number(raw)
-    return int(value) if value is not None and 0 <= value < 2**53 and value == int(value) else None
+    return int(value) if value is not None and 0 <= value < below and value == int(value) else None
+
+
+def device_index(raw: Any) -> int | None:
+    return whole(raw, below=2**16)
+
+
+def process_id(raw: Any) -> int | None:
+    return whole(raw, below=2**31) or None
 
 
 def megabytes(raw: Any, unit: str = "MiB") -> float | None:
@@ -84,12 +88,7 @@ def words(raw: Any) -> str | None:
     if not isinstance(raw, str):
         return None
     text = " ".join(raw.split())
-    return None if _is_blank(text) else text
-
-
-def _is_blank(text: str) -> bool:
-    bare = text.strip("[]").lower()
-    return bare in _NO_NAMES
+    return None if text.strip("[]").lower() in _NO_NAMES else text
 
 
 def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> float | None:

@@ -1,14 +1,34 @@
-"""Users and commands of the processes on a device, as far as this user may see them."""
+"""Processes on a device: each listed once, and their users and commands as far as this user may see them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
+
+from gpuyard.core.snapshot import Process
 
 
 class ProcessInfo(Struct, frozen=True, kw_only=True):
     user: str | None = None
     command: str | None = None
+
+
+def one_per_pid(
+    listed: Iterable[Process], joined_mb: Callable[[float | None, float | None], float | None]
+) -> tuple[Process, ...]:
+    """Return each process once, in the order of the first entries; `joined_mb` combines the memory of two entries."""
+    found: dict[int, Process] = {}
+    for entry in listed:
+        known = found.setdefault(entry.pid, entry)
+        if known is not entry:
+            memory_mb = joined_mb(known.memory_mb, entry.memory_mb)
+            found[entry.pid] = Process(pid=entry.pid, memory_mb=memory_mb, name=known.name or entry.name)
+    return tuple(found.values())
+
+
+def larger_mb(one_mb: float | None, other_mb: float | None) -> float | None:
+    """Return the memory of a process that is listed twice, as compute (C) and graphics (G), each with all of it."""
+    return max((mb for mb in (one_mb, other_mb) if mb is not None), default=None)
 
 
 def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:

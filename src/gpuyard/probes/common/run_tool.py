@@ -48,9 +48,8 @@ class ToolOutput(Struct, frozen=True, kw_only=True):
         if _DENIED.search(said):
             return ProbeDenied(self.name, f"permission denied: {last[:200]}", hint="run it as root")
         end = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
-        return ProbeCrashed(
-            self.name, f"it ended with {end}: {last[:200]}", hint=f"run `{self.name}` yourself to see why"
-        )
+        hint = f"run `{self.name}` yourself to see why"
+        return ProbeCrashed(self.name, f"it ended with {end}: {last[:200]}", hint=hint)
 
 
 def find_tool(name: str) -> str:
@@ -58,23 +57,19 @@ def find_tool(name: str) -> str:
     path = shutil.which(name)
     if path is not None:
         return path
-    for folder in os.get_exec_path():
-        candidate = os.path.join(folder, name)
-        if os.path.isfile(candidate):
-            raise ProbeDenied(name, f"{candidate} is not executable", hint=f"chmod +x {candidate}")
+    candidates = (os.path.join(folder, name) for folder in os.get_exec_path())
+    for candidate in filter(os.path.isfile, candidates):
+        raise ProbeDenied(name, f"{candidate} is not executable", hint=f"chmod +x {candidate}")
     raise ProbeMissing(name, "not installed, or not on PATH")
 
 
 def find_any_tool(names: Sequence[str]) -> None:
     """Raise ProbeMissing if none of the tools is installed. A tool that is not executable counts as installed."""
     for name in names:
-        try:
-            find_tool(name)
-        except ProbeMissing:
-            continue
-        except ProbeDenied:
+        with contextlib.suppress(ProbeMissing):
+            with contextlib.suppress(ProbeDenied):
+                find_tool(name)
             return
-        return
     raise ProbeMissing(", ".join(names), "not installed, or not on PATH")
 
 
@@ -82,7 +77,7 @@ def run_tool(
     argv: Sequence[str],
     timeout_s: float,
     *,
-    enough: Callable[[bytes], bool] | None = None,
+    enough: Callable[[bytes], object] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> ToolOutput:
     """Run `argv` until it exits, `enough(output so far)` returns True, or the timeout passes (ProbeTimeout)."""
@@ -96,9 +91,8 @@ def run_tool(
     finally:
         _end(name, process)
     if not finished:
-        raise ProbeTimeout(
-            name, f"no answer within {timeout_s:.1f} s", hint=f"run `{' '.join(argv)}` yourself to see why"
-        )
+        hint = f"run `{' '.join(argv)}` yourself to see why"
+        raise ProbeTimeout(name, f"no answer within {timeout_s:.1f} s", hint=hint)
     stopped = enough is not None and enough(stdout)
     return ToolOutput(
         name=name,
@@ -127,7 +121,7 @@ def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | N
 
 
 def _collect(
-    process: subprocess.Popen[bytes], deadline: float, enough: Callable[[bytes], bool] | None
+    process: subprocess.Popen[bytes], deadline: float, enough: Callable[[bytes], object] | None
 ) -> tuple[bytes, bytes, bool]:
     """Return standard output, standard error, and whether the tool finished or printed enough."""
     assert process.stdout is not None
@@ -185,13 +179,8 @@ def _kill_descendants(pid: int) -> None:
 
 
 def _refuse_while_stuck(name: str) -> None:
-    stuck = _stuck.get(name)
-    if stuck is None:
-        return
-    if stuck.poll() is None:
-        raise ProbeTimeout(
-            name,
-            f"process {stuck.pid} of an earlier call hangs and cannot be killed",
-            hint="the driver is stuck: see dmesg; a reboot may be needed",
-        )
-    del _stuck[name]
+    stuck = _stuck.pop(name, None)
+    if stuck is not None and stuck.poll() is None:
+        _stuck[name] = stuck
+        message = f"process {stuck.pid} of an earlier call hangs and cannot be killed"
+        raise ProbeTimeout(name, message, hint="the driver is stuck: see dmesg; a reboot may be needed")

@@ -23,11 +23,9 @@ from msgspec import structs
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.multiple_calls import problem_beside, run_until
+from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_tool
-from gpuyard.probes.intel.device_naming import one_per_pid, process_id
-from gpuyard.probes.intel.kernel_cards import IntelCard, list_cards
+from gpuyard.probes.intel.kernel_cards import IntelCard, list_cards, processes_of
 
 NAME = "intel_gpu_top"
 _PERIOD_MS = 250
@@ -42,10 +40,6 @@ _NO_CARD = re.compile(r"\bno\b.*\b(?:device|gpu|card)s?\b", re.IGNORECASE)
 
 
 class IntelGpuTop:
-    name = NAME
-    vendor = Vendor.INTEL
-    may_hang = False
-
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
@@ -53,12 +47,14 @@ class IntelGpuTop:
         deadline = Deadline(timeout_s)
         find_tool(NAME)
         cards = list_cards(self._root)
-        _refuse_unless_all_seen(cards)
+        unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
+        if unseen:
+            raise ProbeError(NAME, f"it does not support {', '.join(unseen)}: only cards of the i915 driver")
         if not cards:
             return _read_unlisted(deadline)
         if len(cards) > 1:
             return _read_each(cards, deadline)
-        return Reading(devices=(_named(_sample(command(), deadline), cards[0]),))
+        return Reading(devices=(structs.replace(_sample(command(), deadline), **cards[0].identity),))
 
 
 def command(card: IntelCard | None = None, period_ms: int = _PERIOD_MS) -> list[str]:
@@ -81,10 +77,6 @@ def parse(text: str) -> Reading:
         processes=_processes(sample.get("clients")),
     )
     return Reading(devices=(device,))
-
-
-def count_samples(output: bytes) -> int:
-    return len(_split(output.decode("utf-8", "replace"))[0])
 
 
 def _pick(text: str) -> Mapping[str, Any] | None:
@@ -151,38 +143,30 @@ def _processes(clients: Any) -> tuple[Process, ...] | None:
     if not isinstance(clients, dict):
         return None
     found = (_process(client) for client in clients.values() if isinstance(client, dict))
-    return one_per_pid(process for process in found if process is not None)
+    return processes_of(process for process in found if process is not None)
 
 
 def _process(client: Mapping[str, Any]) -> Process | None:
-    pid = process_id(client.get("pid"))
+    pid = parse_numbers.process_id(client.get("pid"))
     if pid is None:
         return None
     regions = _members(client, "memory")
-    own = [_held(region) for name, region in regions.items() if name.startswith(("local", "vram"))]
-    known = [held for held in own if held is not None]
-    return Process(
-        pid=pid, memory_mb=round(sum(known), 2) if known else None, name=parse_numbers.words(client.get("name"))
-    )
+    known = []
+    for region in (_members(regions, name) for name in regions if name.startswith(("local", "vram"))):
+        sizes = (parse_numbers.megabytes(region.get(key), "B") for key in ("resident", "total"))
+        known += [size for size in sizes if size is not None][:1]
+    memory_mb = round(sum(known), 2) if known else None
+    return Process(pid=pid, memory_mb=memory_mb, name=parse_numbers.words(client.get("name")))
 
 
-def _held(region: Any) -> float | None:
-    if not isinstance(region, dict):
-        return None
-    resident = parse_numbers.megabytes(region.get("resident"), "B")
-    return resident if resident is not None else parse_numbers.megabytes(region.get("total"), "B")
+def _has_two_samples(output: bytes) -> bool:
+    return len(_split(output.decode("utf-8", "replace"))[0]) > 1
 
 
 def _sample(argv: Sequence[str], deadline: Deadline) -> Device:
     """Run the tool until its second sample; it never ends by itself."""
-    output = run_until(argv, deadline, enough=lambda output: count_samples(output) > 1)
+    output = run_until(argv, deadline, enough=_has_two_samples)
     return parse(output.require_success()).devices[0]
-
-
-def _refuse_unless_all_seen(cards: Sequence[IntelCard]) -> None:
-    unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
-    if unseen:
-        raise ProbeError(NAME, f"it does not support {', '.join(unseen)}: only cards of the i915 driver")
 
 
 def _read_unlisted(deadline: Deadline) -> Reading:
@@ -208,17 +192,6 @@ def _read_each(cards: Sequence[IntelCard], deadline: Deadline) -> Reading:
             devices.append(Device(id="intel-0", vendor=Vendor.INTEL))
     if len(errors) == len(cards):
         raise next(iter(errors.values()))
-    named = tuple(_named(device, card) for device, card in zip(devices, cards, strict=True))
+    named = tuple(structs.replace(device, **card.identity) for device, card in zip(devices, cards, strict=True))
     problems = tuple(problem_beside(error, Vendor.INTEL, card_id) for card_id, error in errors.items())
     return Reading(devices=named, problems=problems)
-
-
-def _named(device: Device, card: IntelCard) -> Device:
-    return structs.replace(
-        device,
-        id=card.id,
-        index=card.index,
-        name=card.name,
-        pci_bus_id=card.bus_id,
-        memory_total_mb=card.memory_total_mb,
-    )

@@ -1,6 +1,13 @@
-"""Intel cards known to the kernel, from files under `/sys/class/drm` that never touch the hardware.
+"""Ids and processes of Intel devices, the same for every tool, and the cards that the kernel knows.
 
 Rules:
+- A device's id is the vendor's UUID, else its PCI bus id such as `0000:03:00.0`, else `intel-<index>`.
+- Early drivers give every card of one model the same UUID: such cards are identified by PCI bus id.
+- A process is listed once, with the memory of all its clients; one unknown part makes the sum unknown.
+- Level Zero may count a buffer several times for one process (intel/compute-runtime#964): the memory
+  of a process that would exceed the used memory of the device is unknown.
+
+Rules for the kernel's files under `/sys/class/drm`, which never touch the hardware:
 - Cards are numbered in the order of their PCI bus ids: the numbers in `card0`, `card1` change from boot to boot.
 - Integrated graphics sit at 0000:00:02.0 on every machine, and have no memory of their own.
 - Total memory is known from xe, and from Intel's own builds of i915.
@@ -8,18 +15,22 @@ Rules:
 
 import os
 import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, structs
 
+from gpuyard.core.snapshot import Device, Process
 from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.kernel_files import read_text
-from gpuyard.probes.intel.device_naming import device_id
+from gpuyard.probes.common.process_info import one_per_pid
 
 _NODE = re.compile(r"card\d+", re.ASCII)
 _INTEL = "0x8086"
-_DRIVERS = frozenset({"i915", "xe"})
+DRIVERS = frozenset({"i915", "xe"})
 _INTEGRATED = "0000:00:02.0"
 _NAMES = {
     "0bd5": "Intel Data Center GPU Max 1550",
@@ -42,6 +53,36 @@ _NAMES = {
 }
 
 
+def device_id(index: int | None, uuid: str | None = None, bus_id: str | None = None) -> str:
+    return uuid or bus_id or f"intel-{index or 0}"
+
+
+def without_shared_uuids(devices: Sequence[Device]) -> tuple[Device, ...]:
+    times = Counter(device.id for device in devices)
+    return with_distinct_ids(
+        structs.replace(device, id=device_id(device.index, None, device.pci_bus_id)) if times[device.id] > 1 else device
+        for device in devices
+    )
+
+
+def processes_of(clients: Iterable[Process]) -> tuple[Process, ...]:
+    return tuple(sorted(one_per_pid(clients, _sum), key=lambda process: process.pid))
+
+
+def _sum(one_mb: float | None, other_mb: float | None) -> float | None:
+    return None if one_mb is None or other_mb is None else round(one_mb + other_mb, 2)
+
+
+def within_used(processes: tuple[Process, ...] | None, used_mb: float | None) -> tuple[Process, ...] | None:
+    """Return the processes, without memory figures above the device's used memory."""
+    if processes is None or used_mb is None:
+        return processes
+    return tuple(
+        structs.replace(process, memory_mb=None) if (process.memory_mb or 0.0) > used_mb else process
+        for process in processes
+    )
+
+
 class IntelCard(Struct, frozen=True, kw_only=True):
     """An Intel card. `folder` is its directory in the tree of PCI devices."""
 
@@ -56,10 +97,17 @@ class IntelCard(Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         return device_id(self.index, None, self.bus_id)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields of a Device that the kernel knows."""
+        known = {"id": self.id, "index": self.index, "name": self.name}
+        return {**known, "pci_bus_id": self.bus_id, "memory_total_mb": self.memory_total_mb}
+
 
 def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
     """Return the cards in PCI bus order; cards without a bus id come last."""
-    found = {card.folder: card for node in _nodes(root) if (card := _card(node)) is not None}
+    nodes = (node for node in find_files(root / "sys/class/drm", "card*") if _NODE.fullmatch(node.name))
+    found = {card.folder: card for card in map(_card, nodes) if card is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
     return tuple(structs.replace(card, index=index) for index, card in enumerate(ordered))
 
@@ -71,14 +119,11 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def _nodes(root: Path) -> list[Path]:
-    return [node for node in find_files(root / "sys/class/drm", "card*") if _NODE.fullmatch(node.name)]
-
-
 def _card(node: Path) -> IntelCard | None:
     folder = Path(os.path.realpath(node / "device"))
-    driver = _driver(folder)
-    if read_text(folder / "vendor") != _INTEL or driver not in _DRIVERS:
+    link = folder / "driver"
+    driver = os.path.basename(os.path.realpath(link)) if os.path.islink(link) else _event(folder, "DRIVER") or ""
+    if read_text(folder / "vendor") != _INTEL or driver not in DRIVERS:
         return None
     place = pci_bus_id(_event(folder, "PCI_SLOT_NAME")) or pci_bus_id(folder.name)
     model = (read_text(folder / "device") or "0x?").removeprefix("0x").lower()
@@ -89,11 +134,6 @@ def _card(node: Path) -> IntelCard | None:
         bus_id=place,
         memory_total_mb=None if place == _INTEGRATED else _total_memory(node, folder),
     )
-
-
-def _driver(folder: Path) -> str:
-    link = folder / "driver"
-    return os.path.basename(os.path.realpath(link)) if os.path.islink(link) else _event(folder, "DRIVER") or ""
 
 
 def _event(folder: Path, key: str) -> str | None:

@@ -4,32 +4,66 @@ Rules:
 - Power is an energy counter on most cards: it is known from the second reading on, like utilisation.
 - Reading a sensor file accesses the card, and a failing card may never answer: this probe may hang.
 - Used memory is unknown: the kernel reports it only per client.
+
+Rules for the processes that use a card, from `/proc/<pid>/fdinfo/<fd>` of open files under `/dev/dri`:
+- A client is one open file of a card. Processes that share it show the same numbers, so it counts once, for the first.
+- Other users' processes cannot be read, and those outside our container are not listed. A partial scan can show that a
+  card is used, never that it is unused.
+- Busy time is a running total: utilisation needs two scans. A client that is missing in the first one is left out.
+- Only memory on the card counts, not memory of the host.
 """
 
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeMissing
 from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.device_ids import with_distinct_ids
+from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.kernel_files import read_text
-from gpuyard.probes.intel.fdinfo_clients import FdinfoScan, look, processes, utilization
-from gpuyard.probes.intel.kernel_cards import IntelCard, find_files, list_cards
+from gpuyard.probes.common.probe_calls import Deadline
+from gpuyard.probes.intel.kernel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
 
 NAME = "sysfs"
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel for the initial namespace; containers have others
+_DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*", re.ASCII)
+_ENGINE = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)", re.ASCII)
 
 
-class Sensors(Struct, frozen=True, kw_only=True):
+class _Sensors(Struct, frozen=True, kw_only=True):
     taken_at: float
     energy_j: float | None = None
     power_draw_w: float | None = None
     power_limit_w: float | None = None
     temperature_c: float | None = None
+
+
+class DrmClient(Struct, frozen=True, kw_only=True):
+    """`counters` are by kind, then engine: "engine" counts nanoseconds (i915), "cycles" against "total-cycles" (xe)."""
+
+    key: str
+    bus_id: str | None
+    process: Process
+    counters: Mapping[str, Mapping[str, float]]
+
+
+class FdinfoScan(Struct, frozen=True, kw_only=True):
+    """The clients at one moment. `is_whole` is True if every process could be read."""
+
+    taken_at: float
+    clients: tuple[DrmClient, ...]
+    is_whole: bool
+
+    def of(self, place: str | None, *, is_only_card: bool) -> tuple[DrmClient, ...]:
+        """Return the clients of a card. Kernels before 6.0 may omit the bus id: then they belong to the only card."""
+        return tuple(
+            client for client in self.clients if client.bus_id == place or (client.bus_id is None and is_only_card)
+        )
 
 
 class IntelSysfs:
@@ -41,44 +75,40 @@ class IntelSysfs:
         self._root = root
         self._clock = clock
         self._view: FdinfoScan | None = None
-        self._sensors: dict[str, Sensors] = {}
+        self._sensors: dict[str, _Sensors] = {}
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
         cards = list_cards(self._root)
         if not cards:
             raise ProbeMissing(NAME, "there is no Intel GPU under /sys/class/drm")
-        sensors = {card.id: read_sensors(card, self._clock()) for card in cards}
-        view = look(self._root / "proc", deadline, self._clock())
+        sensors = {card.id: _read_sensors(card, self._clock()) for card in cards}
+        view = _scan_clients(self._root / "proc", deadline, self._clock())
         devices = [self._device(card, sensors[card.id], view, is_only=len(cards) == 1) for card in cards]
         self._view, self._sensors = view, sensors
         return Reading(devices=with_distinct_ids(devices))
 
-    def _device(self, card: IntelCard, sensors: Sensors, view: FdinfoScan, *, is_only: bool) -> Device:
+    def _device(self, card: IntelCard, sensors: _Sensors, view: FdinfoScan, *, is_only: bool) -> Device:
         clients = view.of(card.bus_id, is_only_card=is_only)
         return Device(
-            id=card.id,
             vendor=Vendor.INTEL,
-            index=card.index,
-            name=card.name,
-            pci_bus_id=card.bus_id,
-            memory_total_mb=card.memory_total_mb,
-            utilization_percent=utilization(self._view, view, clients) if self._view else None,
+            **card.identity,
+            utilization_percent=_utilization(self._view, view, clients) if self._view else None,
             power_draw_w=_power(self._sensors.get(card.id), sensors),
             power_limit_w=sensors.power_limit_w,
             temperature_c=sensors.temperature_c,
-            processes=processes(view, clients),
+            processes=_processes(view, clients),
         )
 
 
-def read_sensors(card: IntelCard, now: float) -> Sensors:
+def _read_sensors(card: IntelCard, now: float) -> _Sensors:
     """Return the sensors of the card; groups of its parts, such as `i915_gt0`, are ignored."""
     groups = find_files(card.folder, "hwmon/hwmon*")
     group = next((group for group in groups if read_text(group / "name") == card.driver), None)
     if group is None:
-        return Sensors(taken_at=now)
+        return _Sensors(taken_at=now)
     limit = _millionths(group, "power[0-9]_max") or _millionths(group, "power[0-9]_rated_max")
-    return Sensors(
+    return _Sensors(
         taken_at=now,
         energy_j=_millionths(group, "energy*_input"),
         power_draw_w=_millionths(group, "power*_input"),
@@ -104,10 +134,113 @@ def _temperature(group: Path) -> float | None:
     return None
 
 
-def _power(before: Sensors | None, now: Sensors) -> float | None:
+def _power(before: _Sensors | None, now: _Sensors) -> float | None:
     if now.power_draw_w is not None:
         return round(now.power_draw_w, 2)
     if before is None or before.energy_j is None or now.energy_j is None:
         return None
     elapsed_s, spent_j = now.taken_at - before.taken_at, now.energy_j - before.energy_j
     return round(spent_j / elapsed_s, 2) if elapsed_s > 0 and spent_j >= 0 else None
+
+
+def _scan_clients(proc: Path, deadline: Deadline, now: float) -> FdinfoScan:
+    found: dict[str, DrmClient] = {}
+    try:
+        pids = sorted(int(name) for name in os.listdir(proc) if name.isascii() and name.isdigit())
+    except OSError:
+        pids = []
+    is_whole = 1 in pids and _link(proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
+    for pid in pids:
+        if deadline.is_over():
+            is_whole = False
+            break
+        try:
+            for client in _clients_of(proc / str(pid), pid):
+                found.setdefault(client.key, client)
+        except PermissionError:
+            is_whole = False
+        except OSError:
+            continue  # the process has exited
+    return FdinfoScan(taken_at=now, clients=tuple(found.values()), is_whole=is_whole)
+
+
+def parse_fdinfo(text: str, pid: int, name: str | None = None) -> DrmClient | None:
+    """Return the client of one open file, or None if it is not a file of an Intel card."""
+    lines = (line.partition(":") for line in text.splitlines())
+    pairs = {key.strip(): value.strip() for key, _, value in lines}
+    client_id = pairs.get("drm-client-id")
+    if pairs.get("drm-driver") not in DRIVERS or not client_id:
+        return None
+    place = pci_bus_id(pairs.get("drm-pdev"))
+    counters: dict[str, dict[str, float]] = {"engine": {}, "cycles": {}, "total-cycles": {}, "engine-capacity": {}}
+    for key, value in pairs.items():
+        match = _ENGINE.fullmatch(key)
+        count = parse_numbers.number(value)
+        if match and count is not None:
+            counters[match[1]][match[2]] = count
+    return DrmClient(
+        key=f"{place} {client_id}",
+        bus_id=place,
+        process=Process(pid=pid, memory_mb=_device_memory(pairs), name=name),
+        counters=counters,
+    )
+
+
+def _processes(view: FdinfoScan, clients: Sequence[DrmClient]) -> tuple[Process, ...] | None:
+    listed = processes_of(client.process for client in clients)
+    return listed if listed or view.is_whole else None
+
+
+def _utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClient]) -> float | None:
+    """Return the utilisation of the busiest engine class between two scans."""
+    if not (before.is_whole and now.is_whole) and not clients:
+        return None
+    earlier = {client.key: client for client in before.clients}
+    elapsed_ns = (now.taken_at - before.taken_at) * 1e9
+    shares: dict[str, float] = {}
+    for client in clients:
+        for engine, share in _shares(earlier.get(client.key), client, elapsed_ns):
+            shares[engine] = shares.get(engine, 0.0) + share
+    busiest = parse_numbers.percent(100 * max(shares.values(), default=0.0))
+    return busiest or (busiest if before.is_whole and now.is_whole else None)
+
+
+def _shares(before: DrmClient | None, now: DrmClient, elapsed_ns: float) -> Iterator[tuple[str, float]]:
+    if before is None:
+        return
+    cycles = [client.counters["total-cycles"] for client in (before, now)]
+    for kind in ("engine", "cycles"):
+        for engine, count in now.counters[kind].items():
+            busy = count - before.counters[kind].get(engine, count)
+            elapsed = elapsed_ns if kind == "engine" else cycles[1].get(engine, 0.0) - cycles[0].get(engine, 0.0)
+            capacity = now.counters["engine-capacity"].get(engine) or 1.0
+            yield engine, max(0.0, busy / elapsed / capacity) if elapsed > 0 else 0.0
+
+
+def _device_memory(pairs: Mapping[str, str]) -> float | None:
+    held: dict[str, list[float]] = {"resident": [], "total": []}
+    for key, value in pairs.items():
+        match = _DEVICE_MEMORY.fullmatch(key)
+        size = parse_numbers.megabytes(value, "B") if match else None
+        if match and size is not None:
+            held[match[1]].append(size)
+    sizes = held["resident"] or held["total"]
+    return round(sum(sizes), 2) if sizes else None
+
+
+def _clients_of(folder: Path, pid: int) -> Iterator[DrmClient]:
+    name: str | None = None
+    for number in os.listdir(folder / "fd"):
+        if "/dri/" not in (_link(folder / "fd" / number) or ""):
+            continue
+        name = name or parse_numbers.words(read_text(folder / "comm"))
+        client = parse_fdinfo(read_text(folder / "fdinfo" / number) or "", pid, name)
+        if client is not None:
+            yield client
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

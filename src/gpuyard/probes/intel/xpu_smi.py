@@ -7,35 +7,43 @@ Rules:
 - Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered.
 """
 
+import json
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from msgspec import structs
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
-from gpuyard.errors import ProbeCrashed, ProbeError, ProbeMissing, ProbeTimeout
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.multiple_calls import OptionalCall, run_until
-from gpuyard.probes.intel.device_naming import within_used
-from gpuyard.probes.intel.xpu_smi_fields import free_memory
-from gpuyard.probes.intel.xpu_smi_json import find_json, parse_json
-from gpuyard.probes.intel.xpu_smi_text import NAME, parse_text
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
+from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
+from gpuyard.probes.intel import xpu_smi_fields as xpu
+from gpuyard.probes.intel.kernel_cards import within_used, without_shared_uuids
+from gpuyard.probes.intel.xpu_smi_fields import NAME
+from gpuyard.probes.intel.xpu_smi_text import parse_text
 
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
 _METRICS = "0,1,3,18"
 _MEMORY_SIZE = "1,16"
-_Dump = Callable[[Sequence[Device]], list[str]]
+_DUMPS: tuple[tuple[str, ...], ...] = (
+    (NAME, "dump", "-d", "{indexes}", "-m", _METRICS, "-i", "1", "-n", "1"),
+    # All devices: these releases accept one device or none.
+    (NAME, "dump", "--metrics", _METRICS, "--interval", "1", "--number", "1"),
+)
+_JSON_START = re.compile(r"^[ \t]*(?=\{|\[\s*[\{\]])", re.MULTILINE)
+_DECODER = json.JSONDecoder(strict=False)
+_PROCESS_LISTS = ("device_util_by_proc_list", "process_list")
+_DEVICE_LISTS = ("device_list", "datas")
+_IDENTITY = {"uuid": "uuid", "name": "device_name", "pci": "pci_bdf_address"}
 
 
 class XpuSmi:
-    name = NAME
-    vendor = Vendor.INTEL
-    may_hang = False
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
-        self._dumps: tuple[_Dump, ...] = _DUMPS
+        self._dumps = _DUMPS
         self._ask_users = OptionalCall(NAME, Vendor.INTEL, "who uses the devices is unknown", clock)
 
     def read(self, timeout_s: float) -> Reading:
@@ -49,14 +57,19 @@ class XpuSmi:
             self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
         users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
-        devices = tuple(_merged(device, measured.get(device.index), _users_of(device, users)) for device in known)
+        processes = {device.index: _without_ourselves(device.processes) for device in users.devices}
+        devices = tuple(
+            _merged(device, measured.get(device.index), None if users.problems else processes.get(device.index, ()))
+            for device in known
+        )
         return Reading(devices=devices, problems=users.problems)
 
     def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
+        indexes = ",".join(str(device.index) for device in known)
         refusals = []
         for dump in self._dumps:
             try:
-                measured = _ask(dump(known), deadline)
+                measured = _ask([argument.format(indexes=indexes) for argument in dump], deadline)
             except ProbeCrashed as error:
                 refusals.append(error)
                 continue
@@ -66,7 +79,10 @@ class XpuSmi:
 
     def _identify(self, deadline: Deadline) -> tuple[Device, ...]:
         if not self._known:
-            self._known = _discover(deadline)
+            listed = _ask([NAME, "discovery", "-j"], deadline).devices
+            self._known = tuple(device for device in listed if device.index is not None)
+        if not self._known:
+            raise ProbeMissing(NAME, "it finds no Intel GPU")
         if not self._is_sized:
             self._known = _with_sizes(self._known, deadline)
             self._is_sized = True
@@ -74,20 +90,13 @@ class XpuSmi:
 
 
 def parse(text: str) -> Reading:
-    """Parse any output of the tool that lists devices; also of `xpumcli`."""
-    document = find_json(text)
-    return parse_json(document) if document is not None else parse_text(text)
+    """Parse any output of the tool that lists devices; also of `xpumcli`. Warnings may precede its JSON."""
+    start = _JSON_START.search(text)
+    return _parse_json(text[start.end() :]) if start else parse_text(text)
 
 
 def _ask(argv: Sequence[str], deadline: Deadline) -> Reading:
     return parse(run_until(argv, deadline).require_success())
-
-
-def _discover(deadline: Deadline) -> tuple[Device, ...]:
-    found = tuple(device for device in _ask([NAME, "discovery", "-j"], deadline).devices if device.index is not None)
-    if not found:
-        raise ProbeMissing(NAME, "it finds no Intel GPU")
-    return found
 
 
 def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, ...]:
@@ -106,27 +115,6 @@ def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, 
     )
 
 
-def _dump_by_short_options(known: Sequence[Device]) -> list[str]:
-    indexes = ",".join(str(device.index) for device in known)
-    return [NAME, "dump", "-d", indexes, "-m", _METRICS, "-i", "1", "-n", "1"]
-
-
-def _dump_by_long_options(_: Sequence[Device]) -> list[str]:
-    """Dump all devices: these releases accept one device or none."""
-    return [NAME, "dump", "--metrics", _METRICS, "--interval", "1", "--number", "1"]
-
-
-_DUMPS: tuple[_Dump, ...] = (_dump_by_short_options, _dump_by_long_options)
-
-
-def _users_of(device: Device, users: Reading) -> tuple[Process, ...] | None:
-    """Return the processes by device, or None if the call failed."""
-    if users.problems:
-        return None
-    listed = next((found.processes for found in users.devices if found.index == device.index), None)
-    return tuple(process for process in listed or () if process.name != NAME)
-
-
 def _by_index(reading: Reading) -> dict[int | None, Device]:
     return {device.index: device for device in reading.devices}
 
@@ -137,9 +125,63 @@ def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] |
     return structs.replace(
         known,
         memory_used_mb=used,
-        memory_free_mb=free_memory(known.memory_total_mb, used),
+        memory_free_mb=xpu.free_memory(known.memory_total_mb, used),
         utilization_percent=measured.utilization_percent if measured else None,
         power_draw_w=measured.power_draw_w if measured else None,
         temperature_c=measured.temperature_c if measured else None,
         processes=within_used(users, used),
     )
+
+
+def _without_ourselves(processes: tuple[Process, ...] | None) -> tuple[Process, ...]:
+    return tuple(process for process in processes or () if process.name != NAME)
+
+
+def _parse_json(text: str) -> Reading:
+    """Parse the JSON of `discovery -j`, `stats -d N -j` and `ps -j`."""
+    try:
+        document = _DECODER.raw_decode(text)[0]
+    except (ValueError, RecursionError) as error:
+        raise ProbeGarbled(NAME, f"its JSON cannot be read: {str(error)[:100]}") from error
+    lists: dict[str, Any] = document if isinstance(document, dict) else {"datas": document}
+    said = parse_numbers.words(lists.get("error"))
+    if said is not None:
+        raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
+    for key in _PROCESS_LISTS:
+        if isinstance(lists.get(key), list):
+            return xpu.of_processes(_processes(lists[key]))
+    listed = next((lists[key] for key in _DEVICE_LISTS if isinstance(lists.get(key), list)), [document])
+    devices = [device for entry in _objects(listed) if (device := _device(entry)) is not None]
+    if not devices and lists.get("device_list") != []:
+        raise ProbeGarbled(NAME, "its JSON describes no device")
+    return Reading(devices=without_shared_uuids(devices))
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _device(entry: dict[str, Any]) -> Device | None:
+    index = parse_numbers.device_index(entry.get("device_id"))
+    if isinstance(entry.get("device_level"), list) or isinstance(entry.get("tile_level"), list):
+        tiles = [_metrics(tile.get("data_list")) for tile in _objects(entry.get("tile_level"))]
+        statistics = xpu.of_device(_metrics(entry.get("device_level")), tiles)
+        return xpu.as_device(index, None, statistics) if index is not None else None
+    identity = {name: entry.get(key) for name, key in _IDENTITY.items()}
+    if not any(parse_numbers.words(value) for value in identity.values()):
+        return None
+    in_bytes = parse_numbers.megabytes(entry.get("memory_physical_size_byte"), "B")
+    device = xpu.identified(index, identity, in_bytes or parse_numbers.megabytes(entry.get("memory_physical_size")))
+    return structs.replace(device, memory_free_mb=parse_numbers.megabytes(entry.get("memory_free_size_byte"), "B"))
+
+
+def _metrics(listed: Any) -> xpu.Metrics:
+    return xpu.from_metrics(
+        (metric.get("metrics_type"), metric.get("value", metric.get("avg"))) for metric in _objects(listed)
+    )
+
+
+def _processes(entries: Any) -> Iterator[tuple[Any, ...]]:
+    for entry in _objects(entries):
+        pid = entry.get("process_id", entry.get("pid"))
+        yield entry.get("device_id"), pid, entry.get("process_name"), entry.get("mem_size")

@@ -4,23 +4,28 @@ Rules:
 - `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A truncated
   row counts only if there is no other, and without its last field.
 - In a box, a label that is empty, in brackets, or begins with a small letter continues the row above it.
-- `ps` counts memory in kB of 1,000 bytes.
+
+Plain `xpu-smi` since 2.0 prints a box of cards in the layout of nvidia-smi, then all processes:
+- A card has a line with its number, name and bus id, further lines if its name is too long for the column, and a
+  line of figures. The name is cut at the end of the column, also within a word.
+- Figures are found by position, counted from the end of the line: a card may have several fans.
+- Processes are known only if the end of their list was printed.
 """
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
+from msgspec import Struct, structs
+
+from gpuyard.core.snapshot import Process, Reading
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.intel import xpu_smi_fields
-from gpuyard.probes.intel.device_naming import device_id, device_index, one_per_pid, process_id, without_shared_uuids
-from gpuyard.probes.intel.xpu_smi_box import BOX_HEADER, is_of_nvidia, read_box
+from gpuyard.probes.common.parse_numbers import device_index, process_id
+from gpuyard.probes.intel import xpu_smi_fields as xpu
+from gpuyard.probes.intel.kernel_cards import processes_of, within_used, without_shared_uuids
 
-NAME = "xpu-smi"
-_Place = tuple[int | None, str | None]
 _IDENTITY = {
     "devicename": "name",
     "pcibdfaddress": "pci",
@@ -28,10 +33,11 @@ _IDENTITY = {
     "socuuid": "uuid",
     "memoryphysicalsize": "memory",
 }
-_CSV_HEADER = re.compile(r'"?(?:Timestamp"?\s*,.*\bDeviceId|Device ID"?\s*,)', re.IGNORECASE)
-_PS_HEADER = re.compile(r"PID\s+Command\s+DeviceID\b", re.IGNORECASE)
-_LIST_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*Device Information\b", re.IGNORECASE)
-_STATS_HEADER = re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE)
+_TILE = re.compile(r"Tile\s+\d+\s*:", re.IGNORECASE)
+_ENGINE = re.compile(r"Engine\s+\d+\s*:\s*([^,;\s]+)", re.IGNORECASE)
+_CURRENT = re.compile(r"\b(?:current|avg)\s*:\s*([^,;，]*)", re.IGNORECASE)  # noqa: RUF001 - as in the output
+_PROCESS_HEADER = re.compile(r"\|\s*GPU\s+PID\s+Type\s+Process Name\b")
+_COLUMN_GAP = 2
 
 
 def parse_text(text: str) -> Reading:
@@ -41,49 +47,20 @@ def parse_text(text: str) -> Reading:
         for header, reader in _FORMATS:
             if header.match(line):
                 return reader(lines[number:])
-    raise ProbeGarbled(NAME, "its output has no table of devices")
-
-
-def process_memory(raw: object) -> float | None:
-    count = parse_numbers.number(raw)
-    return parse_numbers.megabytes(count * 1000, "B") if count is not None else None
-
-
-def of_processes(found: Iterable[tuple[int, Process]]) -> Reading:
-    """Return devices with only their processes known."""
-    users: dict[int, list[Process]] = {}
-    for index, process in found:
-        users.setdefault(index, []).append(process)
-    return Reading(
-        devices=tuple(
-            Device(id=device_id(index), vendor=Vendor.INTEL, index=index, processes=one_per_pid(users[index]))
-            for index in sorted(users)
-        )
-    )
-
-
-def identified(index: int | None, entry: Mapping[str, object], total_mb: float | None) -> Device:
-    """Return the device of an entry with `uuid`, `name` and `pci`, where known."""
-    place = pci_bus_id(entry.get("pci"))
-    return Device(
-        id=device_id(index, parse_numbers.words(entry.get("uuid")), place),
-        vendor=Vendor.INTEL,
-        index=index,
-        name=parse_numbers.words(entry.get("name")),
-        pci_bus_id=place,
-        memory_total_mb=total_mb or None,  # the driver reports zero for unknown
-    )
+    raise ProbeGarbled(xpu.NAME, "its output has no table of devices")
 
 
 def _read_csv(lines: Sequence[str]) -> Reading:
     try:
         titles, *rows = list(csv.reader(lines, skipinitialspace=True))
     except csv.Error as error:
-        raise ProbeGarbled(NAME, f"its CSV cannot be read: {error}") from error
+        raise ProbeGarbled(xpu.NAME, f"its CSV cannot be read: {error}") from error
     keys = [_key(title) for title in titles]
     if keys[0] == "timestamp":
         return _read_dump([title.strip() for title in titles], keys, rows)
-    return _read_discovery(keys, rows)
+    if _IDENTITY.keys().isdisjoint(keys):
+        raise ProbeGarbled(xpu.NAME, f"none of the columns of its list is known: {', '.join(keys)[:100]!r}")
+    return _listed((row[0], zip(keys, row, strict=False)) for row in rows if row)
 
 
 def _key(title: str) -> str:
@@ -91,9 +68,9 @@ def _key(title: str) -> str:
 
 
 def _read_dump(titles: Sequence[str], keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Reading:
-    if not any(map(xpu_smi_fields.is_known, titles)):
-        raise ProbeGarbled(NAME, f"none of the columns of its dump is known: {', '.join(titles)[:100]!r}")
-    latest: dict[_Place, dict[str, Sequence[str]]] = {}
+    if not any(map(xpu.field_of, titles)):
+        raise ProbeGarbled(xpu.NAME, f"none of the columns of its dump is known: {', '.join(titles)[:100]!r}")
+    latest: dict[tuple[int | None, str | None], dict[str, Sequence[str]]] = {}
     for row in rows:
         by_key = dict(zip(keys, row, strict=False))
         place = device_index(by_key.get("deviceid")), pci_bus_id(by_key.get("deviceid"))
@@ -106,19 +83,12 @@ def _read_dump(titles: Sequence[str], keys: Sequence[str], rows: Iterable[Sequen
         else:
             tiles.setdefault(tile, row[:-1])
     if not latest:
-        raise ProbeGarbled(NAME, "its dump has no rows")
-    return Reading(devices=tuple(_dumped(place, titles, tiles) for place, tiles in latest.items()))
-
-
-def _dumped(place: _Place, titles: Sequence[str], tiles: Mapping[str, Sequence[str]]) -> Device:
-    each = [xpu_smi_fields.from_labels(zip(titles, row, strict=False)) for row in tiles.values()]
-    return xpu_smi_fields.as_device(*place, xpu_smi_fields.of_device(xpu_smi_fields.XpuMetrics(), each))
-
-
-def _read_discovery(keys: Sequence[str], rows: Iterable[Sequence[str]]) -> Reading:
-    if _IDENTITY.keys().isdisjoint(keys):
-        raise ProbeGarbled(NAME, f"none of the columns of its list is known: {', '.join(keys)[:100]!r}")
-    return _listed((row[0], zip(keys, row, strict=False)) for row in rows if row)
+        raise ProbeGarbled(xpu.NAME, "its dump has no rows")
+    devices = []
+    for place, tiles in latest.items():
+        each = [xpu.from_labels(zip(titles, row, strict=False)) for row in tiles.values()]
+        devices.append(xpu.as_device(*place, xpu.of_device({}, each)))
+    return Reading(devices=tuple(devices))
 
 
 def _read_list(lines: Sequence[str]) -> Reading:
@@ -141,9 +111,9 @@ def _listed(found: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> Reading:
         index = device_index(number)
         entry = {_IDENTITY[key]: value for key, value in facts if key in _IDENTITY}
         if index is not None and entry:
-            devices.append(identified(index, entry, parse_numbers.megabytes(entry.get("memory"))))
+            devices.append(xpu.identified(index, entry, parse_numbers.megabytes(entry.get("memory"))))
     if not devices:
-        raise ProbeGarbled(NAME, "its list of devices has no rows")
+        raise ProbeGarbled(xpu.NAME, "its list of devices has no rows")
     return Reading(devices=without_shared_uuids(devices))
 
 
@@ -157,20 +127,27 @@ def _read_boxes(lines: Sequence[str]) -> Reading:
         else:
             rows.append((label, cell))
     if not boxes:
-        raise ProbeGarbled(NAME, "its statistics name no device")
-    devices = (
-        xpu_smi_fields.as_device(index, None, xpu_smi_fields.from_cells(found)) for index, found in boxes.items()
-    )
-    return Reading(devices=tuple(devices))
+        raise ProbeGarbled(xpu.NAME, "its statistics name no device")
+    return Reading(devices=tuple(xpu.as_device(index, None, _from_cells(found)) for index, found in boxes.items()))
 
 
-def _read_summary(lines: Sequence[str]) -> Reading:
-    if is_of_nvidia(lines):
-        raise ProbeGarbled(NAME, "this is the box of nvidia-smi", hint="save `nvidia-smi -q -x` for nvidia-smi-xml")
-    devices = read_box(lines)
-    if not devices:
-        raise ProbeGarbled(NAME, "its box of devices has no rows")
-    return Reading(devices=with_distinct_ids(devices))
+def _from_cells(rows: Iterable[tuple[str, str]]) -> xpu.Metrics:
+    """Return the metrics from a table with several tiles, engines and averages per cell."""
+    whole: list[tuple[str, str]] = []
+    tiles: dict[int, list[tuple[str, str]]] = {}
+    for label, cell in rows:
+        device_part, *tile_parts = _TILE.split(cell)
+        whole += _figures(label, device_part)
+        for number, part in enumerate(tile_parts):
+            tiles.setdefault(number, []).extend(_figures(label, part))
+    return xpu.of_device(xpu.from_labels(whole), [xpu.from_labels(pairs) for pairs in tiles.values()])
+
+
+def _figures(label: str, part: str) -> Iterator[tuple[str, str]]:
+    now = list(_CURRENT.finditer(part))
+    yield label, now[-1][1].strip() if now else re.split("[,;]", part)[0].strip()
+    for engine in _ENGINE.finditer(part):
+        yield label, engine[1]
 
 
 def _cells(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -180,42 +157,110 @@ def _cells(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield cells[0], cells[1]
 
 
-def _joined(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    last: tuple[str, str] | None = None
+def _joined(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    joined: list[tuple[str, str]] = []
     for label, cell in rows:
-        if last is not None and (not label or label[0] == "(" or label[0].islower()):
-            last = f"{last[0]} {label}".strip(), f"{last[1]} {cell}".strip()
-            continue
-        if last is not None:
-            yield last
-        last = label, cell
-    if last is not None:
-        yield last
+        if joined and (not label or label[0] == "(" or label[0].islower()):
+            joined[-1] = f"{joined[-1][0]} {label}".strip(), f"{joined[-1][1]} {cell}".strip()
+        else:
+            joined.append((label, cell))
+    return joined
 
 
 def _read_processes(lines: Sequence[str]) -> Reading:
+    """Parse `ps`; the command may contain spaces, so later columns are counted from the end."""
     titles = [title.lower() for title in lines[0].split()]
-    rows = (_process(titles, line.split()) for line in lines[1:])
-    return of_processes(row for row in rows if row is not None)
-
-
-def _process(titles: Sequence[str], words: Sequence[str]) -> tuple[int, Process] | None:
-    """Parse a process row; the command may contain spaces, so later columns are counted from the end."""
     after = titles[2:]
-    if len(words) < len(titles):
-        return None
-    fields = dict(zip(after, words[-len(after) :], strict=True))
-    pid, index = process_id(words[0]), device_index(fields.get("deviceid"))
-    if pid is None or index is None:
-        return None
-    name = parse_numbers.words(" ".join(words[1 : -len(after)]))
-    return index, Process(pid=pid, memory_mb=process_memory(fields.get("mem")), name=name)
+    rows = []
+    for words in (line.split() for line in lines[1:]):
+        if len(words) >= len(titles):
+            fields = dict(zip(after, words[-len(after) :], strict=True))
+            name = " ".join(words[1 : -len(after)])
+            rows.append((fields.get("deviceid"), words[0], name, fields.get("mem")))
+    return xpu.of_processes(rows)
 
 
+class _BoxCard(Struct, kw_only=True):
+    index: int
+    pci_bus_id: str
+    name: str
+    known: xpu.Metrics = {}
+
+
+def _read_summary(lines: Sequence[str]) -> Reading:
+    # NVIDIA's box has the same layout: only that has a performance state.
+    if any(re.search(r"\bTemp\s+Perf\b", line) for line in lines[1:2]):
+        raise ProbeGarbled(xpu.NAME, "this is the box of nvidia-smi", hint="save `nvidia-smi -q -x` for nvidia-smi-xml")
+    cards, users = _box_cards(lines), _box_processes(lines)
+    if not cards:
+        raise ProbeGarbled(xpu.NAME, "its box of devices has no rows")
+    devices = []
+    for card in cards:
+        device = xpu.as_device(card.index, card.pci_bus_id, card.known)
+        listed = None if users is None else processes_of(users.get(card.index, ()))
+        processes = within_used(listed, device.memory_used_mb)
+        devices.append(structs.replace(device, name=parse_numbers.words(card.name), processes=processes))
+    return Reading(devices=with_distinct_ids(devices))
+
+
+def _box_cards(lines: Sequence[str]) -> list[_BoxCard]:
+    """Return the cards below the header, which is the first of the lines."""
+    name_column = slice(lines[0].index("Name"), lines[0].index("Persistence-M") - _COLUMN_GAP)
+    found: list[_BoxCard] = []
+    is_open = False
+    for line in lines[1:]:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) != 3:
+            continue
+        index, place = device_index(cells[0].partition(" ")[0]), pci_bus_id(cells[1].partition(" ")[0])
+        if index is not None and place:
+            found.append(_BoxCard(index=index, pci_bus_id=place, name=line[name_column]))
+            is_open = True
+        elif is_open and not cells[1]:
+            found[-1].name += line[name_column]
+        elif is_open:
+            found[-1].known = _box_figures(*cells)
+            is_open = False
+    return found
+
+
+def _box_figures(left: str, memory: str, right: str) -> xpu.Metrics:
+    before, slash, limit = left.rpartition(" / ")
+    words = ["", *(before if slash else left).split()]
+    used, _, total = memory.partition(" / ")
+    return {
+        "utilization_percent": parse_numbers.percent(right.partition(" ")[0]),
+        "power_draw_w": parse_numbers.watts(words[-1]),
+        "power_limit_w": parse_numbers.watts(limit) if slash else None,
+        "temperature_c": parse_numbers.celsius(words[-2]) if len(words) > 2 else None,
+        "memory_used_mb": parse_numbers.megabytes(used),
+        "memory_total_mb": parse_numbers.megabytes(total),
+    }
+
+
+def _box_processes(lines: Sequence[str]) -> dict[int, list[Process]] | None:
+    """Return the processes of each card, or None if the list is missing or truncated."""
+    start = next((number for number, line in enumerate(lines) if _PROCESS_HEADER.match(line)), len(lines))
+    borders = [number for number in range(start, len(lines)) if lines[number].startswith("+")]
+    if len(borders) < 2:
+        return None
+    users: dict[int, list[Process]] = {}
+    for line in lines[borders[0] + 1 : borders[1]]:
+        words = line.strip("| ").split()
+        index, pid = (device_index(words[0]), process_id(words[1])) if len(words) > 4 else (None, None)
+        if index is not None and pid is not None:
+            behind_name = -2 if parse_numbers.number(words[-2]) is not None else -1
+            memory, name = " ".join(words[behind_name:]), " ".join(words[3:behind_name])
+            process = Process(pid=pid, memory_mb=parse_numbers.megabytes(memory), name=parse_numbers.words(name))
+            users.setdefault(index, []).append(process)
+    return users
+
+
+# The first line of each format.
 _FORMATS = (
-    (_CSV_HEADER, _read_csv),
-    (_PS_HEADER, _read_processes),
-    (_LIST_HEADER, _read_list),
-    (_STATS_HEADER, _read_boxes),
-    (BOX_HEADER, _read_summary),
+    (re.compile(r'"?(?:Timestamp"?\s*,.*\bDeviceId|Device ID"?\s*,)', re.IGNORECASE), _read_csv),
+    (re.compile(r"PID\s+Command\s+DeviceID\b", re.IGNORECASE), _read_processes),
+    (re.compile(r"\|\s*Device ID\s*\|\s*Device Information\b", re.IGNORECASE), _read_list),
+    (re.compile(r"\|\s*Device ID\s*\|\s*\d", re.IGNORECASE), _read_boxes),
+    (re.compile(r"\|\s*GPU\s+Name\s+Persistence-M\s*\|"), _read_summary),
 )

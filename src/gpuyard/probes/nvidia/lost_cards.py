@@ -1,10 +1,10 @@
 """Recognise a lost card in any output of `nvidia-smi`: in lines of text and in fields."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.errors import ProbeCrashed
+from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.errors import ProbeCrashed, ProbeGarbled
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.parse_numbers import words
 
@@ -20,17 +20,15 @@ _NO_DEVICES = re.compile(r"^\s*no devices were found\s*$", re.IGNORECASE | re.MU
 
 def lost_devices(text: str) -> tuple[Device, ...]:
     """Return the cards that lines of `text` report as lost, by bus id."""
-    return with_distinct_ids(_lost_on_lines(text))
-
-
-def _lost_on_lines(text: str) -> Iterator[Device]:
+    lost = []
     for line in text.splitlines():
         said = _HANDLE.search(line)
         bus = said and _BUS_ID.search(said[1])
         bus_id = pci_bus_id(bus[0]) if bus else None
         if said and bus and bus_id:
             fault = said[1][bus.end() :].strip(" :") or line.strip()
-            yield Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault)
+            lost.append(Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault))
+    return with_distinct_ids(lost)
 
 
 def fault_in(fields: Iterable[str | None]) -> str | None:
@@ -43,12 +41,12 @@ def own_words(field: str | None) -> str | None:
     return None if fault_in((field,)) else words(field)
 
 
-def says_no_devices(text: str) -> bool:
-    return _NO_DEVICES.search(text) is not None
-
-
-def raise_refusal(text: str) -> None:
-    """Raise the tool's own message if it could not reach the driver at all."""
+def only_lost_devices(text: str, expected: str) -> Reading:
+    """Return the reading of an output that lists no cards; raise if it is neither lost cards nor none at all."""
+    lost = lost_devices(text)
     refusal = _REFUSAL.search(text)
     if refusal:
         raise ProbeCrashed("nvidia-smi", refusal[0].strip()[:200], hint="see dmesg for what the driver says")
+    if lost or _NO_DEVICES.search(text):
+        return Reading(devices=lost)
+    raise ProbeGarbled("nvidia-smi", f"this is not the {expected} prints")

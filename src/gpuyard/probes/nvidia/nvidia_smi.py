@@ -8,13 +8,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.core.snapshot import Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.multiple_calls import problem_beside, run_until
+from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import ToolOutput
-from gpuyard.probes.nvidia.nvidia_smi_apps import parse_apps
-from gpuyard.probes.nvidia.nvidia_smi_csv import parse_csv
+from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
 from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 
@@ -28,10 +26,6 @@ _APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_gpu_memory,proces
 
 
 class NvidiaSmi:
-    name = "nvidia-smi"
-    vendor = Vendor.NVIDIA
-    may_hang = False
-
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
@@ -47,15 +41,20 @@ class NvidiaSmi:
         return reading
 
     def _read_around(self, lost: Reading, deadline: Deadline) -> Reading:
-        in_kernel = list_kernel_cards(self._root)
-        places = {card.pci_bus_id: (index, card) for index, card in enumerate(in_kernel)}
-        gone = [_name_lost(device, places) for device in lost.devices]
+        """Read the other cards by bus id, and number all cards as the kernel does."""
+        places = {card.pci_bus_id: (index, card) for index, card in enumerate(list_kernel_cards(self._root))}
+        unknown = (None, KernelCard(pci_bus_id=None))
+        gone, well = [], []
+        for device in lost.devices:
+            index, card = places.get(device.pci_bus_id, unknown)
+            gone.append(replace(device, id=card.uuid or device.id, name=device.name or card.name, index=index))
         lost_at = {device.pci_bus_id for device in gone}
-        others = [card.pci_bus_id for card in in_kernel if card.pci_bus_id and card.pci_bus_id not in lost_at]
-        found = _read_others(others, deadline)
-        well = [replace(device, index=_index(device, places)) for device in found.devices]
+        found = _read_others([bus_id for bus_id in places if bus_id and bus_id not in lost_at], deadline)
+        for device in found.devices:
+            index, _ = unknown if device.parent else places.get(device.pci_bus_id, unknown)
+            well.append(device if index is None else replace(device, index=index))
         return Reading(
-            devices=tuple(sorted([*well, *gone], key=lambda d: (d.index is None, d.index))),
+            devices=tuple(sorted([*well, *gone], key=lambda device: (device.index is None, device.index))),
             problems=(*lost.problems, *found.problems),
         )
 
@@ -98,13 +97,3 @@ def _read_csv_instead(error: ProbeError, deadline: Deadline) -> Reading:
         devices=tuple(replace(card, processes=processes.get(card.id, ())) for card in cards.devices),
         problems=(*cards.problems, *apps.problems),
     )
-
-
-def _name_lost(device: Device, places: dict[str | None, tuple[int, KernelCard]]) -> Device:
-    index, card = places.get(device.pci_bus_id, (None, KernelCard(pci_bus_id=None)))
-    return replace(device, id=card.uuid or device.id, name=device.name or card.name, index=index)
-
-
-def _index(device: Device, places: dict[str | None, tuple[int, KernelCard]]) -> int | None:
-    found = places.get(device.pci_bus_id)
-    return device.index if device.parent or found is None else found[0]

@@ -12,10 +12,10 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.error_to_problem import as_problem
 from gpuyard.probes.common.parse_numbers import celsius, megabytes, percent, watts, whole, words
-from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, own_words, raise_refusal, says_no_devices
-from gpuyard.probes.nvidia.process_list import one_per_pid
+from gpuyard.probes.common.probe_calls import as_problem
+from gpuyard.probes.common.process_info import larger_mb, one_per_pid
+from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
 
 _START = re.compile(r"<nvidia_smi_log[\s>]")
 _END = "</nvidia_smi_log>"
@@ -27,10 +27,7 @@ def parse_xml(text: str) -> Reading:
     start = _START.search(text)
     lost = lost_devices(text)
     if start is None:
-        raise_refusal(text)
-        if lost or says_no_devices(text):
-            return Reading(devices=lost)
-        raise ProbeGarbled("nvidia-smi", "this is not the XML that `nvidia-smi -q -x` prints")
+        return only_lost_devices(text, "XML that `nvidia-smi -q -x`")
     document, end, _ = text[start.start() :].partition(_END)
     cards, is_whole = _complete_cards(document + end)
     cut = None if is_whole and end else ProbeGarbled("nvidia-smi", f"the XML breaks off after {len(cards)} whole GPUs")
@@ -67,9 +64,7 @@ def _read_card(index: int, card: Element) -> Iterator[Device]:
         index=index,
         name=name,
         pci_bus_id=bus_id,
-        memory_total_mb=_memory(card, "total"),
-        memory_used_mb=_memory(card, "used"),
-        memory_free_mb=_memory(card, "free"),
+        **_memory(card),
         utilization_percent=percent(card.findtext("utilization/gpu_util")),
         power_draw_w=_power(card, _DRAW),
         power_limit_w=_power(card, _LIMIT),
@@ -92,9 +87,7 @@ def _read_part(place: int, part: Element, card: Element, whole_card: Device) -> 
         name=f"{whole_card.name or 'NVIDIA'} MIG {gpu_instance}/{compute_instance}",
         parent=whole_card.id,
         pci_bus_id=whole_card.pci_bus_id,
-        memory_total_mb=_memory(part, "total"),
-        memory_used_mb=_memory(part, "used"),
-        memory_free_mb=_memory(part, "free"),
+        **_memory(part),
         processes=_processes(card, (gpu_instance, compute_instance)),
     )
 
@@ -106,17 +99,14 @@ def _figures(card: Element) -> Iterator[str | None]:
             yield from (element.text for element in section.iter())
 
 
-def _memory(of: Element, figure: str) -> float | None:
-    return megabytes(of.findtext(f"fb_memory_usage/{figure}"))
+def _memory(of: Element) -> dict[str, Any]:
+    figures = ("total", "used", "free")
+    return {f"memory_{figure}_mb": megabytes(of.findtext(f"fb_memory_usage/{figure}")) for figure in figures}
 
 
 def _power(card: Element, figures: tuple[str, ...]) -> float | None:
-    for section in ("gpu_power_readings", "power_readings"):
-        for figure in figures:
-            value = watts(card.findtext(f"{section}/{figure}"))
-            if value is not None:
-                return value
-    return None
+    paths = (f"{section}/{figure}" for section in ("gpu_power_readings", "power_readings") for figure in figures)
+    return next((value for path in paths if (value := watts(card.findtext(path))) is not None), None)
 
 
 def _processes(card: Element, instance: tuple[str | None, str | None] | None) -> tuple[Process, ...] | None:
@@ -131,4 +121,4 @@ def _processes(card: Element, instance: tuple[str | None, str | None] | None) ->
         if pid is not None and instance in (None, runs_in):
             name = words(entry.findtext("process_name"))
             found.append(Process(pid=pid, memory_mb=megabytes(entry.findtext("used_memory")), name=name))
-    return one_per_pid(found)
+    return one_per_pid(found, larger_mb)

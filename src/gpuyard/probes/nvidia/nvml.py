@@ -9,13 +9,19 @@ Rules:
   all figures together. The load per process takes 2 ms, and is queried only for a busy card.
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
+
+Rules for the load of each process, from the samples that the driver takes a few times a second:
+- The load of a process is that of its newest sample. A process without a sample in the last two seconds was idle.
+- Times are the driver's own, so samples are compared with each other and never with our clock.
+- Samples of unlisted processes and samples above 100%, which some drivers report, are ignored. If no sample belongs to
+  a listed process, all loads are unknown: in a container pids differ, and the first samples of a process come late.
 """
 
 import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -28,10 +34,9 @@ from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
 from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.common.device_ids import pci_bus_id
-from gpuyard.probes.common.error_to_problem import as_problem
+from gpuyard.probes.common.probe_calls import as_problem
+from gpuyard.probes.common.process_info import larger_mb, one_per_pid
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
-from gpuyard.probes.nvidia.process_list import one_per_pid
-from gpuyard.probes.nvidia.process_load import window_start, with_loads
 
 SETUP_AGAIN_AFTER_S = 30.0
 ASK_MIG_AGAIN_AFTER_S = 10.0
@@ -41,17 +46,17 @@ _HINT_DENIED = (
     "look at the permissions of /dev/nvidia*, and at the device limits of your cgroup (a job's, a container's)"
 )
 _PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
+_WINDOW_US = 2_000_000
+_WHOLE = 100
 
 
 class _NvmlCard(Struct, frozen=True, kw_only=True):
-    index: int
-    id: str
+    """`device` has the identity of the card, and its fault. A card with a fault, or a denied one, has no handle."""
+
+    device: Device
     handle: Any = None
-    name: str | None = None
-    pci_bus_id: str | None = None
     is_split: bool = False
     is_denied: bool = False
-    fault: str | None = None
 
 
 class _LostError(Exception):
@@ -90,7 +95,7 @@ class Nvml:
     def _needs_setup(self, nvml: ModuleType) -> bool:
         if self._pid != os.getpid() or nvml.nvmlDeviceGetCount() != len(self._cards):
             return True
-        is_ill = any(card.fault for card in self._cards)
+        is_ill = any(card.device.fault for card in self._cards)
         return is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S
 
     def _set_up(self, driver: "_Driver") -> None:
@@ -100,7 +105,10 @@ class Nvml:
         self._pid, self._set_up_at = os.getpid(), time.monotonic()
         found = [_identify(driver, index) for index in range(driver.nvml.nvmlDeviceGetCount())]
         self._cards = tuple(_named(found, self._cards, list_kernel_cards(self._root)))
-        self._problems = tuple(_denials(self._cards))
+        denied = sum(card.is_denied for card in self._cards)
+        message = f"this user may not use {denied} of {len(self._cards)} GPUs"
+        refusal = as_problem(ProbeDenied("nvml", message, hint=_HINT_DENIED), Vendor.NVIDIA)
+        self._problems = (refusal,) if denied else ()
         self._ask_mig(driver)
 
     def _ask_mig(self, driver: "_Driver") -> None:
@@ -128,8 +136,11 @@ class _Driver:
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
         self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """Return the driver's answer, or None if it has none. Raise _LostError if the card is lost."""
+    def ask(self, function: str, *arguments: Any, not_found: Any = None) -> Any:
+        """Return the driver's answer, or None if it has none. Raise _LostError if the card is lost.
+
+        `not_found` is the answer if the driver finds nothing.
+        """
         call = getattr(self.nvml, function, None)
         if call is None:
             return None
@@ -141,7 +152,7 @@ class _Driver:
             if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
                 raise
             self.failed |= error.value not in self._has_none
-            return None
+            return not_found if error.value == self.nvml.NVML_ERROR_NOT_FOUND else None
 
     def uuid(self, handle: Any) -> str | None:
         """Return the UUID, or None if the device has none. Any other answer marks the card as faulty."""
@@ -154,29 +165,20 @@ class _Driver:
 
     def is_split(self, card: _NvmlCard) -> bool:
         """Return whether the card is split into MIG instances. A lost card is detected when it is measured."""
-        if card.fault is not None or card.is_denied:
-            return False
+        mode = None
         with contextlib.suppress(_LostError):
-            mode = self.ask("nvmlDeviceGetMigMode", card.handle)
-            return bool(mode and mode[0])
-        return False
+            mode = self.ask("nvmlDeviceGetMigMode", card.handle) if card.handle is not None else None
+        return bool(mode and mode[0])
 
     def samples(self, card: _NvmlCard) -> list[Any] | None:
         """Return load samples of processes since shortly before the newest known one, or None if there are none."""
-        since = self._sampled_from.get(card.id, 0)
-        try:
-            found = list(self.nvml.nvmlDeviceGetProcessUtilization(card.handle, since))
-        except self.nvml.NVMLError as error:
-            if error.value in self._gone:
-                raise _LostError(str(error)) from error
-            if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
-                raise
-            return [] if error.value == self.nvml.NVML_ERROR_NOT_FOUND else None
-        self._sampled_from[card.id] = max(since, window_start(found))
-        return found
-
-    def ask_text(self, function: str, handle: Any) -> str | None:
-        return _text(self.ask(function, handle))
+        since = self._sampled_from.get(card.device.id, 0)
+        found = self.ask("nvmlDeviceGetProcessUtilization", card.handle, since, not_found=())
+        if found is None:
+            return None
+        samples = list(found)
+        self._sampled_from[card.device.id] = max(since, _window_start(samples))
+        return samples
 
 
 def _import_nvml() -> ModuleType:
@@ -193,16 +195,15 @@ def _import_nvml() -> ModuleType:
 
 def _as_probe_error(nvml: ModuleType, error: Any) -> ProbeError:
     message = f"NVML says: {error}"
-    match error.value:
-        case nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return ProbeMissing("nvml", "libnvidia-ml.so.1 cannot be loaded", hint=_HINT_MISSING)
-        case nvml.NVML_ERROR_NO_PERMISSION:
-            return ProbeDenied("nvml", message, hint=_HINT_DENIED)
-        case nvml.NVML_ERROR_DRIVER_NOT_LOADED:
-            return ProbeCrashed("nvml", message, hint="load it with `modprobe nvidia`, or see dmesg for why it is not")
-        case nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            return ProbeCrashed("nvml", message, hint="the driver was updated while in use: reboot, or reload it")
-    return ProbeCrashed("nvml", message, hint="see dmesg for what the driver says")
+    if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        return ProbeMissing("nvml", "libnvidia-ml.so.1 cannot be loaded", hint=_HINT_MISSING)
+    if error.value == nvml.NVML_ERROR_NO_PERMISSION:
+        return ProbeDenied("nvml", message, hint=_HINT_DENIED)
+    hints = {
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "load it with `modprobe nvidia`, or see dmesg for why it is not",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated while in use: reboot, or reload it",
+    }
+    return ProbeCrashed("nvml", message, hint=hints.get(error.value, "see dmesg for what the driver says"))
 
 
 def _identify(driver: _Driver, index: int) -> _NvmlCard:
@@ -212,27 +213,15 @@ def _identify(driver: _Driver, index: int) -> _NvmlCard:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         pci = driver.ask("nvmlDeviceGetPciInfo", handle)
         bus_id = pci_bus_id(_text(pci.busId)) if pci else None
-        return _NvmlCard(
-            index=index,
-            id=driver.uuid(handle) or bus_id or f"nvidia-{index}",
-            handle=handle,
-            name=driver.ask_text("nvmlDeviceGetName", handle),
-            pci_bus_id=bus_id,
-        )
-    except _LostError as error:
-        return _NvmlCard(index=index, id=f"nvidia-{index}", fault=str(error))
-    except nvml.NVMLError as error:
-        is_denied = error.value == nvml.NVML_ERROR_NO_PERMISSION
-        return _NvmlCard(
-            index=index, id=f"nvidia-{index}", is_denied=is_denied, fault=None if is_denied else str(error)
-        )
-
-
-def _denials(cards: tuple[_NvmlCard, ...]) -> Iterator[Problem]:
-    denied = sum(card.is_denied for card in cards)
-    if denied:
-        message = f"this user may not use {denied} of {len(cards)} GPUs"
-        yield as_problem(ProbeDenied("nvml", message, hint=_HINT_DENIED), Vendor.NVIDIA)
+        card_id = driver.uuid(handle) or bus_id or f"nvidia-{index}"
+        name = _text(driver.ask("nvmlDeviceGetName", handle))
+        device = Device(id=card_id, vendor=Vendor.NVIDIA, index=index, name=name, pci_bus_id=bus_id)
+        return _NvmlCard(device=device, handle=handle)
+    except (_LostError, nvml.NVMLError) as error:
+        is_denied = getattr(error, "value", None) == nvml.NVML_ERROR_NO_PERMISSION
+        fault = None if is_denied else str(error)
+        device = Device(id=f"nvidia-{index}", vendor=Vendor.NVIDIA, index=index, fault=fault)
+        return _NvmlCard(device=device, is_denied=is_denied)
 
 
 def _named(
@@ -242,19 +231,20 @@ def _named(
 
     If cards have left the list, numbers have shifted and identify nothing.
     """
-    well = {card.id for card in found if card.fault is None}
-    missed = [card for card in known if card.id not in well and not card.is_denied]
-    before = {card.index: card for card in missed} if len(known) == len(found) else {}
-    kernel = dict(enumerate(in_kernel)) if len(in_kernel) == len(found) else {}
+    well = {card.device.id for card in found if card.device.fault is None}
+    missed = [card.device for card in known if card.device.id not in well and not card.is_denied]
+    before = {device.index: device for device in missed} if len(known) == len(found) else {}
+    kernel: dict[int | None, KernelCard] = dict(enumerate(in_kernel)) if len(in_kernel) == len(found) else {}
     for card in found:
-        if card.fault is None:
+        device = card.device
+        if device.fault is None:
             yield card
-        elif card.index in before:
-            yield _with_fault(before[card.index], card.fault)
+        elif device.index in before:
+            yield _NvmlCard(device=replace(before[device.index], fault=device.fault))
         else:
-            facts = kernel.get(card.index, KernelCard(pci_bus_id=None))
-            named = facts.uuid or facts.pci_bus_id or card.id
-            yield _NvmlCard(index=card.index, id=named, name=facts.name, pci_bus_id=facts.pci_bus_id, fault=card.fault)
+            facts = kernel.get(device.index, KernelCard(pci_bus_id=None))
+            card_id = facts.uuid or facts.pci_bus_id or device.id
+            yield _NvmlCard(device=replace(device, id=card_id, name=facts.name, pci_bus_id=facts.pci_bus_id))
 
 
 def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]:
@@ -262,34 +252,19 @@ def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]
     if card.is_denied:
         return card, []
     try:
-        if card.fault is None:
+        if card.device.fault is None:
             return card, [_measure_card(driver, card), *_measure_parts(driver, card)]
     except _LostError as lost:
-        card = _with_fault(card, str(lost))
-    ill = Device(
-        id=card.id,
-        vendor=Vendor.NVIDIA,
-        index=card.index,
-        name=card.name,
-        pci_bus_id=card.pci_bus_id,
-        fault=card.fault,
-    )
-    return card, [ill]
+        card = _NvmlCard(device=replace(card.device, fault=str(lost)))
+    return card, [card.device]
 
 
 def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     driver.failed = False
-    total, used, free = _memory(driver, card.handle)
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
-    device = Device(
-        id=card.id,
-        vendor=Vendor.NVIDIA,
-        index=card.index,
-        name=card.name,
-        pci_bus_id=card.pci_bus_id,
-        memory_total_mb=total,
-        memory_used_mb=used,
-        memory_free_mb=free,
+    device = replace(
+        card.device,
+        **_memory(driver, card.handle),
         utilization_percent=None if utilization is None else float(utilization.gpu),
         power_draw_w=_watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle)),
         power_limit_w=_watts(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
@@ -299,8 +274,8 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     if device.processes and not card.is_split and (device.utilization_percent or 0.0) > IDLE_PERCENT:
         samples = driver.samples(card)
         if samples is not None:
-            device = replace(device, processes=with_loads(device.processes, samples))
-    figures = (total, utilization, device.power_draw_w, device.temperature_c, device.processes)
+            device = replace(device, processes=_with_loads(device.processes, samples))
+    figures = (device.memory_total_mb, utilization, device.power_draw_w, device.temperature_c, device.processes)
     if driver.failed and figures == (None,) * 5:
         raise _LostError("the driver answers nothing about it")
     return device
@@ -312,33 +287,28 @@ def _measure_parts(driver: _Driver, card: _NvmlCard) -> Iterator[Device]:
         return
     for place in range(driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
         part = driver.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, place)
-        uuid = part and driver.ask_text("nvmlDeviceGetUUID", part)
+        uuid = part and _text(driver.ask("nvmlDeviceGetUUID", part))
         if uuid:
-            yield _measure_part(driver, card, place, part, uuid)
+            yield _measure_part(driver, card.device, place, part, uuid)
 
 
-def _measure_part(driver: _Driver, card: _NvmlCard, place: int, part: Any, uuid: str) -> Device:
+def _measure_part(driver: _Driver, card: Device, place: int, part: Any, uuid: str) -> Device:
     device = Device(id=uuid, vendor=Vendor.NVIDIA, index=place, parent=card.id, pci_bus_id=card.pci_bus_id)
     try:
-        total, used, free = _memory(driver, part)
-        return replace(
-            device,
-            name=driver.ask_text("nvmlDeviceGetName", part),
-            memory_total_mb=total,
-            memory_used_mb=used,
-            memory_free_mb=free,
-            processes=_processes(driver, part),
-        )
+        memory, name = _memory(driver, part), _text(driver.ask("nvmlDeviceGetName", part))
+        return replace(device, name=name, **memory, processes=_processes(driver, part))
     except _LostError as lost:
         return replace(device, fault=str(lost))
 
 
-def _memory(driver: _Driver, handle: Any) -> tuple[float | None, float | None, float | None]:
+def _memory(driver: _Driver, handle: Any) -> dict[str, Any]:
+    """Return the memory fields of a device."""
     memory = driver.ask("nvmlDeviceGetMemoryInfo", handle, driver.nvml.nvmlMemory_v2)
     memory = memory or driver.ask("nvmlDeviceGetMemoryInfo", handle)
     if memory is None:
-        return None, None, None
-    return _mb(memory.total), _mb(memory.used), _mb(memory.free)
+        return {}
+    total, used, free = _mb(memory.total), _mb(memory.used), _mb(memory.free)
+    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
 
 
 def _temperature(driver: _Driver, handle: Any) -> float | None:
@@ -352,24 +322,37 @@ def _temperature(driver: _Driver, handle: Any) -> float | None:
 
 def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
     """Return the processes of all kinds by pid, or None if the driver lists no kind."""
-    lists = [_process_list(driver, kind, handle) for kind in _PROCESS_LISTS]
-    if all(listed is None for listed in lists):
+    lists = []
+    for kind in _PROCESS_LISTS:
+        listed = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
+        if listed is None:
+            listed = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_v2", handle)
+        lists += [] if listed is None else [listed]
+    if not lists:
         return None
-    entries = chain.from_iterable(listed or () for listed in lists)
-    found = one_per_pid(Process(pid=entry.pid, memory_mb=_mb(entry.usedGpuMemory)) for entry in entries)
+    entries = chain.from_iterable(lists)
+    found = one_per_pid((Process(pid=entry.pid, memory_mb=_mb(entry.usedGpuMemory)) for entry in entries), larger_mb)
     return tuple(sorted(found, key=lambda process: process.pid))
 
 
-def _process_list(driver: _Driver, kind: str, handle: Any) -> list[Any] | None:
-    for version in ("_v3", "_v2"):
-        found = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
-        if found is not None:
-            return list(found)
-    return None
+def _window_start(samples: Iterable[Any]) -> int:
+    """Return the time in microseconds since which samples count, given these samples of NVML."""
+    return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
 
 
-def _with_fault(card: _NvmlCard, fault: str) -> _NvmlCard:
-    return _NvmlCard(index=card.index, id=card.id, name=card.name, pci_bus_id=card.pci_bus_id, fault=fault)
+def _with_loads(processes: Sequence[Process], samples: Sequence[Any]) -> tuple[Process, ...]:
+    """Return the processes with their utilization. `samples` are NVML's since the last window began."""
+    begins = _window_start(samples)
+    newest: dict[int, Any] = {}
+    for sample in samples:
+        known = newest.get(sample.pid)
+        is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
+        if is_newer and sample.smUtil <= _WHOLE:
+            newest[sample.pid] = sample
+    if newest.keys().isdisjoint(process.pid for process in processes):
+        return tuple(processes)
+    loads = {pid: float(sample.smUtil) for pid, sample in newest.items()}
+    return tuple(replace(process, utilization_percent=loads.get(process.pid, 0.0)) for process in processes)
 
 
 def _mb(size: int | None) -> float | None:

@@ -1,4 +1,4 @@
-from gpuyard.probes.common.backoff import Backoff
+from gpuyard.probes.common.probe_calls import Backoff
 
 
 def test_each_consecutive_failure_doubles_the_pause_up_to_a_minute() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeTimeout
-from gpuyard.probes.common.deadline import Deadline
-from gpuyard.probes.common.multiple_calls import OptionalCall, problem_beside, run_until
+from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, problem_beside, run_until
 from tests.fakes.clock import FakeClock
 
 Tools = Callable[[str, str], Path]

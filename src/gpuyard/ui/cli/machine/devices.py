@@ -3,7 +3,7 @@
 import click
 
 from gpuyard.core.snapshot_json import snapshot_as_dict
-from gpuyard.probes.common.pci_gpus import vendors_on_pci
+from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of

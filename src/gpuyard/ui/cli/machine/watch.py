@@ -11,7 +11,7 @@ import click
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import UNKNOWN
-from gpuyard.probes.common.pci_gpus import vendors_on_pci
+from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sample_log import SampleLog
@@ -42,7 +42,7 @@ def command(interval_s: float, log_path: Path | None, count: int | None, deadlin
 
 def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> Iterator[Sample]:
     clock = SystemClock()
-    sink = SampleLog(log_path) if log_path else None
+    sink = SampleLog(log_path).write if log_path else None
     sampler = Sampler(local_machine(deadline_s), clock, sink=sink)
     with sampler.want(interval_s):
         taken = 0
