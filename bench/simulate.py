@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from gpuyard.core.snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, default_quantum_s, runnable, sizes_mb
-from gpuyard.simulator.makespan_bound import lower_bound
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_programs
-from gpuyard.simulator.schedule_metrics import PolicyMetrics, measure_pass
+from gpuyard.simulator.schedule_metrics import PolicyMetrics, lower_bound, measure_pass
 from gpuyard.simulator.sharing_slowdown import Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.trace_file import TraceJob

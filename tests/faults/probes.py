@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         id="probes-gigabytes-of-a-thousand",
         file=f"{_PROBES}/common/parse_numbers.py",
-        old='    "gib": 1024.0,\n',
-        new='    "gib": 1000.0,\n',
+        old='    **dict.fromkeys(("gb", "gib"), 1024.0),\n',
+        new='    **{"gb": 1024.0, "gib": 1000.0},\n',
         breaks="A card is shown with less memory than it has if its tool prints GiB.",
         near=(f"{_TESTS}/common/test_parse_numbers.py",),
     ),

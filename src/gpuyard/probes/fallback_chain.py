@@ -11,7 +11,9 @@ Rules:
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
@@ -19,6 +21,7 @@ from gpuyard.ports import Clock, Probe
 from gpuyard.probes.common.device_ids import without_number
 from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
+from gpuyard.system.clock import SystemClock
 
 # The fraction of the timeout that a probe may use before the next one is started. A probe on its own thread continues
 # beside the next one, and a library needs less remaining time than a tool.
@@ -43,11 +46,6 @@ class ChainStep:
 
     def is_resting(self) -> bool:
         return self._backoff.is_resting(self._clock.monotonic())
-
-    def read(self, timeout_s: float) -> Reading | None:
-        """Return the reading within the timeout, or None with `problem` set."""
-        reading = self.ask(timeout_s)
-        return self.wait(0.0) if self.is_late else reading
 
     def ask(self, timeout_s: float) -> Reading | None:
         """Return the reading; None if the probe failed, or if it `is_late`: then call `wait`."""
@@ -188,4 +186,44 @@ def _unknown(device: Device, fault: str) -> Device:
         name=device.name,
         pci_bus_id=device.pci_bus_id,
         fault=fault,
+    )
+
+
+class Checkup(Struct, frozen=True, kw_only=True):
+    """The result of one probe. `devices` is None if it failed."""
+
+    vendor: Vendor
+    probe: str
+    devices: tuple[Device, ...] | None
+    problems: tuple[Problem, ...]
+    seconds: float
+
+    @property
+    def works(self) -> bool:
+        return self.devices is not None
+
+
+def check_probes(probes: Mapping[Vendor, Sequence[Probe]], timeout_s: float) -> list[Checkup]:
+    """Try every probe, including those behind a working one. The probes of one vendor share a driver: they are tried
+    in sequence, and the vendors in parallel."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=len(probes)) as pool:
+        checking = pool.map(lambda chain: [_check(probe, timeout_s) for probe in chain], probes.values())
+        return [check for checked in checking for check in checked]
+
+
+def _check(probe: Probe, timeout_s: float) -> Checkup:
+    step = ChainStep(probe, SystemClock())
+    started = time.monotonic()
+    reading = step.ask(timeout_s)
+    if step.is_late:
+        reading = step.wait(0.0)
+    noted = reading.problems if reading else ()
+    return Checkup(
+        vendor=probe.vendor,
+        probe=probe.name,
+        devices=None if reading is None else reading.devices,
+        problems=noted if step.problem is None else (step.problem, *noted),
+        seconds=time.monotonic() - started,
     )

@@ -209,11 +209,7 @@ def _mount(top: Path, controller: str) -> Path:
 
 
 def _lineage(mount: Path, path: str) -> list[Path]:
-    """Return the existing directories from `mount` down to `path`.
-
-    A container often sees its own group at the mount itself, while `path` is valid only on the host. Missing parts are
-    left out.
-    """
+    """Return the existing directories from `mount` down to `path`, which may be valid only on the host."""
     folders = [mount]
     for part in path.split("/"):
         if part == "..":

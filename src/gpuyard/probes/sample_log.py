@@ -22,28 +22,19 @@ COLUMNS = (
     "utilization_percent", "utilization_smoothed_percent", "power_draw_w", "power_smoothed_w", "power_limit_w",
     "temperature_c", "process_count", "healthy", "load_1m",
 )  # fmt: skip
-DEFAULT_MAX_BYTES = 32 * 1024 * 1024
-DEFAULT_KEPT_FILES = 3
+MAX_BYTES = 32 * 1024 * 1024
+KEPT_FILES = 3
 
 
 class RowLog:
     """A log file of rows with fixed columns, rotated at a maximum size."""
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Sequence[str],
-        *,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-        kept_files: int = DEFAULT_KEPT_FILES,
-    ) -> None:
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
         if path.suffix not in (".csv", ".jsonl"):
             raise UserError(f"cannot log to '{path}'", hint="name a file that ends in .csv or .jsonl")
         self._path = path
         self._columns = columns
         self._is_csv = path.suffix == ".csv"
-        self._max_bytes = max_bytes
-        self._kept_files = kept_files
         self._translate_errors(self._prepare)
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -65,7 +56,7 @@ class RowLog:
 
     def _append(self, encoded: bytes) -> None:
         size = self._path.stat().st_size if self._path.exists() else 0
-        if size and size + len(encoded) > self._max_bytes:
+        if size and size + len(encoded) > MAX_BYTES:
             self._rotate()
             size = 0
         if self._is_csv and size == 0:
@@ -79,7 +70,7 @@ class RowLog:
             os.close(descriptor)
 
     def _rotate(self) -> None:
-        for number in range(self._kept_files, 0, -1):
+        for number in range(KEPT_FILES, 0, -1):
             older = self._path.with_name(f"{self._path.name}.{number}")
             newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
             if newer.exists():
@@ -93,8 +84,8 @@ class RowLog:
 
 
 class SampleLog(RowLog):
-    def __init__(self, path: Path, **limits: int) -> None:
-        super().__init__(path, COLUMNS, **limits)
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, COLUMNS)
 
     def write(self, sample: Sample) -> None:
         self.write_rows(list(_rows(sample)))

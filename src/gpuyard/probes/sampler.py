@@ -12,7 +12,7 @@ from gpuyard.core.scheduling.load_gates import Smoothed, smooth
 from gpuyard.core.snapshot import Problem, Sample, Snapshot, find_new_problems
 from gpuyard.ports import Clock
 
-DEFAULT_HALF_LIFE_S = 5.0
+HALF_LIFE_S = 5.0
 SHORTEST_INTERVAL_S = 0.05
 
 
@@ -21,17 +21,9 @@ class SnapshotSource(Protocol):
 
 
 class Sampler:
-    def __init__(
-        self,
-        machine: SnapshotSource,
-        clock: Clock,
-        *,
-        half_life_s: float = DEFAULT_HALF_LIFE_S,
-        sink: Callable[[Sample], None] | None = None,
-    ) -> None:
+    def __init__(self, machine: SnapshotSource, clock: Clock, *, sink: Callable[[Sample], None] | None = None) -> None:
         self._machine = machine
         self._clock = clock
-        self._half_life_s = half_life_s
         self._sink = sink
         self._wanted: dict[object, float] = {}
         self._averages: dict[tuple[str, str], Smoothed] = {}
@@ -71,8 +63,7 @@ class Sampler:
             **{("power", device.id): device.power_draw_w for device in snapshot.devices},
         }
         self._averages = averages = {
-            key: smooth(self._averages.get(key, Smoothed()), value, now, self._half_life_s)
-            for key, value in raw.items()
+            key: smooth(self._averages.get(key, Smoothed()), value, now, HALF_LIFE_S) for key, value in raw.items()
         }
         new_problems = find_new_problems(self._problems, snapshot.problems)
         self._problems = snapshot.problems

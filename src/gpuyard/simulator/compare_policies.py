@@ -11,10 +11,9 @@ from msgspec.structs import asdict
 from gpuyard.core.snapshot import Device
 from gpuyard.errors import UserError
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.makespan_bound import MakespanBound, lower_bound
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
-from gpuyard.simulator.schedule_metrics import PolicyMetrics, SimulatedPass, measure_pass
+from gpuyard.simulator.schedule_metrics import MakespanBound, PolicyMetrics, SimulatedPass, lower_bound, measure_pass
 from gpuyard.simulator.sharing_slowdown import PAIRS_FILE, Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.timeline_picture import Panel

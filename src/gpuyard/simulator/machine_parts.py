@@ -1,8 +1,4 @@
-"""Parts of simulated machines: clock, event queue, cards, and the programs on them.
-
-The tests that inject crashes (tests/simulation) build their machine from the clock, the event queue, and the readings
-and shortages of devices.
-"""
+"""Parts of simulated machines: clock, event queue, cards, and the programs on them. Tests use them too."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -164,10 +160,7 @@ OnMoved: TypeAlias = Callable[[SimulatedProgram], None]
 
 
 class SimulatedCard:
-    """A device and the programs on it.
-
-    `busy` is the sum of demand times speed; `memory_mb_s` and `compute_s` are integrals over time.
-    """
+    """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals."""
 
     __slots__ = (
         "_seen", "_smoothed", "busy", "compute_s", "device", "load_percent", "memory_mb_s", "programs", "since",

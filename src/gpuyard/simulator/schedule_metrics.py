@@ -1,12 +1,23 @@
-"""Metrics of a simulated pass, for the table and for scripts."""
+"""Metrics of a simulated pass, and a lower bound on the makespan of a trace that no schedule can beat:
 
-from collections.abc import Sequence
+- A job takes at least its duration from its arrival on.
+- All jobs that arrive from some moment on share all devices from then on. A device does at most one second of demand
+  per second (see sharing_slowdown) and holds at most its memory.
+- Memory is weighed in several ways, each of which adds up to at most 1 for jobs that fit on a device together: by share
+  of the device; by halves, where a job over half of a device counts as a whole device; and by thresholds in between,
+  where a job that leaves less than the threshold free counts as a whole device and a job below it counts as nothing.
+"""
+
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import MakespanBound
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.sharing_slowdown import Sharing
+from gpuyard.simulator.trace_file import TraceJob, phases_of
+
+# Parts of a device: 0 weighs by share, 0.5 by halves.
+_THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5)
 
 
 class SimulatedRun(Struct, frozen=True, kw_only=True):
@@ -64,6 +75,30 @@ class PolicyMetrics(Struct, frozen=True, kw_only=True):
         return self.makespan_s / self.bound_s if self.bound_s else 1.0
 
 
+class MakespanBound(Struct, frozen=True, kw_only=True):
+    """Bounds in seconds from the first arrival on, each for another reason; the largest counts."""
+
+    longest_s: float
+    compute_s: float
+    memory_s: float
+    crowding_s: float
+
+    @property
+    def makespan_s(self) -> float:
+        return max(self.longest_s, self.compute_s, self.memory_s, self.crowding_s)
+
+    @property
+    def reason(self) -> str:
+        """What the largest bound is due to."""
+        parts = {
+            "the longest job": self.longest_s,
+            "compute": self.compute_s,
+            "memory": self.memory_s,
+            "jobs that fit beside few others": self.crowding_s,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
 def measure_pass(policy: str, pass_number: int, passed: SimulatedPass, bound: MakespanBound) -> PolicyMetrics:
     ours = [(number, job) for number, job in enumerate(passed.jobs) if not job.is_foreign]
     good = {run.job: run for run in passed.runs if run.outcome is OutcomeKind.SUCCEEDED}
@@ -106,3 +141,44 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: Sharing) -> MakespanBound:
+    ours = sorted((job for job in jobs if not job.is_foreign), key=lambda job: -job.at_s)
+    if not ours:
+        return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
+    first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
+    held = [_memory_shares(job, card_mb) for job in ours]
+    demands = [sharing.demand((job.kind, job.load_percent)) * job.duration_s for job in ours]
+    weighed = [
+        _even_end(ours, count, [_device_seconds(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]
+    ]
+    return MakespanBound(
+        longest_s=max(job.at_s + job.duration_s for job in ours) - first,
+        compute_s=_even_end(ours, count, demands),
+        memory_s=_even_end(ours, sum(devices_mb) / card_mb, [_device_seconds(each, _THRESHOLDS[0]) for each in held]),
+        crowding_s=max(weighed),
+    )
+
+
+def _even_end(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence[float]) -> float:
+    """Return the earliest end of all work if, from each arrival on, the work is spread evenly over all devices."""
+    first = latest_first[-1].at_s
+    total, end = 0.0, first
+    for job, seconds in zip(latest_first, work_s, strict=True):
+        total += seconds * job.gpus
+        end = max(end, job.at_s + total / devices)
+    return end - first
+
+
+def _memory_shares(job: TraceJob, card_mb: float) -> list[tuple[float, float]]:
+    """Return for how many seconds the job holds at least which share of a device."""
+    phases = phases_of(job)
+    ends = [*(phase.from_s for phase in phases[1:]), job.duration_s]
+    return [(end - phase.from_s, phase.memory_mb / card_mb) for phase, end in zip(phases, ends, strict=True)]
+
+
+def _device_seconds(held: Iterable[tuple[float, float]], threshold: float) -> float:
+    """Return the device-seconds that the memory of a job takes up at least."""
+    counted = [(seconds, share) for seconds, share in held if share >= threshold]
+    return sum([seconds * (1.0 if share > 1.0 - threshold else share) for seconds, share in counted])

@@ -69,8 +69,12 @@ def test_a_log_is_continued_under_its_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["usage.csv", "usage.jsonl"])
-def test_a_full_file_is_rotated_and_a_limited_number_is_kept(tmp_path: Path, name: str) -> None:
-    log = SampleLog(tmp_path / name, max_bytes=1500, kept_files=2)
+def test_a_full_file_is_rotated_and_a_limited_number_is_kept(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuyard.probes.sample_log.MAX_BYTES", 1500)
+    monkeypatch.setattr("gpuyard.probes.sample_log.KEPT_FILES", 2)
+    log = SampleLog(tmp_path / name)
     for _ in range(40):
         log.write(SAMPLE)
     files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())

@@ -58,7 +58,7 @@ def test_the_interval_is_never_below_the_minimum() -> None:
 
 def test_a_sample_has_raw_and_smoothed_figures() -> None:
     clock = FakeClock()
-    sampler = Sampler(ScriptedMachine(0.0, 100.0), clock, half_life_s=5.0)
+    sampler = Sampler(ScriptedMachine(0.0, 100.0), clock)
     sampler.sample()
     clock.time += 5.0
     sample = sampler.sample()

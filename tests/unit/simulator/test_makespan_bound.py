@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import sizes_mb
-from gpuyard.simulator.makespan_bound import lower_bound
 from gpuyard.simulator.policies import find_policy
-from gpuyard.simulator.schedule_metrics import measure_pass
+from gpuyard.simulator.schedule_metrics import lower_bound, measure_pass
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.simulation import Simulation
 from gpuyard.simulator.trace_file import TraceJob

@@ -3,8 +3,7 @@
 import pytest
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import MakespanBound
-from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun, measure_pass, percentile
+from gpuyard.simulator.schedule_metrics import MakespanBound, SimulatedPass, SimulatedRun, measure_pass, percentile
 from tests.unit.simulator.samples import trace_job
 
 BOUND = MakespanBound(longest_s=100.0, compute_s=150.0, memory_s=20.0, crowding_s=10.0)

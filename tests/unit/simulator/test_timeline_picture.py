@@ -3,8 +3,7 @@
 from xml.etree import ElementTree as ET
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.makespan_bound import MakespanBound
-from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun, measure_pass
+from gpuyard.simulator.schedule_metrics import MakespanBound, SimulatedPass, SimulatedRun, measure_pass
 from gpuyard.simulator.timeline_picture import Panel, draw_timeline, program_name
 from gpuyard.simulator.trace_file import TraceJob
 from tests.unit.simulator.samples import trace_job

@@ -150,8 +150,7 @@ def process_memory(usage: Any, whole: Any) -> float | None:
 def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return the devices, with unknown memory for a process that several cards list with the same figure.
 
-    Some releases of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory, so its memory
-    per card is unknown.
+    Some releases of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory.
     """
     listed = tuple(devices)
     times: Counter[tuple[int, float | None]] = Counter()

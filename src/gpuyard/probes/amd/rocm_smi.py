@@ -11,6 +11,7 @@ Rules:
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -45,12 +46,14 @@ _LINE = re.compile(r"GPU\[(\d{1,5})\]\s*:\s*([^:]+?)\s*:\s*(\S.*)", re.ASCII)
 _KFD_HEADER = re.compile(r"PID\s+PROCESS NAME\s+(GPU\(s\)\s.*)")
 _KFD_COLUMN = re.compile(r"GPU\(s\)|VRAM USED|SDMA USED|CU OCCUPANCY")
 _NO_PROCESSES = "No KFD PIDs currently running"
+_from_bytes = partial(parse_numbers.megabytes, unit="B")
 
 
 def parse(text: str) -> Reading:
     """Parse the output of `rocm-smi`: with `--json`, `--csv` or neither, with any --show options, or with `-a`."""
     try:
-        devices = _devices_of_json(text)
+        found = (document for document in json_documents(text) if _is_answer(document))
+        devices = next(map(_devices_of_document, found), None)
         if devices is None:
             devices = _devices_of_csv(text) or _devices_of_table(text) or _devices_of_lines(text)
     except RecursionError as error:
@@ -65,11 +68,8 @@ class RocmSmi:
         return parse_output(run_tool(_COMMAND, timeout_s), parse)
 
 
-def _devices_of_json(text: str) -> list[Device] | None:
-    for document in json_documents(text):
-        if isinstance(document, dict) and any(key == "system" or _CARD.fullmatch(key) for key in document):
-            return _devices_of_document(document)
-    return None
+def _is_answer(document: Any) -> bool:
+    return isinstance(document, dict) and any(key == "system" or _CARD.fullmatch(key) for key in document)
 
 
 def _devices_of_csv(text: str) -> list[Device] | None:
@@ -140,16 +140,12 @@ def _device(number: int, index: int | None, said: dict[str, Any]) -> Device:
         index=index,
         name=card_fields.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
         pci_bus_id=pci,
-        **card_fields.memory(_matching(_bytes, said, _TOTAL), _matching(_bytes, said, _USED)),
+        **card_fields.memory(_matching(_from_bytes, said, _TOTAL), _matching(_from_bytes, said, _USED)),
         utilization_percent=_matching(parse_numbers.percent, said, _BUSY),
         power_draw_w=_matching(parse_numbers.watts, said, _DRAW),
         power_limit_w=card_fields.power_limit(_matching(parse_numbers.watts, said, _LIMIT)),
         temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, _JUNCTION),
     )
-
-
-def _bytes(raw: Any) -> float | None:
-    return parse_numbers.megabytes(raw, "B")
 
 
 def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re.Pattern[str]) -> float | None:

@@ -82,7 +82,11 @@ def _statistics(value: str) -> dict[str, str]:
 
 def _device(index: int, node: _IoregNode) -> Device:
     said = node.statistics or {}
-    used, free, total = _memory(said)
+    # The card's own memory, or the used part of the machine's.
+    used, free = (parse_numbers.megabytes(said.get(key), "B") for key in ("vramUsedBytes", "vramFreeBytes"))
+    total = round(used + free, 2) if used is not None and free is not None else None
+    if not used and not free:
+        used, free, total = parse_numbers.megabytes(said.get("In use system memory"), "B"), None, None
     busy = parse_numbers.percent(said.get("Device Utilization %"))
     return Device(
         # Registry ids change at each boot.
@@ -97,12 +101,3 @@ def _device(index: int, node: _IoregNode) -> Device:
         power_draw_w=parse_numbers.watts(said.get("Total Power(W)")),
         temperature_c=parse_numbers.celsius(said.get("Temperature(C)")),
     )
-
-
-def _memory(said: dict[str, str]) -> tuple[float | None, float | None, float | None]:
-    """Return used, free and total memory: the card's own, or the used part of the machine's."""
-    used, free = (parse_numbers.megabytes(said.get(key), "B") for key in ("vramUsedBytes", "vramFreeBytes"))
-    if not used and not free:
-        return parse_numbers.megabytes(said.get("In use system memory"), "B"), None, None
-    total = round(used + free, 2) if used is not None and free is not None else None
-    return used, free, total

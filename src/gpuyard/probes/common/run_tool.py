@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from msgspec import Struct
@@ -73,19 +73,13 @@ def find_any_tool(names: Sequence[str]) -> None:
     raise ProbeMissing(", ".join(names), "not installed, or not on PATH")
 
 
-def run_tool(
-    argv: Sequence[str],
-    timeout_s: float,
-    *,
-    enough: Callable[[bytes], object] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> ToolOutput:
+def run_tool(argv: Sequence[str], timeout_s: float, *, enough: Callable[[bytes], object] | None = None) -> ToolOutput:
     """Run `argv` until it exits, `enough(output so far)` returns True, or the timeout passes (ProbeTimeout)."""
     name = argv[0]
     path = find_tool(name)
     _refuse_while_stuck(name)
     deadline = time.monotonic() + timeout_s
-    process = _spawn(name, path, argv, env)
+    process = _spawn(name, path, argv)
     try:
         stdout, stderr, finished = _collect(process, deadline, enough)
     finally:
@@ -102,7 +96,7 @@ def run_tool(
     )
 
 
-def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _spawn(name: str, path: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [path, *argv[1:]],
@@ -110,7 +104,7 @@ def _spawn(name: str, path: str, argv: Sequence[str], env: Mapping[str, str] | N
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "LC_ALL": "C", **(env or {})},
+            env={**os.environ, "LC_ALL": "C"},
         )
     except PermissionError as error:
         raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error

@@ -59,12 +59,6 @@ class FdinfoScan(Struct, frozen=True, kw_only=True):
     clients: tuple[DrmClient, ...]
     is_whole: bool
 
-    def of(self, place: str | None, *, is_only_card: bool) -> tuple[DrmClient, ...]:
-        """Return the clients of a card. Kernels before 6.0 may omit the bus id: then they belong to the only card."""
-        return tuple(
-            client for client in self.clients if client.bus_id == place or (client.bus_id is None and is_only_card)
-        )
-
 
 class IntelSysfs:
     name = NAME
@@ -89,7 +83,9 @@ class IntelSysfs:
         return Reading(devices=with_distinct_ids(devices))
 
     def _device(self, card: IntelCard, sensors: _Sensors, view: FdinfoScan, *, is_only: bool) -> Device:
-        clients = view.of(card.bus_id, is_only_card=is_only)
+        # Kernels before 6.0 may omit the bus id: then the client belongs to the only card.
+        places = (card.bus_id, None) if is_only else (card.bus_id,)
+        clients = [client for client in view.clients if client.bus_id in places]
         return Device(
             vendor=Vendor.INTEL,
             **card.identity,

@@ -57,12 +57,12 @@ class XpuSmi:
             self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
         users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
-        processes = {device.index: _without_ourselves(device.processes) for device in users.devices}
-        devices = tuple(
-            _merged(device, measured.get(device.index), None if users.problems else processes.get(device.index, ()))
-            for device in known
-        )
-        return Reading(devices=devices, problems=users.problems)
+        listed = {device.index: device.processes or () for device in users.devices}
+        devices = []
+        for device in known:
+            processes = tuple(process for process in listed.get(device.index, ()) if process.name != NAME)
+            devices.append(_merged(device, measured.get(device.index), None if users.problems else processes))
+        return Reading(devices=tuple(devices), problems=users.problems)
 
     def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
         indexes = ",".join(str(device.index) for device in known)
@@ -74,7 +74,7 @@ class XpuSmi:
                 refusals.append(error)
                 continue
             self._dumps = (dump,)
-            return _by_index(measured)
+            return {device.index: device for device in measured.devices}
         raise refusals[0]
 
     def _identify(self, deadline: Deadline) -> tuple[Device, ...]:
@@ -104,37 +104,24 @@ def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, 
     if all(device.memory_total_mb is not None for device in known):
         return known
     try:
-        sized = _by_index(_ask([NAME, "discovery", "--dump", _MEMORY_SIZE], deadline))
+        sized = _ask([NAME, "discovery", "--dump", _MEMORY_SIZE], deadline)
     except ProbeTimeout:
         raise
     except ProbeError:
         return known
-    sizes = {index: device.memory_total_mb for index, device in sized.items()}
+    sizes = {device.index: device.memory_total_mb for device in sized.devices}
     return tuple(
         structs.replace(device, memory_total_mb=device.memory_total_mb or sizes.get(device.index)) for device in known
     )
 
 
-def _by_index(reading: Reading) -> dict[int | None, Device]:
-    return {device.index: device for device in reading.devices}
-
-
 def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] | None) -> Device:
     """Merge identity and metrics; free memory at the time of the discovery is dropped."""
-    used = measured.memory_used_mb if measured else None
-    return structs.replace(
-        known,
-        memory_used_mb=used,
-        memory_free_mb=xpu.free_memory(known.memory_total_mb, used),
-        utilization_percent=measured.utilization_percent if measured else None,
-        power_draw_w=measured.power_draw_w if measured else None,
-        temperature_c=measured.temperature_c if measured else None,
-        processes=within_used(users, used),
-    )
-
-
-def _without_ourselves(processes: tuple[Process, ...] | None) -> tuple[Process, ...]:
-    return tuple(process for process in processes or () if process.name != NAME)
+    figures = ("memory_used_mb", "utilization_percent", "power_draw_w", "temperature_c")
+    merged = structs.replace(known, **{figure: getattr(measured, figure, None) for figure in figures})
+    used = merged.memory_used_mb
+    free = xpu.free_memory(known.memory_total_mb, used)
+    return structs.replace(merged, memory_free_mb=free, processes=within_used(users, used))
 
 
 def _parse_json(text: str) -> Reading:

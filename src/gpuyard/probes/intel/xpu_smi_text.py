@@ -16,7 +16,7 @@ import csv
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from gpuyard.core.snapshot import Process, Reading
 from gpuyard.errors import ProbeGarbled
@@ -93,16 +93,14 @@ def _read_dump(titles: Sequence[str], keys: Sequence[str], rows: Iterable[Sequen
 
 def _read_list(lines: Sequence[str]) -> Reading:
     """Parse the box of `discovery`: "name: value" lines, with the device number on the first."""
-    numbers: list[str] = []
-    facts: list[list[tuple[str, str]]] = []
+    found: list[tuple[str, list[tuple[str, str]]]] = []
     for number, fact in _cells(lines):
         if number.isdecimal():
-            numbers.append(number)
-            facts.append([])
-        if facts:
+            found.append((number, []))
+        if found:
             name, _, value = fact.partition(":")
-            facts[-1].append((_key(name), value.strip()))
-    return _listed(zip(numbers, facts, strict=True))
+            found[-1][1].append((_key(name), value.strip()))
+    return _listed(found)
 
 
 def _listed(found: Iterable[tuple[str, Iterable[tuple[str, str]]]]) -> Reading:
@@ -180,13 +178,6 @@ def _read_processes(lines: Sequence[str]) -> Reading:
     return xpu.of_processes(rows)
 
 
-class _BoxCard(Struct, kw_only=True):
-    index: int
-    pci_bus_id: str
-    name: str
-    known: xpu.Metrics = {}
-
-
 def _read_summary(lines: Sequence[str]) -> Reading:
     # NVIDIA's box has the same layout: only that has a performance state.
     if any(re.search(r"\bTemp\s+Perf\b", line) for line in lines[1:2]):
@@ -195,18 +186,18 @@ def _read_summary(lines: Sequence[str]) -> Reading:
     if not cards:
         raise ProbeGarbled(xpu.NAME, "its box of devices has no rows")
     devices = []
-    for card in cards:
-        device = xpu.as_device(card.index, card.pci_bus_id, card.known)
-        listed = None if users is None else processes_of(users.get(card.index, ()))
+    for index, bus_id, names, figures in cards:
+        device = xpu.as_device(index, bus_id, figures)
+        listed = None if users is None else processes_of(users.get(index, ()))
         processes = within_used(listed, device.memory_used_mb)
-        devices.append(structs.replace(device, name=parse_numbers.words(card.name), processes=processes))
+        devices.append(structs.replace(device, name=parse_numbers.words("".join(names)), processes=processes))
     return Reading(devices=with_distinct_ids(devices))
 
 
-def _box_cards(lines: Sequence[str]) -> list[_BoxCard]:
-    """Return the cards below the header, which is the first of the lines."""
+def _box_cards(lines: Sequence[str]) -> list[tuple[int, str, list[str], xpu.Metrics]]:
+    """Return number, bus id, lines of the name and figures of the cards below the header, which is the first line."""
     name_column = slice(lines[0].index("Name"), lines[0].index("Persistence-M") - _COLUMN_GAP)
-    found: list[_BoxCard] = []
+    found: list[tuple[int, str, list[str], xpu.Metrics]] = []
     is_open = False
     for line in lines[1:]:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
@@ -214,12 +205,12 @@ def _box_cards(lines: Sequence[str]) -> list[_BoxCard]:
             continue
         index, place = device_index(cells[0].partition(" ")[0]), pci_bus_id(cells[1].partition(" ")[0])
         if index is not None and place:
-            found.append(_BoxCard(index=index, pci_bus_id=place, name=line[name_column]))
+            found.append((index, place, [line[name_column]], {}))
             is_open = True
         elif is_open and not cells[1]:
-            found[-1].name += line[name_column]
+            found[-1][2].append(line[name_column])
         elif is_open:
-            found[-1].known = _box_figures(*cells)
+            found[-1][3].update(_box_figures(*cells))
             is_open = False
     return found
 

@@ -57,9 +57,9 @@ def parse_csv(text: str) -> Reading:
     """Parse the cards of `--query-gpu`."""
     lost = lost_devices(text)
     lines = _csv_lines(text)
-    header = columns(lines[0]) if lines else []
+    header = _columns(lines[0]) if lines else []
     if _GPU_COLUMNS.intersection(header):
-        cells = [_cells(line) for line in lines[1:] if columns(line) != header]
+        cells = [_cells(line) for line in lines[1:] if _columns(line) != header]
         rows: list[Row] = [dict(zip(header, row, strict=True)) for row in cells if len(row) == len(header)]
         problems: tuple[Problem, ...] = ()
     else:
@@ -74,7 +74,7 @@ def _csv_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if (line.strip() and "," in line) or line.strip() in _GPU_COLUMNS]
 
 
-def columns(line: str) -> list[str]:
+def _columns(line: str) -> list[str]:
     """Return the column names without units: `memory.total [MiB]` is `memory.total`."""
     return [cell.partition(" [")[0] for cell in _cells(line)]
 
@@ -146,27 +146,24 @@ def _fits_common_columns(cells: Sequence[str]) -> bool:
         return False
     row = dict(zip(_COMMON_COLUMNS, cells, strict=True))
     used, total = megabytes(row["memory.used"]), megabytes(row["memory.total"])
+    sizes, draw = (row["memory.used"], row["memory.total"]), row["power.draw"]
     return bool(
         _COUNT.fullmatch(row["index"])
         and _PRODUCT.search(row["name"])
         and _is_temperature(row["temperature.gpu"])
         and _is_share(row["utilization.gpu"])
-        and all(_says_nothing(row[name]) or _SIZE.fullmatch(row[name]) for name in ("memory.used", "memory.total"))
+        and all(_SENTINEL.fullmatch(size) or _SIZE.fullmatch(size) for size in sizes)
         and (used is None or total is None or used <= total)
-        and (_says_nothing(row["power.draw"]) or _POWER.fullmatch(row["power.draw"]))
+        and (_SENTINEL.fullmatch(draw) or _POWER.fullmatch(draw))
     )
 
 
 def _is_temperature(cell: str) -> bool:
-    return _says_nothing(cell) or bool(_COUNT.fullmatch(cell) and int(cell) <= _HOTTEST_C)
+    return bool(_SENTINEL.fullmatch(cell) or (_COUNT.fullmatch(cell) and int(cell) <= _HOTTEST_C))
 
 
 def _is_share(cell: str) -> bool:
-    return _says_nothing(cell) or bool(_SHARE.fullmatch(cell) and (number(cell) or 0) <= 100)
-
-
-def _says_nothing(cell: str) -> bool:
-    return _SENTINEL.fullmatch(cell) is not None
+    return bool(_SENTINEL.fullmatch(cell) or (_SHARE.fullmatch(cell) and (number(cell) or 0) <= 100))
 
 
 def _column_of(cell: str) -> str | None:
@@ -183,23 +180,19 @@ def parse_apps(text: str) -> Reading:
     """Return the cards that processes run on; only their ids and processes are known."""
     lost = lost_devices(text)
     lines = _csv_lines(text)
-    header = columns(lines[0]) if lines else []
+    header = _columns(lines[0]) if lines else []
     # Columns with a dot are those of a list of cards.
     if "pid" in header and not any("." in column for column in header):
-        cells = [_cells(line) for line in lines[1:] if columns(line) != header]
-        return _apps_reading([_app_row(header, row) for row in cells], lost)
-    rows = _headerless_apps([_cells(line) for line in lines])
-    if rows:
-        problems = (_without_header(),) if any("unknown" in row for row in rows) else ()
-        return _apps_reading(rows, lost, problems)
-    return only_lost_devices(text, "CSV that `nvidia-smi --query-compute-apps`")
-
-
-def _apps_reading(rows: Sequence[Row], lost: Sequence[Device], problems: Sequence[Problem] = ()) -> Reading:
+        rows = [_app_row(header, _cells(line)) for line in lines[1:] if _columns(line) != header]
+    else:
+        rows = _headerless_apps([_cells(line) for line in lines])
+        if not rows:
+            return only_lost_devices(text, "CSV that `nvidia-smi --query-compute-apps`")
+    problems = [_without_header()] if any("unknown" in row for row in rows) else []
     nameless = sum(whole(row.get("pid")) is None for row in rows)
     if nameless:
         message = f"{nameless} of {len(rows)} rows of `--query-compute-apps` have no process id and are left out"
-        problems = (*problems, as_problem(ProbeGarbled("nvidia-smi", message), Vendor.NVIDIA))
+        problems.append(as_problem(ProbeGarbled("nvidia-smi", message), Vendor.NVIDIA))
     return Reading(devices=with_distinct_ids([*_cards_of_apps(rows), *lost]), problems=tuple(problems))
 
 

@@ -57,12 +57,11 @@ def _complete_cards(document: str) -> tuple[list[Element], bool]:
 def _read_card(index: int, card: Element) -> Iterator[Device]:
     bus_id = pci_bus_id(card.get("id")) or pci_bus_id(card.findtext("pci/pci_bus_id"))
     card_id = own_words(card.findtext("uuid")) or bus_id or f"nvidia-{index}"
-    name = own_words(card.findtext("product_name"))
-    yield Device(
+    device = Device(
         id=card_id,
         vendor=Vendor.NVIDIA,
         index=index,
-        name=name,
+        name=own_words(card.findtext("product_name")),
         pci_bus_id=bus_id,
         **_memory(card),
         utilization_percent=percent(card.findtext("utilization/gpu_util")),
@@ -72,8 +71,9 @@ def _read_card(index: int, card: Element) -> Iterator[Device]:
         processes=_processes(card, None),
         fault=fault_in(_figures(card)),
     )
+    yield device
     for place, part in enumerate(card.iterfind("mig_devices/mig_device")):
-        yield _read_part(place, part, card, Device(id=card_id, vendor=Vendor.NVIDIA, name=name, pci_bus_id=bus_id))
+        yield _read_part(place, part, card, device)
 
 
 def _read_part(place: int, part: Element, card: Element, whole_card: Device) -> Device:

@@ -124,10 +124,7 @@ class Nvml:
 
 
 class _Driver:
-    """NVML's functions by name, with its errors classified.
-
-    `failed` is True if a call failed for another reason than that the device does not support it.
-    """
+    """NVML's functions by name. `failed` is True if a call failed, but not because the device does not support it."""
 
     def __init__(self, nvml: ModuleType) -> None:
         self.nvml = nvml
@@ -137,10 +134,7 @@ class _Driver:
         self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def ask(self, function: str, *arguments: Any, not_found: Any = None) -> Any:
-        """Return the driver's answer, or None if it has none. Raise _LostError if the card is lost.
-
-        `not_found` is the answer if the driver finds nothing.
-        """
+        """Return the driver's answer, `not_found` if it finds nothing, else None. Raise _LostError for a lost card."""
         call = getattr(self.nvml, function, None)
         if call is None:
             return None
@@ -152,7 +146,8 @@ class _Driver:
             if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
                 raise
             self.failed |= error.value not in self._has_none
-            return not_found if error.value == self.nvml.NVML_ERROR_NOT_FOUND else None
+            is_empty = not_found is not None and error.value == self.nvml.NVML_ERROR_NOT_FOUND
+            return not_found if is_empty else None
 
     def uuid(self, handle: Any) -> str | None:
         """Return the UUID, or None if the device has none. Any other answer marks the card as faulty."""
