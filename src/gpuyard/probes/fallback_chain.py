@@ -198,10 +198,6 @@ class Checkup(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     seconds: float
 
-    @property
-    def works(self) -> bool:
-        return self.devices is not None
-
 
 def check_probes(probes: Mapping[Vendor, Sequence[Probe]], timeout_s: float) -> list[Checkup]:
     """Try every probe, including those behind a working one. The probes of one vendor share a driver: they are tried

@@ -32,9 +32,5 @@ def find_parser(tool: str) -> Callable[[str], Reading]:
 
 def replay(tool: str, output: bytes) -> Snapshot:
     """Return the snapshot in the output. Raise a ProbeError if it is not an output of this tool."""
-    return assemble(None, Host(), [find_parser(tool)(_decode(output))])
-
-
-def _decode(output: bytes) -> str:
     encoding = next((name for mark, name in _MARKS.items() if output.startswith(mark)), "utf-8")
-    return output.decode(encoding, "replace")
+    return assemble(None, Host(), [find_parser(tool)(output.decode(encoding, "replace"))])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome
@@ -37,14 +38,11 @@ class VirtualClock:
         self.time += seconds
 
 
-class ScheduledEvent:
+class ScheduledEvent(Struct, eq=False):
     """An action at a time; `cancel` keeps it from happening."""
 
-    __slots__ = ("action", "is_cancelled")
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action = action
-        self.is_cancelled = False
+    action: Callable[[], None]
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -98,8 +96,7 @@ def find_shortage(device: Device, used_mb: float, held_mb: float, more_mb: float
     """Return the shortage of a program that holds `held_mb` and requests `more_mb`, as PyTorch would report it."""
     total_mb = device.memory_total_mb or 0.0
     free_mb = max(0.0, total_mb - used_mb)
-    says = out_of_memory_message(device, more_mb, free_mb)
-    where = ShortageKind.DEVICE
+    where, says = ShortageKind.DEVICE, out_of_memory_message(device, more_mb, free_mb)
     return Shortage(where=where, says=says, asked_mb=more_mb, held_mb=held_mb, free_mb=free_mb, total_mb=total_mb)
 
 

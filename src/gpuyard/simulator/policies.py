@@ -54,14 +54,12 @@ def _as_declared(job: TraceJob, card_mb: float) -> Need:
 
 
 # The rules of a daemon without a configuration file.
-_DEFAULTS = config.PackingConfig()
+_CONFIG = config.PackingConfig()
 _LEARNING = Rules(
     limits=SchedulingLimits(cpu_jobs=1),
-    packing=Packing(
-        max_jobs_per_device=_DEFAULTS.max_jobs_per_device, max_load_percent=_DEFAULTS.max_load_percent or None
-    ),
-    first_run_part=_DEFAULTS.first_run_part,
-    settle_s=_DEFAULTS.settle_s,
+    packing=Packing(max_jobs_per_device=_CONFIG.max_jobs_per_device, max_load_percent=_CONFIG.max_load_percent or None),
+    first_run_part=_CONFIG.first_run_part,
+    settle_s=_CONFIG.settle_s,
 )
 POLICIES = {
     "fifo": Policy(name="fifo", need_of=_alone),

@@ -12,6 +12,7 @@ from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
+from gpuyard.simulator.schedule_metrics import SimulatedRun
 from gpuyard.simulator.trace_file import TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
 
@@ -100,13 +101,13 @@ class SimulatedLedger:
 class SimulatedEngine(PlacesNothing):
     """Implements `ports.Engine`. A job runs the program that the trace has for it.
 
-    `jobs` are the trace jobs by job id, with their positions in the trace; `over` are the programs that have ended.
+    `jobs` are the trace jobs by job id, with their positions in the trace; `over` are the ended runs, in clock times.
     """
 
     def __init__(self, machine: VirtualMachine, ledger: SimulatedLedger) -> None:
         self.jobs: dict[int, tuple[int, TraceJob]] = {}
         self.programs: dict[tuple[int, int], SimulatedProgram] = {}
-        self.over: list[tuple[SimulatedProgram, OutcomeKind, float]] = []
+        self.over: list[SimulatedRun] = []
         self._machine = machine
         self._ledger = ledger
         self._descriptors: dict[SimulatedProgram, int] = {}
@@ -137,8 +138,19 @@ class SimulatedEngine(PlacesNothing):
         self._ended.append(
             Ended(job_id=job_id, attempt=attempt, outcome=outcome, pid=program.pid, at=now, shortage=shortage)
         )
-        kind = outcome.kind if shortage is None else OutcomeKind.OUT_OF_MEMORY
-        self.over.append((program, kind, now))
+        self.over.append(
+            SimulatedRun(
+                job=program.number,
+                started_s=program.started_at,
+                ended_s=now,
+                devices=program.devices,
+                outcome=outcome.kind if shortage is None else OutcomeKind.OUT_OF_MEMORY,
+                peak_mb=program.peak_mb,
+                done_s=program.progress_s,
+                paused_s=program.paused_s,
+                suspensions=program.suspensions,
+            )
+        )
 
     def discard_prepared(self) -> None:
         for _, program in self._prepared:

@@ -11,14 +11,16 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from gpuyard.control.controller import Controller, Step
 from gpuyard.control.user_requests import InPieces, UserRequests
-from gpuyard.core.job.job import JobSpec, OutcomeKind
+from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.snapshot import Device, Sample
-from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S, SimulatedProgram
+from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
 from gpuyard.simulator.policies import Policy
-from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
+from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.simulated_ports import ME, SimulatedEngine, SimulatedLedger, SimulatedSuspender
 from gpuyard.simulator.trace_file import TraceJob
@@ -66,7 +68,9 @@ class Simulation:
         started, before = self.machine.now, self._integrals()
         steps = self._run(jobs, started, progress)
         memory_mb_s, compute_s = (after - earlier for after, earlier in zip(self._integrals(), before, strict=True))
-        runs = [_run(*over, started) for over in self._engine.over if over[0].number != _FOREIGN]
+        runs = [
+            replace(run, started_s=run.started_s - started, ended_s=run.ended_s - started) for run in self._engine.over
+        ]
         self._engine.over.clear()
         return SimulatedPass(
             jobs=jobs, runs=runs, devices_mb=self._sizes_mb, memory_mb_s=memory_mb_s, compute_s=compute_s, steps=steps
@@ -163,17 +167,3 @@ def _result_of(pieces: InPieces[T]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-
-
-def _run(program: SimulatedProgram, outcome: OutcomeKind, ended_at: float, started: float) -> SimulatedRun:
-    return SimulatedRun(
-        job=program.number,
-        started_s=program.started_at - started,
-        ended_s=ended_at - started,
-        devices=program.devices,
-        outcome=outcome,
-        peak_mb=program.peak_mb,
-        done_s=program.progress_s,
-        paused_s=program.paused_s,
-        suspensions=program.suspensions,
-    )

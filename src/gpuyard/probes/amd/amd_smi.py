@@ -66,26 +66,26 @@ class AmdSmi:
         listed = known or self._list(deadline)
         # All sections of `metric` are slow. Guests and old releases lack some options.
         try:
-            metric = _call("metric", "--usage", "--power", "--temperature", "--mem-usage", "--json", deadline=deadline)
+            metric = _call("metric", "--usage", "--power", "--temperature", "--mem-usage", deadline=deadline)
         except ProbeCrashed:
-            metric = _call("metric", "--json", deadline=deadline)
+            metric = _call("metric", deadline=deadline)
         indexes = {device.index for device in metric.devices}
         if known and indexes != self._indexes:
             listed = self._list(deadline)
-        static = self._static or self._ask_static.ask(lambda: _call("static", "--json", deadline=deadline), deadline)
-        processes = self._ask_process.ask(lambda: _call("process", "--json", deadline=deadline), deadline)
+        static = self._static or self._ask_static.ask(lambda: _call("static", deadline=deadline), deadline)
+        processes = self._ask_process.ask(lambda: _call("process", deadline=deadline), deadline)
         self._indexes, self._static = indexes, None if static.problems else static
         return merge(metric, listed, static, processes)
 
     def _list(self, deadline: Deadline) -> Reading:
         self._listed, self._static = None, None
-        listed = _call("list", "--json", deadline=deadline)
+        listed = _call("list", deadline=deadline)
         self._listed, self._indexes = listed, {device.index for device in listed.devices}
         return listed
 
 
 def _call(*arguments: str, deadline: Deadline) -> Reading:
-    return parse_output(run_until((NAME, *arguments), deadline), parse)
+    return parse_output(run_until((NAME, *arguments, "--json"), deadline), parse)
 
 
 def _completed(device: Device, sources: Sequence[Device]) -> Device:

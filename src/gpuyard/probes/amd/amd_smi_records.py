@@ -16,7 +16,7 @@ Rules for the lists of processes below the cards, of `monitor -q` and of the box
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from gpuyard.probes.amd.card_fields import Record
@@ -25,6 +25,8 @@ from gpuyard.probes.common.device_ids import pci_bus_id
 
 # Processes by the number of their card, in the shape of the JSON of `amd-smi process`.
 _ProcessLists = dict[str, list[Record]]
+# The number of a card, the time if the list has times, and the fields of a row by title.
+_ProcessRow = tuple[str, str, dict[str, str]]
 
 _TEXT_LINE = re.compile(r"([ \t]*)([A-Z][A-Z0-9_ ]*):[ \t]*(.*)")
 # The place of a figure in a record, for each of its names in a flat row.
@@ -140,8 +142,7 @@ def _in_parts(row: Record) -> Record:
         if key in row:
             parts.setdefault(part, {})[name] = row[key]
     if isinstance(row.get("vram_usage"), str):
-        used, total = _used_and_total(row["vram_usage"])
-        parts["mem_usage"] = {"used_vram": used, "total_vram": total}
+        parts["mem_usage"] = dict(zip(("used_vram", "total_vram"), _used_and_total(row["vram_usage"]), strict=True))
     return {**{key: value for key, value in row.items() if key not in _FLAT}, **parts}
 
 
@@ -172,8 +173,7 @@ def _box_records(text: str) -> list[Record] | None:
                 "limit": {"socket_power": cap},
             }
         elif first and words[0].isdecimal():
-            used, total = _used_and_total(figures[-1])
-            memory = {"used_vram": used, "total_vram": total}
+            memory = dict(zip(("used_vram", "total_vram"), _used_and_total(figures[-1]), strict=True))
             records.append({"gpu": words[0], **first, "usage": {"gfx_activity": figures[0]}, "mem_usage": memory})
             first = {}
     return _with_processes(records, _processes_of_box(boxes[start:], [record["gpu"] for record in records])) or None
@@ -199,7 +199,7 @@ def _with_processes(records: list[Record], lists: _ProcessLists) -> list[Record]
 
 def _processes_of_table(titles: Sequence[str], lines: Iterable[str]) -> _ProcessLists:
     gpu_place, behind_name = titles.index("gpu"), titles[titles.index("pid") :]
-    lists = _Lists()
+    rows: list[_ProcessRow] = []
     for line in lines:
         words = line.split(maxsplit=gpu_place + 1)
         if len(words) <= gpu_place or not words[gpu_place].isdecimal():
@@ -209,24 +209,24 @@ def _processes_of_table(titles: Sequence[str], lines: Iterable[str]) -> _Process
         if len(row) > len(behind_name):
             fields = dict(zip(behind_name, row[-len(behind_name) :], strict=True))
             fields["name"] = " ".join(row[: -len(behind_name)])
-        lists.add(words[gpu_place], words[0] if gpu_place else "", fields)
-    return lists.readable()
+        rows.append((words[gpu_place], words[0] if gpu_place else "", fields))
+    return _process_lists(rows)
 
 
 def _processes_of_csv(lines: Iterable[str]) -> _ProcessLists:
     """Read the list below the cards in the CSV of `monitor -q`, which has a header of its own."""
-    lists = _Lists()
+    rows: list[_ProcessRow] = []
     titles: list[str] = []
     for row in csv_rows(lines):
         if "gpu" in row and not {"pid", "process_info"}.isdisjoint(row):
-            titles, lists = row, _Lists()
+            titles, rows = row, []
         elif titles:
             gpu_place = titles.index("gpu")
             if len(row) <= gpu_place:
                 return {}
             fields = dict(zip(titles, row, strict=True)) if len(row) == len(titles) else {}
-            lists.add(row[gpu_place], row[0] if gpu_place else "", fields)
-    return lists.readable()
+            rows.append((row[gpu_place], row[0] if gpu_place else "", fields))
+    return _process_lists(rows)
 
 
 def _processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> _ProcessLists:
@@ -235,7 +235,7 @@ def _processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> _ProcessList
     end = next((number for number in range(start, len(boxes)) if boxes[number].startswith("+")), None)
     if end is None:
         return {}
-    lists = _Lists(gpus)
+    rows: list[_ProcessRow] = []
     titles = [title.lower() for title in cells(boxes[start])[4:]]
     for row in (cells(line) for line in boxes[start + 1 : end]):
         if row and row[0].isdecimal():
@@ -243,23 +243,20 @@ def _processes_of_box(boxes: Sequence[str], gpus: Iterable[str]) -> _ProcessList
             if len(row) >= len(titles) + 3:
                 fields |= zip(titles, row[len(row) - len(titles) :], strict=True)
                 fields["name"] = " ".join(row[2 : len(row) - len(titles)])
-            lists.add(row[0], "", fields)
-    return lists.readable()
+            rows.append((row[0], "", fields))
+    return _process_lists(rows, gpus)
 
 
-class _Lists:
-    """The processes of each card by pid, and the cards with an unreadable row."""
-
-    def __init__(self, gpus: Iterable[str] = ()) -> None:
-        self._found: dict[str, dict[str, Record]] = {gpu: {} for gpu in gpus}
-        self._times: dict[str, str] = {}
-        self._unreadable: set[str] = set()
-
-    def add(self, gpu: str, time: str, fields: Mapping[str, str]) -> None:
-        if self._times.setdefault(gpu, time) != time:
-            self._times[gpu], self._found[gpu] = time, {}
-            self._unreadable.discard(gpu)
-        processes = self._found.setdefault(gpu, {})
+def _process_lists(rows: Iterable[_ProcessRow], gpus: Iterable[str] = ()) -> _ProcessLists:
+    """Return the processes of each card, without the cards that have an unreadable row."""
+    found: dict[str, dict[str, Record]] = {gpu: {} for gpu in gpus}
+    times: dict[str, str] = {}
+    unreadable: set[str] = set()
+    for gpu, time, fields in rows:
+        if times.setdefault(gpu, time) != time:
+            times[gpu], found[gpu] = time, {}
+            unreadable.discard(gpu)
+        processes = found.setdefault(gpu, {})
         pid = fields.get("pid", "")
         # A card without processes has "N/A" in each column, or a text.
         says_none = fields.get("process_info", "").lower().startswith("no running process")
@@ -270,7 +267,5 @@ class _Lists:
             process["mem_usage"] = fields.get("mem_usage", fields.get("mem_usg"))
             processes.setdefault(pid, process)
         elif not says_none:
-            self._unreadable.add(gpu)
-
-    def readable(self) -> _ProcessLists:
-        return {gpu: [*found.values()] for gpu, found in self._found.items() if gpu not in self._unreadable}
+            unreadable.add(gpu)
+    return {gpu: [*processes.values()] for gpu, processes in found.items() if gpu not in unreadable}

@@ -50,6 +50,7 @@ def device_of(number: int, record: Record) -> Device:
     # ROCm 7 has a section per limit; PPT0 is the socket's. First the caps in force, then the highest that may be set.
     caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
     highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
+    limits_w = (parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest))
     return Device(
         id=device_id(unique, pci, number if index is None else index),
         vendor=Vendor.AMD,
@@ -59,7 +60,7 @@ def device_of(number: int, record: Record) -> Device:
         **memory(_first(parse_numbers.megabytes, record, "vram") if total is None else total, used, free),
         utilization_percent=_first(parse_numbers.percent, record, "usage"),
         power_draw_w=_first(parse_numbers.watts, record, "power"),
-        power_limit_w=power_limit(*(parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest))),
+        power_limit_w=next((limit_w for limit_w in limits_w if limit_w), None),  # releases print 0 W for no cap
         temperature_c=_first(parse_numbers.celsius, record, "temperature"),
     )
 
@@ -111,11 +112,6 @@ def memory(total: float | None, used: float | None, free: float | None = None) -
     if free is None and total is not None and used is not None:
         free = round(max(0.0, total - used), 2)
     return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
-
-
-def power_limit(*candidates: float | None) -> float | None:
-    """Return the first cap above 0 W; releases print 0 W for no cap."""
-    return next((limit for limit in candidates if limit), None)
 
 
 def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:

@@ -143,7 +143,7 @@ def _device(number: int, index: int | None, said: dict[str, Any]) -> Device:
         **card_fields.memory(_matching(_from_bytes, said, _TOTAL), _matching(_from_bytes, said, _USED)),
         utilization_percent=_matching(parse_numbers.percent, said, _BUSY),
         power_draw_w=_matching(parse_numbers.watts, said, _DRAW),
-        power_limit_w=card_fields.power_limit(_matching(parse_numbers.watts, said, _LIMIT)),
+        power_limit_w=_matching(parse_numbers.watts, said, _LIMIT) or None,  # releases print 0 W for no cap
         temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, _JUNCTION),
     )
 

@@ -44,7 +44,7 @@ def cells(line: str) -> list[str]:
 
 
 def table_rows(header: Sequence[str], lines: Sequence[str]) -> list[tuple[dict[str, str], str]]:
-    """Yield each row that starts with a number, by column, and the line after it.
+    """Return each row that starts with a number, by column, and the line after it.
 
     In a row with more or fewer cells than the header only the first cell is certain.
     """

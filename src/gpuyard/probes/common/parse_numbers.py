@@ -5,6 +5,7 @@ Each function takes any value from the output and returns a plain number, or Non
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def quantity(raw: Any) -> tuple[float, str] | None:
             return None
         value, unit = float(match[1]), match[2]
     else:
-        value, unit = _as_float(raw), ""
+        value, unit = float(raw) if abs(raw) <= sys.float_info.max else math.inf, ""
     return (value, unit) if math.isfinite(value) and value not in _SENTINELS else None
 
 
@@ -98,10 +99,3 @@ def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> fl
         return None
     value = found[0] * scale
     return round(value, digits) if 0 <= value < math.inf else None
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

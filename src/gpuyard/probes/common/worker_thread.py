@@ -23,6 +23,7 @@ class WorkerThread(Generic[T]):
         self._reset()
 
     def _reset(self) -> None:
+        """Forget the thread; also needed after a fork, which threads do not survive."""
         self._calls: SimpleQueue[Callable[[], T]] = SimpleQueue()
         self._answers: SimpleQueue[T | BaseException] = SimpleQueue()
         self._is_waiting = False
@@ -41,7 +42,6 @@ class WorkerThread(Generic[T]):
         return True
 
     def _start_thread(self) -> bool:
-        """Start the thread; also needed after a fork, which threads do not survive."""
         self._reset()
         try:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()

@@ -64,27 +64,26 @@ def command(card: IntelCard | None = None, period_ms: int = _PERIOD_MS) -> list[
 
 
 def parse(text: str) -> Reading:
-    sample = _pick(text)
-    if sample is None:
+    """Parse the last complete sample with a measurement, else the truncated one, else any."""
+    whole, cut = _split(_NO_NUMBER.sub(r"\1null", text))
+    samples = [*_samples([cut]), *_samples(whole)]
+    if not samples:
         raise ProbeGarbled(NAME, "its output has no sample")
-    rates = sample if _is_measured(sample) else {}
+    measured = [sample for sample in samples if _is_measured(sample)]
+    sample = (measured or samples)[-1]
+    rates = sample if measured else {}
+    engines, power = _members(rates, "engines"), _members(rates, "power")
+    busy = [parse_numbers.percent(_members(engines, name).get("busy")) for name in engines]
     device = Device(
         id="intel-0",
         vendor=Vendor.INTEL,
         index=0,
-        utilization_percent=_busiest(rates.get("engines")),
-        power_draw_w=_power(rates.get("power")),
+        utilization_percent=max((value for value in busy if value is not None), default=None),
+        # Not `Package`, which is the whole processor.
+        power_draw_w=parse_numbers.watts(power if "value" in power else power.get("GPU")),
         processes=_processes(sample.get("clients")),
     )
     return Reading(devices=(device,))
-
-
-def _pick(text: str) -> Mapping[str, Any] | None:
-    """Return the last complete sample with a measurement, else the truncated one, else any."""
-    whole, cut = _split(_NO_NUMBER.sub(r"\1null", text))
-    samples = [*_samples([cut]), *_samples(whole)]
-    measured = [sample for sample in samples if _is_measured(sample)]
-    return next(reversed(measured or samples), None)
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -124,19 +123,6 @@ def _members(sample: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def _is_measured(sample: Mapping[str, Any]) -> bool:
     duration = parse_numbers.number(_members(sample, "period").get("duration"))
     return duration is None or duration >= _SHORTEST_PERIOD_MS
-
-
-def _busiest(engines: Any) -> float | None:
-    each = engines.values() if isinstance(engines, dict) else ()
-    busy = [parse_numbers.percent(engine.get("busy")) for engine in each if isinstance(engine, dict)]
-    return max((value for value in busy if value is not None), default=None)
-
-
-def _power(power: Any) -> float | None:
-    """Return the power of the GPU; `Package` is the whole processor and is not used."""
-    if not isinstance(power, dict):
-        return None
-    return parse_numbers.watts(power) if "value" in power else parse_numbers.watts(power.get("GPU"))
 
 
 def _processes(clients: Any) -> tuple[Process, ...] | None:

@@ -86,6 +86,7 @@ class IntelSysfs:
         # Kernels before 6.0 may omit the bus id: then the client belongs to the only card.
         places = (card.bus_id, None) if is_only else (card.bus_id,)
         clients = [client for client in view.clients if client.bus_id in places]
+        processes = processes_of(client.process for client in clients)
         return Device(
             vendor=Vendor.INTEL,
             **card.identity,
@@ -93,7 +94,7 @@ class IntelSysfs:
             power_draw_w=_power(self._sensors.get(card.id), sensors),
             power_limit_w=sensors.power_limit_w,
             temperature_c=sensors.temperature_c,
-            processes=_processes(view, clients),
+            processes=processes if processes or view.is_whole else None,
         )
 
 
@@ -180,11 +181,6 @@ def parse_fdinfo(text: str, pid: int, name: str | None = None) -> DrmClient | No
         process=Process(pid=pid, memory_mb=_device_memory(pairs), name=name),
         counters=counters,
     )
-
-
-def _processes(view: FdinfoScan, clients: Sequence[DrmClient]) -> tuple[Process, ...] | None:
-    listed = processes_of(client.process for client in clients)
-    return listed if listed or view.is_whole else None
 
 
 def _utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClient]) -> float | None:

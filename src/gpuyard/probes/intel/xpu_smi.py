@@ -34,8 +34,6 @@ _DUMPS: tuple[tuple[str, ...], ...] = (
 )
 _JSON_START = re.compile(r"^[ \t]*(?=\{|\[\s*[\{\]])", re.MULTILINE)
 _DECODER = json.JSONDecoder(strict=False)
-_PROCESS_LISTS = ("device_util_by_proc_list", "process_list")
-_DEVICE_LISTS = ("device_list", "datas")
 _IDENTITY = {"uuid": "uuid", "name": "device_name", "pci": "pci_bdf_address"}
 
 
@@ -134,10 +132,10 @@ def _parse_json(text: str) -> Reading:
     said = parse_numbers.words(lists.get("error"))
     if said is not None:
         raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
-    for key in _PROCESS_LISTS:
+    for key in ("device_util_by_proc_list", "process_list"):
         if isinstance(lists.get(key), list):
             return xpu.of_processes(_processes(lists[key]))
-    listed = next((lists[key] for key in _DEVICE_LISTS if isinstance(lists.get(key), list)), [document])
+    listed = next((lists[key] for key in ("device_list", "datas") if isinstance(lists.get(key), list)), [document])
     devices = [device for entry in _objects(listed) if (device := _device(entry)) is not None]
     if not devices and lists.get("device_list") != []:
         raise ProbeGarbled(NAME, "its JSON describes no device")

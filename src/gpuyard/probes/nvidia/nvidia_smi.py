@@ -49,7 +49,13 @@ class NvidiaSmi:
             index, card = places.get(device.pci_bus_id, unknown)
             gone.append(replace(device, id=card.uuid or device.id, name=device.name or card.name, index=index))
         lost_at = {device.pci_bus_id for device in gone}
-        found = _read_others([bus_id for bus_id in places if bus_id and bus_id not in lost_at], deadline)
+        others = [bus_id for bus_id in places if bus_id and bus_id not in lost_at]
+        found = Reading()
+        if others:
+            try:
+                found = _read_xml(run_until([*_XML, "-i", ",".join(others)], deadline))
+            except ProbeError as error:
+                found = Reading(problems=(problem_beside(error, Vendor.NVIDIA, "the other GPUs"),))
         for device in found.devices:
             index, _ = unknown if device.parent else places.get(device.pci_bus_id, unknown)
             well.append(device if index is None else replace(device, index=index))
@@ -70,15 +76,6 @@ def _read_xml(output: ToolOutput) -> Reading:
     if output.status == 0 or any(not device.healthy for device in reading.devices):
         return reading
     return replace(reading, problems=(*reading.problems, problem_beside(output.failure(), Vendor.NVIDIA)))
-
-
-def _read_others(bus_ids: list[str], deadline: Deadline) -> Reading:
-    if not bus_ids:
-        return Reading()
-    try:
-        return _read_xml(run_until([*_XML, "-i", ",".join(bus_ids)], deadline))
-    except ProbeError as error:
-        return Reading(problems=(problem_beside(error, Vendor.NVIDIA, "the other GPUs"),))
 
 
 def _read_csv_instead(error: ProbeError, deadline: Deadline) -> Reading:

@@ -97,7 +97,7 @@ def _report(
             {
                 "vendor": str(check.vendor),
                 "name": check.probe,
-                "works": check.works,
+                "works": check.devices is not None,
                 "devices": None if check.devices is None else len(check.devices),
                 "seconds": round(check.seconds, 4),
                 "problems": to_builtins(check.problems),
