@@ -58,8 +58,9 @@ def find_tool(name: str) -> str:
     if path is not None:
         return path
     candidates = (os.path.join(folder, name) for folder in os.get_exec_path())
-    for candidate in filter(os.path.isfile, candidates):
-        raise ProbeDenied(name, f"{candidate} is not executable", hint=f"chmod +x {candidate}")
+    denied = next(filter(os.path.isfile, candidates), None)
+    if denied is not None:
+        raise ProbeDenied(name, f"{denied} is not executable", hint=f"chmod +x {denied}")
     raise ProbeMissing(name, "not installed, or not on PATH")
 
 

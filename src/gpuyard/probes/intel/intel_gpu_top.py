@@ -25,7 +25,7 @@ from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_tool
-from gpuyard.probes.intel.kernel_cards import IntelCard, list_cards, processes_of
+from gpuyard.probes.intel.intel_cards import IntelCard, list_cards, processes_of
 
 NAME = "intel_gpu_top"
 _PERIOD_MS = 250

@@ -27,7 +27,7 @@ from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.kernel_files import read_text
 from gpuyard.probes.common.probe_calls import Deadline
-from gpuyard.probes.intel.kernel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
+from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
 
 NAME = "sysfs"
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel for the initial namespace; containers have others

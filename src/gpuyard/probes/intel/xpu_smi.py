@@ -20,7 +20,7 @@ from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing,
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
 from gpuyard.probes.intel import xpu_smi_fields as xpu
-from gpuyard.probes.intel.kernel_cards import within_used, without_shared_uuids
+from gpuyard.probes.intel.intel_cards import within_used, without_shared_uuids
 from gpuyard.probes.intel.xpu_smi_fields import NAME
 from gpuyard.probes.intel.xpu_smi_text import parse_text
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id
-from gpuyard.probes.intel.kernel_cards import device_id, processes_of
+from gpuyard.probes.intel.intel_cards import device_id, processes_of
 
 NAME = "xpu-smi"
 # Figures of a device, or of one of its tiles, by the field of Device, and "engine_percent" of its busiest engine.

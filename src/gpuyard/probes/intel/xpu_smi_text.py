@@ -24,7 +24,7 @@ from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
 from gpuyard.probes.common.parse_numbers import device_index, process_id
 from gpuyard.probes.intel import xpu_smi_fields as xpu
-from gpuyard.probes.intel.kernel_cards import processes_of, within_used, without_shared_uuids
+from gpuyard.probes.intel.intel_cards import processes_of, within_used, without_shared_uuids
 
 _IDENTITY = {
     "devicename": "name",

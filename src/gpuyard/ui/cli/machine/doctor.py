@@ -14,8 +14,8 @@ from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
 from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import ProbeError, UserError
-from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.common.kernel_files import gpus_on_pci
+from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
 from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
