@@ -1,7 +1,8 @@
-"""Acquisition: wait with a ticket until the ledger grants a lease for a need."""
+"""Acquisition: wait with a ticket until the ledger grants a lease for a need. WaitMessages: say what it waits for."""
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -11,9 +12,9 @@ from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.core.units import format_count
+from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
@@ -121,18 +122,13 @@ class Acquisition:
 
     def attempt(self) -> HeldLease | None:
         """Return the lease if it is granted now; otherwise `reasons` says why not."""
-        self._update_snapshot()
-        return self._ledger.claim(self._holder, self._decide, self._mutex_timeout_s, self._ticket)
-
-    def _update_snapshot(self) -> None:
-        """Read the machine before the ledger's mutex is taken: a slow driver must not block other processes.
-
-        Changes in between are safe: a new lease is charged its reservation, and the memory of a lease that ended since
-        counts as a foreign process's until the next snapshot.
-        """
+        # The machine is read before the ledger's mutex is taken: a slow driver must not block other processes. Changes
+        # in between are safe: a new lease is charged its reservation, and the memory of a lease that ended since counts
+        # as a foreign process's until the next snapshot.
         now = time.monotonic()
         if self._snapshot is None or now - self._looked_at > _FRESH_S:
             self._snapshot, self._looked_at = self._look(), now
+        return self._ledger.claim(self._holder, self._decide, self._mutex_timeout_s, self._ticket)
 
     def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
         assert self._snapshot is not None
@@ -171,3 +167,50 @@ class Acquisition:
         devices = format_count(self._need.devices, "device")
         missing = f"{devices} could not be leased" if self._need.devices else "RAM was not free"
         return "\n".join([f"{missing} within {waited_s:g} s", *lines])
+
+
+class WaitMessages:
+    """The messages of one wait: `write` gets a line when it starts and when it ends; none if there is no wait.
+
+    `writes_changes`: also when the reason changes; `writes_figures`: also when only its amounts do.
+    """
+
+    def __init__(
+        self,
+        need: Need,
+        here: Snapshot,
+        write: Callable[[str], None],
+        *,
+        writes_changes: bool,
+        writes_figures: bool = False,
+    ) -> None:
+        self._need = need
+        self._names = {device.id: str(device.index) for device in here.devices if device.index is not None}
+        self._write = write
+        self._writes_changes, self._writes_figures = writes_changes, writes_figures
+        self._written: object = None
+        self._since = time.monotonic()
+
+    @property
+    def has_written(self) -> bool:
+        return self._written is not None
+
+    def report_wait(self, reasons: tuple[Reason, ...]) -> None:
+        shown = relevant_reasons(self._need, reasons)
+        line = f"gpuyard: {describe_wait(self._need, shown, self._names)}"
+        key = line if self._writes_figures else [(each.kind, each.device_id, frozenset(each.holders)) for each in shown]
+        if self._written is None or (self._writes_changes and key != self._written):
+            self._written = key
+            self._write(line)
+
+    def report_end(self, lease: Lease) -> None:
+        if self.has_written:
+            gpus = ", ".join(self._names[share.device_id] for share in lease.shares)
+            self._write(f"gpuyard: going on with GPU {gpus} after {format_duration(time.monotonic() - self._since)}")
+
+
+def print_to_stderr(line: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # closed: the program goes on without messages
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, find_devices
@@ -28,10 +28,11 @@ from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.scripting.gpu_info import all_banned_devices, as_names, number_as_process, visible_devices
 from gpuyard.scripting.torch_device import TorchDeviceSelection
-from gpuyard.scripting.wait_messages import WaitMessages, print_to_stderr
 from gpuyard.visible_devices import process_numbers
-from gpuyard.wait_for_devices import Acquisition, enclosing_lease
+from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
+# The lease is None if this process was started with it.
+_Reservation: TypeAlias = tuple[HeldLease | None, TorchDeviceSelection]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -124,10 +125,10 @@ class GPUScheduler:
     def _enter(self, held: HeldLease | None, lease: Lease, seen: Snapshot) -> list[int]:
         """Make the first GPU PyTorch's current device, and return the numbers of all."""
         ids = [share.device_id for share in lease.shares]
-        reservation = _Reservation(held, TorchDeviceSelection(lambda: process_numbers(seen).get(ids[0])))
-        self._stack().append(reservation)
+        selection = TorchDeviceSelection(lambda: process_numbers(seen).get(ids[0]))
+        self._stack().append((held, selection))
         try:
-            reservation.selection.start()
+            selection.start()
             numbers = process_numbers(seen)
             _check_visible(ids, numbers)
         except BaseException:
@@ -140,10 +141,10 @@ class GPUScheduler:
         stack = self._stack()
         if not stack:
             return
-        reservation = stack.pop()
-        if reservation.held is not None:
-            reservation.held.release()
-        reservation.selection.end()
+        held, selection = stack.pop()
+        if held is not None:
+            held.release()
+        selection.end()
 
     def __enter__(self) -> list[int]:
         return self.acquire()
@@ -166,7 +167,7 @@ class GPUScheduler:
 
         return with_gpus
 
-    def _stack(self) -> list["_Reservation"]:
+    def _stack(self) -> list[_Reservation]:
         """Return this thread's reservations, the last one last."""
         stack: list[_Reservation] = self._thread.__dict__.setdefault("reservations", [])
         return stack
@@ -199,13 +200,6 @@ class GPUScheduler:
         visible = {device.id: device for device in visible_devices(here)}
         _check_visible(requested, visible)
         return [visible[device_id] for device_id in requested]
-
-
-class _Reservation(NamedTuple):
-    """`held` is None if this process was started with the lease."""
-
-    held: HeldLease | None
-    selection: TorchDeviceSelection
 
 
 def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:

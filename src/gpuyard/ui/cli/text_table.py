@@ -59,13 +59,10 @@ def join_spans(spans: "Iterable[Span]") -> Line:
 def _choose_columns(columns: "Sequence[Column]", widths: list[int], width: int | None) -> list[int]:
     """Return the columns to keep. Spare columns are dropped from the last to the first."""
     kept = list(range(len(columns)))
-
-    def least_width() -> int:
-        least = [min(widths[at], _SHORTEST) if columns[at].is_long else widths[at] for at in kept]
-        return sum(least) + len(GAP) * (len(kept) - 1)
-
+    least = [min(widths[at], _SHORTEST) if columns[at].is_long else widths[at] for at in kept]
     for at in reversed(range(len(columns))):
-        if width is not None and columns[at].is_spare and least_width() > width:
+        least_width = sum(least[each] for each in kept) + len(GAP) * (len(kept) - 1)
+        if width is not None and columns[at].is_spare and least_width > width:
             kept.remove(at)
     return kept
 

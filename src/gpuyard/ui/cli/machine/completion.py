@@ -3,6 +3,8 @@
 import click
 from click.shell_completion import get_completion_class
 
+from gpuyard.ui.cli.click_group import cli
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -16,8 +18,6 @@ def command(shell: str) -> None:
     zsh:   eval "$(gpuyard completion zsh)"              in ~/.zshrc
     fish:  gpuyard completion fish > ~/.config/fish/completions/gpuyard.fish
     """
-    from gpuyard.ui.cli.click_group import cli
-
     completion = get_completion_class(shell)
     assert completion is not None
     click.echo(completion(cli, {}, "gpuyard", "_GPUYARD_COMPLETE").source())

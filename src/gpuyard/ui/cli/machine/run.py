@@ -20,11 +20,10 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.scripting.wait_messages import WaitMessages, print_to_stderr
 from gpuyard.ui.cli.rich_output import seconds
 from gpuyard.ui.cli.terminal import is_terminal
 from gpuyard.visible_devices import visible_devices, visible_variables
-from gpuyard.wait_for_devices import Acquisition, enclosing_lease
+from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
 # Ends of leases are noticed at once; memory and load of other processes only when polled.
 _POLL_S = 1.0

@@ -3,17 +3,19 @@
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
+from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, compare
+from gpuyard.simulator.schedule_metrics import PolicyMetrics
+from gpuyard.simulator.timeline_picture import draw_timeline
+from gpuyard.simulator.trace_file import write_trace
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import say_json
-
-if TYPE_CHECKING:
-    from gpuyard.simulator.compare_policies import Compared
-    from gpuyard.simulator.schedule_metrics import PolicyMetrics
+from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
 
 
 def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -54,9 +56,6 @@ def command(*, save: Path | None, picture: Path | None, as_json: bool, **request
     """
     if (request["trace"] is None) == (not request["mix"]):
         raise UserError("give a trace, or generate one with --mix", hint="such as gpuyard simulate --mix lucid")
-    from gpuyard.simulator.compare_policies import ComparisonRequest, compare
-    from gpuyard.simulator.trace_file import write_trace
-
     if picture is not None:
         _check_ending(picture)
     compared = compare(ComparisonRequest(**request))
@@ -71,10 +70,7 @@ def command(*, save: Path | None, picture: Path | None, as_json: bool, **request
         _print(compared)
 
 
-def _print(compared: "Compared") -> None:
-    from gpuyard.core.units import format_duration
-    from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
-
+def _print(compared: Compared) -> None:
     bound = compared.bound
     click.echo(f"{len(compared.jobs):,} jobs on {compared.devices}")
     if compared.too_large:
@@ -85,11 +81,11 @@ def _print(compared: "Compared") -> None:
     click.echo(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}\n")
     rows = [_row(figures) for figures in compared.figures]
     columns = [Column(heading.strip(), is_right=heading != "policy") for heading in rows[0]]
-    for cells in lay_out(columns, [list(row.values()) for row in rows], None):
-        click.echo(join_cells(cells))
+    table = lay_out(columns, [list(row.values()) for row in rows], None)
+    click.echo("\n".join(map(join_cells, table)))
 
 
-def _row(figures: "PolicyMetrics") -> dict[str, str]:
+def _row(figures: PolicyMetrics) -> dict[str, str]:
     return {
         "policy": figures.policy,
         "pass": str(figures.pass_number),
@@ -124,10 +120,7 @@ def _check_ending(path: Path) -> None:
         raise EnvironmentFault("PNG pictures need the package cairosvg", hint="name the picture FILE.svg")
 
 
-def _draw(compared: "Compared", path: Path) -> None:
-    from gpuyard.core.units import format_duration
-    from gpuyard.simulator.timeline_picture import draw_timeline
-
+def _draw(compared: Compared, path: Path) -> None:
     best = min(panel.metrics.makespan_s for panel in compared.last)
     title = f"{len(compared.jobs):,} jobs on {compared.devices}, done in {format_duration(best)}"
     svg = draw_timeline(compared.last, title)

@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.recipes.batch import run_batch
 from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, option, run_mode, whole
 from gpuyard.ui.cli.rich_output import absolute
@@ -46,17 +45,13 @@ def command(rest: tuple[str, ...], **typed: Any) -> int:
     Exit status 0 if all runs succeeded, else 1.
     """
     mode = run_mode(typed)
-    return run_batch(_plan(rest, typed), mode)
-
-
-def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
     prunes = typed["prune_with"] if typed["is_pruned"] else None
     if typed["frames"] is not None and prunes != "scheduler":
         raise UserError("--frames needs --prune-with scheduler", hint="add --prune-with scheduler")
     if typed["prune_keeps"] is not None and prunes != "program":
         raise UserError("--prune-keeps needs --prune-with program", hint="leave it out, or the other option")
     root = absolute(typed["output_root"])
-    return make_plan(
+    plan = make_plan(
         typed,
         name=typed["name"] or _NAME,
         command=_command(typed, rest, prunes_itself=prunes == "program"),
@@ -65,6 +60,7 @@ def _plan(rest: tuple[str, ...], typed: dict[str, Any]) -> BatchPlan:
         prune_keeps=typed["prune_keeps"],
         pruned_root=None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned"),
     )
+    return run_batch(plan, mode)
 
 
 def _command(typed: dict[str, Any], rest: tuple[str, ...], *, prunes_itself: bool) -> tuple[str, ...]:

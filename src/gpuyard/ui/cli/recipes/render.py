@@ -24,17 +24,8 @@ from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.residency.running.output_folders import SkipsUnwritten, check_outputs
 from gpuyard.residency.running.status_file import RenderReport
 from gpuyard.ui.cli import EXIT_FAULT
+from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
-from gpuyard.ui.cli.recipes.render_options import (
-    choose_budgets,
-    device_option,
-    loader_option,
-    make_loader,
-    manifest_argument,
-    read_manifest,
-    size_option,
-    whole_option,
-)
 from gpuyard.ui.cli.recipes.render_profile import profile_command
 from gpuyard.ui.cli.rich_output import absolute, json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
@@ -59,13 +50,13 @@ class _Render(click.Command):
 
 
 @click.command("render", cls=_Render)
-@manifest_argument
+@render_options.manifest_argument
 @click.option("--renderer", required=True, metavar="MOD:FN", help="Called as FN(scene, frames, label, out_dir).")
-@size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
-@size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
-@size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
-@whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
-@whole_option("workers", 4, "Number of labels to render at once, each in a thread.")
+@render_options.size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
+@render_options.size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
+@render_options.size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
+@render_options.whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
+@render_options.whole_option("workers", 4, "Number of labels to render at once, each in a thread.")
 @click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory with a folder per label.")
 @click.option("--resume", is_flag=True, help="Keep complete outputs, and render the rest.")
 @click.option("--strict", is_flag=True, help="Fail if the manifest contains any error.")
@@ -73,8 +64,8 @@ class _Render(click.Command):
     "--order", type=click.Choice(["chosen", "manifest"]), default="chosen", show_default=True,
     help="chosen: the order that loads the fewest bytes; manifest: the order of the file.",
 )  # fmt: skip
-@loader_option
-@device_option
+@render_options.loader_option
+@render_options.device_option
 @click.option(
     "--status", metavar="FILE",
     help="Write the status to this file each second, as JSON. [DIR/status.json, after a minute]",
@@ -118,8 +109,8 @@ class _Ran(NamedTuple):
 
 def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
     render = find_function("--renderer", typed["renderer"], RENDERER)
-    typed |= {"loader": make_loader(typed["loader"]), "out": absolute(typed["out"])}
-    read = read_manifest(manifest, is_strict=typed["strict"])
+    typed |= {"loader": render_options.make_loader(typed["loader"]), "out": absolute(typed["out"])}
+    read = render_options.read_manifest(manifest, is_strict=typed["strict"])
     check_outputs(Path(typed["out"]), read.units, resume=typed["resume"])
     file = _status_file(typed)
     # A million labels live until the end: keep the garbage collector, which would stop all workers, from scanning them.
@@ -156,7 +147,7 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
     """Open the coordinator; print a note after 4 s of waiting for the VRAM budget."""
     from gpuyard.residency.running.coordinator import Coordinator
 
-    vram, ram = choose_budgets(typed["vram_budget"], typed["ram_budget"], typed["device"])
+    vram, ram = render_options.choose_budgets(typed["vram_budget"], typed["ram_budget"], typed["device"])
     coordinator = Coordinator(
         vram=vram.mb,
         ram=ram.mb,

@@ -12,15 +12,8 @@ from msgspec import to_builtins
 from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.ui.cli import EXIT_FAULT
+from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
-from gpuyard.ui.cli.recipes.render_options import (
-    choose_budgets,
-    device_option,
-    loader_option,
-    make_loader,
-    manifest_argument,
-    read_manifest,
-)
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
@@ -45,9 +38,9 @@ _BUDGETS = (Column(""), Column("VRAM", is_right=True), Column("RAM", is_right=Tr
 
 
 @click.command("profile")
-@manifest_argument
-@loader_option
-@device_option
+@render_options.manifest_argument
+@render_options.loader_option
+@render_options.device_option
 @json_option
 def profile_command(manifest: str, loader: str | None, device: str, as_json: bool) -> int:  # noqa: FBT001
     """Load and upload every asset of MANIFEST once, and recommend budgets.
@@ -58,9 +51,9 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
 
     with reserve_stdout(as_json=as_json):
-        read = read_manifest(manifest)
-        vram, ram = choose_budgets(None, None, device)
-        profiler = Profiler(make_loader(loader), device, vram, ram)
+        read = render_options.read_manifest(manifest)
+        vram, ram = render_options.choose_budgets(None, None, device)
+        profiler = Profiler(render_options.make_loader(loader), device, vram, ram)
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)

@@ -28,7 +28,11 @@ VERB = Verb(
 
 
 def run(typed: Typed) -> int:
-    actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status, "run": _run}
+    if typed.arguments[0] == "run":
+        from gpuyard.daemon.main import run_daemon
+
+        return run_daemon(is_managed=True)
+    actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status}
     return actions[typed.arguments[0]](typed)
 
 
@@ -112,12 +116,6 @@ def _status(typed: Typed) -> int:
         f"files: {status['state_dir']}",
         *(f"! {notice}" for notice in status["notices"]),
     )
-
-
-def _run(typed: Typed) -> int:  # noqa: ARG001 - one of the actions
-    from gpuyard.daemon.main import run_daemon
-
-    return run_daemon(is_managed=True)
 
 
 def _connect_if_running(on_notice: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
