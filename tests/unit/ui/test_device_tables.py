@@ -1,10 +1,13 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.views.device_tables import Extras, Frame, device_label, snapshot_lines
+from gpuyard.ui.views import Frame
+from gpuyard.ui.views.device_tables import device_label, snapshot_lines
 
 CARD = Device(
     id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Test", memory_total_mb=24576.0, memory_used_mb=12288.0,
@@ -20,10 +23,10 @@ def shown(
     height: int | None = None,
     is_unicode: bool = True,
     problems: tuple[Problem, ...] = (),
-    extras: Extras = Extras(),  # noqa: B008
+    **extras: Any,
 ) -> str:
     snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
-    lines = snapshot_lines(snapshot, Frame(width=width, height=height, is_unicode=is_unicode), extras)
+    lines = snapshot_lines(snapshot, Frame(width=width, height=height, is_unicode=is_unicode), **extras)
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
@@ -54,13 +57,13 @@ def test_a_bar_is_empty_or_full_only_if_the_memory_is() -> None:
 
 
 def test_without_unicode_the_lines_are_ascii() -> None:
-    text = shown(CARD, is_unicode=False, extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}))
+    text = shown(CARD, is_unicode=False, history={"GPU-a": [0.0, 50.0, 100.0]})
     assert text.isascii()
     assert "#" * 3 in text
 
 
 def test_a_history_is_drawn_oldest_first() -> None:
-    assert "▁▅█" in shown(CARD, extras=Extras(history={"GPU-a": [0.0, 50.0, 100.0]}), width=120)
+    assert "▁▅█" in shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}, width=120)
 
 
 def test_labels_tell_parts_and_vendors_apart() -> None:
@@ -80,7 +83,7 @@ def test_an_unhealthy_device_is_shown_as_unhealthy() -> None:
 @pytest.mark.parametrize(("expected", "is_shown"), [((), False), ((Vendor.AMD,), True)])
 def test_a_missing_tool_is_shown_only_if_its_gpu_is_plugged_in(expected: tuple[Vendor, ...], *, is_shown: bool) -> None:
     missing = Problem(source="amd-smi", kind="missing", message="not installed", vendor=Vendor.AMD)
-    assert ("amd-smi" in shown(CARD, problems=(missing,), extras=Extras(expected=frozenset(expected)))) is is_shown
+    assert ("amd-smi" in shown(CARD, problems=(missing,), expected=expected)) is is_shown
 
 
 def test_without_devices_the_table_names_gpuyard_doctor() -> None:
@@ -89,12 +92,12 @@ def test_without_devices_the_table_names_gpuyard_doctor() -> None:
 
 @given(name=st.text(max_size=60), width=st.integers(1, 200))
 def test_any_name_and_any_width_can_be_shown(name: str, width: int) -> None:
-    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, extras=Extras(history={}, processes={}))
+    shown(Device(id="x", vendor=Vendor.NVIDIA, name=name), CARD, width=width, history={}, processes={})
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 60])
 def test_narrow_terminals_drop_the_least_needed_columns(width: int) -> None:
-    lines = shown(CARD, width=width, extras=Extras(history={})).splitlines()[-2:]
+    lines = shown(CARD, width=width, history={}).splitlines()[-2:]
     assert max(map(len, lines)) <= width
     assert lines[1].startswith("0  ")
     assert "12/24 GB" in lines[1]
@@ -105,7 +108,7 @@ def test_narrow_terminals_drop_the_least_needed_columns(width: int) -> None:
 def test_processes_are_listed_by_memory() -> None:
     processes = (Process(pid=7, memory_mb=1024.0), Process(pid=8, memory_mb=10240.0, name="Xorg"), Process(pid=9))
     card = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0, processes=processes)
-    lines = shown(card, extras=Extras(processes={7: ProcessInfo(user="ada", command="python train.py")})).splitlines()
+    lines = shown(card, processes={7: ProcessInfo(user="ada", command="python train.py")}).splitlines()
     assert [line.split() for line in lines[-3:]] == [
         ["0", "8", "-", "10", "GB", "Xorg"],
         ["0", "7", "ada", "1", "GB", "python", "train.py"],
@@ -115,14 +118,14 @@ def test_processes_are_listed_by_memory() -> None:
 
 def test_more_rows_than_fit_are_counted() -> None:
     cards = [Device(id=f"GPU-{n}", vendor=Vendor.NVIDIA, index=n) for n in range(40)]
-    lines = shown(*cards, height=24, extras=Extras(processes={})).splitlines()
+    lines = shown(*cards, height=24, processes={}).splitlines()
     assert len(lines) <= 24
     assert lines[-1] == f"and {40 - (len(lines) - 3)} more devices: enlarge the window to see them"
 
 
 def test_processes_that_do_not_fit_are_counted() -> None:
     card = Device(id="a", vendor=Vendor.AMD, processes=tuple(Process(pid=n) for n in range(40)))
-    lines = shown(card, height=24, extras=Extras(processes={})).splitlines()
+    lines = shown(card, height=24, processes={}).splitlines()
     assert len(lines) <= 24
     assert "more processes" in lines[-1]
 

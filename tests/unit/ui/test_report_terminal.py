@@ -10,7 +10,7 @@ import pytest
 from gpuyard.core.report.hourly import HOUR_S, TimeWindow
 from gpuyard.core.report.usage_report import PastAttempt, Reporter
 from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.ui.views.device_tables import Frame
+from gpuyard.ui.views import Frame
 from gpuyard.ui.views.report_html import report_page
 from gpuyard.ui.views.report_terminal import report_lines
 

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import cell_width
-from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, summary_of
+from gpuyard.ui.views import Frame
+from gpuyard.ui.views.workspace_table import changes_of, picture_of, summary_of
 
 STATES = (
     "completed", "running", "suspended", "finishing", "stopping", "waiting", "retrying", "held", "failed", "stopped",
@@ -41,7 +42,7 @@ STATUS = SweepStatus(
 
 
 def drawn(status: SweepStatus, columns: int | None = None, lines: int | None = None, **others: bool) -> list[str]:
-    picture = picture_of(status, TableSize(columns=columns, lines=lines, **others))
+    picture = picture_of(status, Frame(width=columns, height=lines, **others))
     return ["".join(text for text, _ in line) for line in picture]
 
 
@@ -51,7 +52,7 @@ def cells(lines: list[str], config: str) -> list[str]:
 
 
 def styles(status: SweepStatus, text: str) -> set[str | None]:
-    picture = picture_of(status, TableSize(columns=100))
+    picture = picture_of(status, Frame(width=100))
     return {style for line in picture for part, style in line if text in part}
 
 
@@ -98,7 +99,7 @@ def test_the_bar_shows_completed_failed_and_running_tasks_proportionally() -> No
 def test_the_time_left_is_shown_only_if_known_and_tasks_are_left(
     rows: tuple[ConfigStatus, ...], left_s: float | None, expected: str
 ) -> None:
-    assert summary_of(replace(STATUS, rows=rows, left_s=left_s), TableSize()) == expected
+    assert summary_of(replace(STATUS, rows=rows, left_s=left_s), Frame()) == expected
 
 
 def test_the_last_line_is_shown_without_colours_and_control_sequences() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpuyard.core.snapshot import Snapshot
-    from gpuyard.ui.views.device_tables import Frame
+    from gpuyard.ui.views import Frame
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +60,7 @@ def console() -> "Console":
 
 def frame() -> "Frame":
     """Return the frame of standard output for views that are lines."""
-    from gpuyard.ui.views.device_tables import Frame
+    from gpuyard.ui.views import Frame
 
     return Frame(width=terminal_size()[0], is_unicode=is_unicode())
 

@@ -23,6 +23,13 @@ class Column:
         self.heading, self.is_right, self.is_long, self.is_spare = heading, is_right, is_long, is_spare
 
 
+def make_columns(
+    *headings: str, right: "Sequence[str]" = (), long: "Sequence[str]" = (), spare: "Sequence[str]" = ()
+) -> list[Column]:
+    """Return the columns; the other arguments are the headings of those that are right-aligned, long or spare."""
+    return [Column(name, is_right=name in right, is_long=name in long, is_spare=name in spare) for name in headings]
+
+
 def lay_out(
     columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]", width: int | None, ellipsis: str = "…"
 ) -> list[list[str]]:

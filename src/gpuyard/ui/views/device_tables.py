@@ -7,65 +7,38 @@ least needed columns are dropped. Unknown is a dash, never a zero.
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-from msgspec import Struct
-
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.core.units import UNKNOWN, format_gigabytes, format_size
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_spans, lay_out
+from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_spans, lay_out, make_columns
+from gpuyard.ui.views import Frame
 
 T = TypeVar("T")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "__..::||"
 _SHORTEST_BAR, _LONGEST_BAR = 4, 24
 _BAR, _SPARKLINE = 2, 5
-_DEVICE_COLUMNS = (
-    Column("#"),
-    Column("device", is_long=True),
-    Column("", is_spare=True),
-    Column("memory", is_right=True),
-    Column("use", is_right=True),
-    Column("", is_spare=True),
-    Column("power", is_right=True, is_spare=True),
-    Column("temp", is_right=True, is_spare=True),
-    Column("procs", is_right=True, is_spare=True),
-)
-_PROCESS_COLUMNS = (
-    Column("#"),
-    Column("pid", is_right=True),
-    Column("user"),
-    Column("memory", is_right=True),
-    Column("command", is_long=True),
-)
+_DEVICE_COLUMNS = make_columns(
+    "#", "device", "", "memory", "use", "", "power", "temp", "procs",
+    right=("memory", "use", "power", "temp", "procs"), long=("device",), spare=("", "power", "temp", "procs"),
+)  # fmt: skip
+_PROCESS_COLUMNS = make_columns("#", "pid", "user", "memory", "command", right=("pid", "memory"), long=("command",))
 
 
-class Frame(Struct, frozen=True, kw_only=True):
-    """Where lines are shown: `width` and `height` in characters, None without a limit."""
+def snapshot_lines(
+    snapshot: Snapshot,
+    frame: Frame,
+    *,
+    expected: Collection[Vendor] = (),
+    history: Mapping[str, list[float | None]] | None = None,
+    processes: Mapping[int, ProcessInfo] | None = None,
+) -> list[Line]:
+    """Return the lines; rows beyond the frame's height are only counted.
 
-    width: int | None = None
-    height: int | None = None
-    is_unicode: bool = True
-
-    @property
-    def ellipsis(self) -> str:
-        return "…" if self.is_unicode else "~"
-
-
-class Extras(Struct, frozen=True, kw_only=True):
-    """What to show besides the snapshot.
-
-    `expected` are the vendors of the GPUs on the PCI bus, `history` each device's recent utilisation, and `processes`
-    describes processes by pid; None shows no process table.
+    `expected` are the vendors of the GPUs on the PCI bus, `history` is each device's recent utilisation, and
+    `processes` describes processes by pid; None shows no process table.
     """
-
-    expected: frozenset[Vendor] = frozenset()
-    history: dict[str, list[float | None]] | None = None
-    processes: dict[int, ProcessInfo] | None = None
-
-
-def snapshot_lines(snapshot: Snapshot, frame: Frame, extras: Extras = Extras()) -> list[Line]:  # noqa: B008 - frozen
-    """Return the lines; rows beyond the frame's height are only counted."""
-    problems = relevant_problems(snapshot, extras.expected)
+    problems = relevant_problems(snapshot, expected)
     lines: list[Line] = [((host_line(snapshot.host), "bold"),)] if snapshot.host.name else []
     lines += [(("! ", "yellow"), (str(problem), None)) for problem in problems]
     if not snapshot.devices:
@@ -74,11 +47,11 @@ def snapshot_lines(snapshot: Snapshot, frame: Frame, extras: Extras = Extras()) 
         return [*lines, ((f"{found} `gpuyard doctor` shows what was tried.", None),)]
     height = None if frame.height is None else max(2, frame.height - len(lines) - 2)
     devices, more = _first(snapshot.devices, height)
-    lines += _device_table(devices, snapshot.devices, frame, extras.history)
+    lines += _device_table(devices, snapshot.devices, frame, history)
     lines += _more_line(more, "device")
-    if extras.processes is not None and not more:
+    if processes is not None and not more:
         left = None if height is None else height - len(devices) - 2
-        lines += _process_table(snapshot.devices, extras.processes, frame, left)
+        lines += _process_table(snapshot.devices, processes, frame, left)
     return lines
 
 
@@ -141,7 +114,7 @@ def _device_table(
     headings = [column.heading for column in columns if column.heading]
     charts = len(columns) - len(headings)
     used = sum(max(map(cell_width, texts)) for texts in zip(headings, *rows, strict=True))
-    spare = _LONGEST_BAR if frame.width is None else (frame.width - used - len(GAP) * (len(columns) - 1)) // charts
+    spare = (frame.columns - used - len(GAP) * (len(columns) - 1)) // charts
     width = max(_SHORTEST_BAR, min(_LONGEST_BAR, spare))
     for device, row in zip(shown, rows, strict=True):
         row.insert(_BAR, _bar(device, width, frame))
@@ -155,7 +128,9 @@ def _device_line(device: Device, cells: Sequence[str]) -> Line:
     """Colour the memory bar, or the memory where the bar is dropped; an unhealthy device is red."""
     if not device.healthy:
         return join_spans((cell, "red") for cell in cells)
-    return join_spans((cell, _bar_style(device) if at == _BAR else None) for at, cell in enumerate(cells))
+    share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
+    style = "green" if share < 0.7 else "yellow" if share < 0.9 else "red"
+    return join_spans((cell, style if at == _BAR else None) for at, cell in enumerate(cells))
 
 
 def _device_texts(device: Device, devices: Sequence[Device], frame: Frame) -> list[str]:
@@ -216,11 +191,6 @@ def _bar(device: Device, width: int, frame: Frame) -> str:
     filled = min(width - (share < 1), max(share > 0, round(share * width)))
     full, empty = ("█", "░") if frame.is_unicode else ("#", ".")
     return full * filled + empty * (width - filled)
-
-
-def _bar_style(device: Device) -> str:
-    share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
-    return "green" if share < 0.7 else "yellow" if share < 0.9 else "red"
 
 
 def _sparkline(values: Sequence[float | None], width: int, frame: Frame) -> str:

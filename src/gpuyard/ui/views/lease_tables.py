@@ -8,34 +8,21 @@ from gpuyard.core.snapshot import Device
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.cli.text_table import Column, Line
-from gpuyard.ui.views.device_tables import Frame, device_label, table_lines
+from gpuyard.ui.cli.text_table import Line, make_columns
+from gpuyard.ui.views import Frame
+from gpuyard.ui.views.device_tables import device_label, table_lines
 
-_LEASES = (
-    Column("lease"),
-    Column("gpus"),
-    Column("user"),
-    Column("pid", is_right=True),
-    Column("since", is_right=True),
-    Column("reserved", is_right=True),
-    Column("measured", is_right=True),
-    Column("label", is_long=True),
-)
-_FOREIGN = (
-    Column("without a lease"),
-    Column("pid", is_right=True),
-    Column("user"),
-    Column("memory", is_right=True),
-    Column("idle", is_right=True),
-    Column("command", is_long=True),
+_LEASES = make_columns(
+    "lease", "gpus", "user", "pid", "since", "reserved", "measured", "label",
+    right=("pid", "since", "reserved", "measured"), long=("label",),
+)  # fmt: skip
+_FOREIGN = make_columns(
+    "without a lease", "pid", "user", "memory", "idle", "command", right=("pid", "memory", "idle"), long=("command",)
 )
 
 
 def lease_lines(
-    status: LedgerStatus,
-    frame: Frame,
-    processes: Mapping[int, ProcessInfo],
-    idle_s: Mapping[tuple[str, int], float],
+    status: LedgerStatus, frame: Frame, processes: Mapping[int, ProcessInfo], idle_s: Mapping[tuple[str, int], float]
 ) -> list[Line]:
     """Return the lines; `idle_s` is how long each process has left its device idle, by device id and pid."""
     lines: list[Line] = [(("No leases.", None),)]

@@ -5,9 +5,9 @@ Light or dark as the system of the reader. Every text is escaped: names of jobs 
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any
 
 from gpuyard.ui.views import report_sentences as texts
+from gpuyard.ui.views.report_sentences import Answer
 
 _CELL, _ROW, _LEFT, _TOP, _RIGHT = 28, 24, 96, 22, 84
 _HOURS = 24
@@ -42,12 +42,12 @@ svg { display: block } svg text { fill: var(--faint); font-size: 12px }
 """
 
 
-def report_page(report: dict[str, Any]) -> str:
+def report_page(report: Answer) -> str:
     parts = [f"<h1>GPU report</h1><p>{escape(texts.title(report))}</p>"]
-    if texts.is_empty(report):
+    if not report["total"]["attempts"]:
         parts.append(f"<p>{escape(texts.NOTHING_RAN)}</p>")
     else:
-        parts += [_facts(report), *_picture(report), _groups(report), *_causes(report), *_devices(report)]
+        parts += [_facts(report), *_picture(report), *_tables(report)]
     return "\n".join([
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -58,7 +58,7 @@ def report_page(report: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def _facts(report: dict[str, Any]) -> str:
+def _facts(report: Answer) -> str:
     cards = (
         f'<div><dt>{escape(heading)}</dt><dd class="figure">{escape(figure)}</dd>'
         f'<dd class="note">{escape(note)}</dd></div>'
@@ -67,74 +67,43 @@ def _facts(report: dict[str, Any]) -> str:
     return f'<dl class="facts">{"".join(cards)}</dl>'
 
 
-def _groups(report: dict[str, Any]) -> str:
-    most = max(group["gpu_hours"] for group in report["groups"])
+def _tables(report: Answer) -> Iterator[str]:
+    groups, causes, devices = report["groups"], report["total"]["causes"], report["devices"]
+    most = max(group["gpu_hours"] for group in groups)
     headings = (report["by"].capitalize(), "GPU-hours", "", "Jobs", "Attempts", "Median wait", "Waste", "Failed")
-    rows = (
-        (
-            escape(texts.group_text(group)),
-            _bar(group["gpu_hours"], most),
-            texts.hours_text(group["gpu_hours"]),
-            f"{group['jobs']:,}",
-            f"{group['attempts']:,}",
-            texts.median_wait(group),
-            escape(texts.percent_text(group["memory"]["unused_percent"])),
-            _failed(texts.failed_count(group)),
-        )
-        for group in report["groups"]
-    )
-    return _table(f"By {report['by']}", headings, rows)
-
-
-def _failed(count: int) -> str:
-    return f'<span class="bad">{count:,}</span>' if count else "0"
-
-
-def _causes(report: dict[str, Any]) -> Iterator[str]:
-    causes = report["total"]["causes"]
+    rows = [_cells(texts.group_cells(group), _bar(group["gpu_hours"], most)) for group in groups]
+    for cells, group in zip(rows, groups, strict=True):
+        if texts.failed_count(group):
+            cells[-1] = f'<span class="bad">{cells[-1]}</span>'
+    yield _table(f"By {report['by']}", headings, rows)
     if causes:
         most = causes[0]["attempts"]
-        rows = (
-            (
-                escape(texts.cause_text(cause)),
-                f'<span class="bad">{_bar(cause["attempts"], most)}</span>',
-                f"{cause['attempts']:,}",
-                escape(texts.healed_text(cause)),
-            )
-            for cause in causes
-        )
+        bars = [f'<span class="bad">{_bar(cause["attempts"], most)}</span>' for cause in causes]
+        rows = [_cells(texts.cause_cells(cause), bar) for cause, bar in zip(causes, bars, strict=True)]
         yield _table("Attempts that did not succeed", ("Cause", "Attempts", "", "Recovered"), rows)
-
-
-def _devices(report: dict[str, Any]) -> Iterator[str]:
-    if report["devices"]:
-        rows = (
-            (
-                escape(texts.device_text(device)),
-                _bar(device["busy_percent"] or 0.0, 100.0),
-                escape(texts.percent_text(device["busy_percent"])),
-                escape(texts.hours_text(device["busy_hours"])),
-                f"{device['attempts']:,}",
-            )
-            for device in report["devices"]
-        )
+    if devices:
+        rows = [_cells(texts.device_cells(device), _bar(device["busy_percent"] or 0.0, 100.0)) for device in devices]
         yield _table("Busiest GPUs", ("GPU", "In use", "", "Hours", "Attempts"), rows)
+
+
+def _cells(cells: Sequence[str], bar: str) -> list[str]:
+    """Return the cells as HTML, with a bar after the name."""
+    name, *figures = map(escape, cells)
+    return [name, bar, *figures]
 
 
 def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are HTML already; cells after the bar are right-aligned figures."""
-    head = "".join(f"<th{_side(at)}>{escape(heading)}</th>" for at, heading in enumerate(headings))
+    sides = ["", "", *[' class="number"'] * (len(headings) - 2)]
+    head = "".join(f"<th{side}>{escape(heading)}</th>" for side, heading in zip(sides, headings, strict=True))
     body = "\n".join(
-        f"<tr>{''.join(f'<td{_side(at)}>{cell}</td>' for at, cell in enumerate(cells))}</tr>" for cells in rows
+        f"<tr>{''.join(f'<td{side}>{cell}</td>' for side, cell in zip(sides, cells, strict=True))}</tr>"
+        for cells in rows
     )
     return (
         f'<h2>{escape(title)}</h2>\n<div class="wide"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def _side(at: int) -> str:
-    return ' class="number"' if at >= 2 else ""
 
 
 def _bar(value: float, most: float) -> str:
@@ -146,7 +115,7 @@ def _bar(value: float, most: float) -> str:
     )
 
 
-def _picture(report: dict[str, Any]) -> Iterator[str]:
+def _picture(report: Answer) -> Iterator[str]:
     if not report["box"]["devices"]:
         return
     rows, days = report["picture"]["rows"], report["picture"]["days_per_row"]
@@ -162,7 +131,7 @@ def _picture(report: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _row(row: dict[str, Any], days: int, top: int) -> str:
+def _row(row: Answer, days: int, top: int) -> str:
     day = texts.day_text(row, days)
     middle = top + _ROW - 8
     cells = "".join(

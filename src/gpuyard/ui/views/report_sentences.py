@@ -11,6 +11,7 @@ from typing import Any
 from gpuyard.core.units import UNKNOWN, format_count, format_duration
 from gpuyard.ui.cli.text_table import clean
 
+Answer = dict[str, Any]
 NOTHING_RAN = "No job ran in this time. Submit one: gpuyard submit -- python train.py"
 _CAUSES = {
     "cannot-start": "could not be started",
@@ -23,11 +24,7 @@ _CAUSES = {
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
 
 
-def is_empty(report: dict[str, Any]) -> bool:
-    return not report["total"]["attempts"]
-
-
-def title(report: dict[str, Any]) -> str:
+def title(report: Answer) -> str:
     """Return host, start and end, in this machine's time zone."""
     since, until = (datetime.fromisoformat(report[key]).astimezone() for key in ("since", "until"))
     where = f"{clean(report['host'])}, " if report["host"] else ""
@@ -50,11 +47,11 @@ def percent_text(percent: float | None) -> str:
     return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
 
 
-def failed_count(figures: dict[str, Any]) -> int:
+def failed_count(figures: Answer) -> int:
     return sum(cause["attempts"] for cause in figures["causes"])
 
 
-def facts(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
     """Yield heading, figure and explanation."""
     total, box = report["total"], report["box"]
     used = f"{percent_text(box['busy_percent'])} of the time of {format_count(box['devices'], 'GPU')} was in use"
@@ -63,28 +60,20 @@ def facts(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "Wait", format_duration(total["waits"]["median_s"]), _waits(total["waits"])
     yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
     if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
-        healed = sum(cause["healed"] for cause in short)
-        some = (
-            "all of those jobs succeeded later"
-            if healed == _sum(short)
-            else f"{healed:,} of those jobs succeeded later"
-        )
-        yield "Out of memory", f"{_sum(short):,}", some if healed else "none of those jobs has succeeded since"
+        attempts, healed = sum(cause["attempts"] for cause in short), sum(cause["healed"] for cause in short)
+        some = f"{'all' if healed == attempts else f'{healed:,}'} of those jobs succeeded later"
+        yield "Out of memory", f"{attempts:,}", some if healed else "none of those jobs has succeeded since"
     if total["suspended_hours"]:
         yield "Suspended", f"{hours_text(total['suspended_hours'])} h", "of jobs that were suspended for others"
 
 
-def _sum(causes: list[dict[str, Any]]) -> int:
-    return sum(cause["attempts"] for cause in causes)
-
-
-def _attempts(total: dict[str, Any]) -> str:
+def _attempts(total: Answer) -> str:
     ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} did not"
     running = f", {total['running']:,} still running" if total["running"] else ""
-    return f"{total['attempts']:,} attempt{'' if total['attempts'] == 1 else 's'}: {ended}{running}"
+    return f"{format_count(total['attempts'], 'attempt')}: {ended}{running}"
 
 
-def _waits(waits: dict[str, Any]) -> str:
+def _waits(waits: Answer) -> str:
     if not waits["jobs"]:
         return "no job started for the first time"
     return (
@@ -93,7 +82,7 @@ def _waits(waits: dict[str, Any]) -> str:
     )
 
 
-def _waste(memory: dict[str, Any]) -> str:
+def _waste(memory: Answer) -> str:
     unknown = memory["unknown_gpu_hours"]
     left = f"not measured for {hours_text(unknown)} GPU-hours" if unknown else ""
     if memory["unused_percent"] is None:
@@ -103,7 +92,7 @@ def _waste(memory: dict[str, Any]) -> str:
     return f"{text}; {left}" if left else text
 
 
-def cause_text(cause: dict[str, Any]) -> str:
+def _cause_text(cause: Answer) -> str:
     outcome, status = cause["outcome"], cause["status"]
     if outcome == "out-of-memory":
         return _SHORT_OF.get(cause["where"], "out of memory")
@@ -111,43 +100,52 @@ def cause_text(cause: dict[str, Any]) -> str:
         return _CAUSES.get(outcome) or str(outcome)
     if status is None:
         return "failed"
-    return f"exit status {status}{_signal_text(status)}"
-
-
-def _signal_text(status: int) -> str:
     try:
-        return f" ({signal.Signals(status - 128).name})"
+        return f"exit status {status} ({signal.Signals(status - 128).name})"
     except ValueError:
-        return ""
+        return f"exit status {status}"
 
 
-def healed_text(cause: dict[str, Any]) -> str:
-    return f"{cause['healed']:,} succeeded on a later attempt" if cause["healed"] else ""
+# The cells of the tables; the first one is a name
 
 
-def group_text(group: dict[str, Any]) -> str:
-    return f"({group['groups']:,} others)" if group["group"] is None else clean(group["group"])
+def group_cells(group: Answer) -> list[str]:
+    return [
+        f"({group['groups']:,} others)" if group["group"] is None else clean(group["group"]),
+        hours_text(group["gpu_hours"]),
+        f"{group['jobs']:,}",
+        f"{group['attempts']:,}",
+        format_duration(group["waits"]["median_s"]),
+        percent_text(group["memory"]["unused_percent"]),
+        f"{failed_count(group):,}",
+    ]
 
 
-def device_text(device: dict[str, Any]) -> str:
+def cause_cells(cause: Answer) -> list[str]:
+    healed = f"{cause['healed']:,} succeeded on a later attempt" if cause["healed"] else ""
+    return [_cause_text(cause), f"{cause['attempts']:,}", healed]
+
+
+def device_cells(device: Answer) -> list[str]:
+    figures = [percent_text(device["busy_percent"]), hours_text(device["busy_hours"]), f"{device['attempts']:,}"]
+    return [_device_text(device), *figures]
+
+
+def _device_text(device: Answer) -> str:
     if not device["is_there"]:
         return f"{clean(device['id'])} (gone)"
     number = f"GPU {UNKNOWN if device['index'] is None else device['index']}"
     return number if device["name"] is None else f"{number}, {clean(device['name'])}"
 
 
-def day_text(row: dict[str, Any], days_per_row: int) -> str:
+def day_text(row: Answer, days_per_row: int) -> str:
     """Return the first day of a row; rows of more than a week can go back years, so they have the year."""
     day = date.fromisoformat(row["day"])
     return f"{day:%a} {day.day:2} {day:%b}" if days_per_row <= 7 else f"{day.day:2} {day:%b %Y}"
 
 
-def picture_text(report: dict[str, Any]) -> str:
+def picture_text(report: Answer) -> str:
     """Return the title of the chart, with the time that a row covers."""
     days = report["picture"]["days_per_row"]
     each = "" if days == 1 else f", {days} days to a row" if days == 7 else f", {days // 7} weeks to a row"
     return f"GPUs in use by the hour{each}"
-
-
-def median_wait(figures: dict[str, Any]) -> str:
-    return format_duration(figures["waits"]["median_s"])

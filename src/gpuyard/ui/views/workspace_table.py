@@ -8,11 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
 from gpuyard.core.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
-from gpuyard.ui.cli.text_table import Column, Line, Span, cell_width, clean, cut, join_spans, lay_out
+from gpuyard.ui.cli.text_table import Line, Span, cell_width, clean, cut, join_spans, lay_out, make_columns
+from gpuyard.ui.views import Frame
 
 _GAP = 2
 _STATES = {
@@ -32,16 +31,7 @@ _STATES = {
 # Rows of the first states are kept when not all fit.
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
 _STATE, _LAST = 1, "LAST LINE"
-_COLUMNS = {
-    "CONFIG": Column("CONFIG"),
-    "STATE": Column("STATE"),
-    "GPU": Column("GPU"),
-    "TIME": Column("TIME", is_right=True),
-    "MEMORY": Column("MEMORY", is_right=True),
-    "TRY": Column("TRY", is_right=True),
-    "SESSION": Column("SESSION"),
-    _LAST: Column(_LAST, is_long=True),
-}
+_HEADINGS = ("CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "SESSION", _LAST)
 _LEAST_NEEDED = ("TRY", "MEMORY", _LAST, "GPU", "TIME")
 _SHORTEST_CONFIG, _SHORTEST_LAST, _GOOD_LAST = 16, 12, 24
 _LONGEST_CONFIG, _LONGEST_BAR = 48, 60
@@ -50,31 +40,21 @@ _MOST_FAILURES = 3
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
 
-class TableSize(Struct, frozen=True, kw_only=True):
-    """Size of the output, None without a limit. `has_symbols` is for terminals."""
-
-    columns: int | None = None
-    lines: int | None = None
-    is_unicode: bool = True
-    has_symbols: bool = True
-
-    @property
-    def ellipsis(self) -> str:
-        return "…" if self.is_unicode else "~"
-
-
-def picture_of(status: SweepStatus, frame: TableSize) -> list[Line]:
+def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
     head = _head(status, frame)
     tail = _tail(status, frame)
     if not status.rows:
         return [*head, *_wrapped("No configs yet: put YAML files into configs/.", None, frame), *tail]
     # Besides the rows: the headings, and the line of the cursor.
-    most = None if frame.lines is None else max(2, frame.lines - len(head) - len(tail) - 2)
+    most = None if frame.height is None else max(2, frame.height - len(head) - len(tail) - 2)
     shown, others = _most_important(status.rows, most)
-    return [*head, *_table(shown, frame), *_counted(others, frame), *tail]
+    if others:
+        counts = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in others).items())
+        tail = [((cut(f"and {counts}", frame.columns, frame.ellipsis), "dim"),), *tail]
+    return [*head, *_table(shown, frame), *tail]
 
 
-def summary_of(status: SweepStatus, frame: TableSize) -> str:
+def summary_of(status: SweepStatus, frame: Frame) -> str:
     """Return the progress in one line."""
     return _dot(frame).join(text for text, _ in _facts(status))
 
@@ -95,17 +75,14 @@ def _change(row: ConfigStatus) -> str:
 # Above and below the table
 
 
-def _head(status: SweepStatus, frame: TableSize) -> list[Line]:
-    name = clean(status.task_name)
-    if frame.columns is None:
-        return [((name, "bold"), ("  ", None), (clean(status.workspace), "dim"))]
-    name = cut(name, frame.columns, frame.ellipsis)
+def _head(status: SweepStatus, frame: Frame) -> list[Line]:
+    name = cut(clean(status.task_name), frame.columns, frame.ellipsis)
     left = frame.columns - cell_width(name) - _GAP
     place = (("  ", None), (_cut_middle(clean(status.workspace), left, frame), "dim")) if left >= _GAP else ()
     return [((name, "bold"), *place)]
 
 
-def _tail(status: SweepStatus, frame: TableSize) -> list[Line]:
+def _tail(status: SweepStatus, frame: Frame) -> list[Line]:
     lines: list[Line] = []
     if status.rows:
         lines += [(), _bar(status, frame), *_flow(_facts(status), _dot(frame), frame)]
@@ -152,9 +129,9 @@ def _remarks(status: SweepStatus) -> Iterator[Span]:
         yield clean(note), "yellow"
 
 
-def _bar(status: SweepStatus, frame: TableSize) -> Line:
+def _bar(status: SweepStatus, frame: Frame) -> Line:
     percent = f"{100 * status.completed // status.total}%"
-    width = _LONGEST_BAR if frame.columns is None else min(_LONGEST_BAR, frame.columns - len("  100%"))
+    width = min(_LONGEST_BAR, frame.columns - len("  100%"))
     done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
     parts = (
         (status.completed, done, "green"),
@@ -183,31 +160,25 @@ def _most_important(
     return [rows[at] for at in sorted(by_rank[: most - 1])], [rows[at] for at in by_rank[most - 1 :]]
 
 
-def _counted(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
-    if not rows:
-        return []
-    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in rows).items())
-    return [((cut(f"and {counts}", frame.columns or len(counts) + 4, frame.ellipsis), "dim"),)]
-
-
-def _table(rows: Sequence[ConfigStatus], frame: TableSize) -> list[Line]:
+def _table(rows: Sequence[ConfigStatus], frame: Frame) -> list[Line]:
     cells = [_cells(row, frame) for row in rows]
-    widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in _COLUMNS}
+    widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in _HEADINGS}
     widths["CONFIG"] = min(widths["CONFIG"], _LONGEST_CONFIG)
     _fit(widths, frame.columns)
     for each in cells:
         each["CONFIG"] = _cut_middle(each["CONFIG"], widths["CONFIG"], frame)
-    columns = [_COLUMNS[name] for name in widths]
-    heading, *lines = lay_out(
-        columns, [[each[name] for name in widths] for each in cells], frame.columns, frame.ellipsis
-    )
-    return [join_spans([(cell, "dim") for cell in heading]), *map(_row_line, rows, lines)]
+    columns = make_columns(*widths, right=("TIME", "MEMORY", "TRY"), long=(_LAST,))
+    texts = [[each[name] for name in widths] for each in cells]
+    heading, *lines = lay_out(columns, texts, frame.width, frame.ellipsis)
+    table = [join_spans((cell, "dim") for cell in heading)]
+    for row, line in zip(rows, lines, strict=True):
+        style = _STATES[row.state][1]
+        table.append(join_spans((cell, style if at == _STATE else None) for at, cell in enumerate(line)))
+    return table
 
 
-def _fit(widths: dict[str, int], width: int | None) -> None:
+def _fit(widths: dict[str, int], width: int) -> None:
     """Remove columns from `widths` until the rest fits, then shorten the config's."""
-    if width is None:
-        return
 
     def spare(config: int, last: int = _SHORTEST_LAST) -> int:
         too_long = max(0, widths[_LAST] - last) if _LAST in widths else 0
@@ -222,8 +193,9 @@ def _fit(widths: dict[str, int], width: int | None) -> None:
     widths["CONFIG"] = max(1, min(widths["CONFIG"], spare(0)))
 
 
-def _cells(row: ConfigStatus, frame: TableSize) -> dict[str, str]:
+def _cells(row: ConfigStatus, frame: Frame) -> dict[str, str]:
     symbol = f"{_STATES[row.state][0]} " if frame.has_symbols and frame.is_unicode else ""
+    written = _ESCAPES.sub("", row.last_line or "").strip()
     return {
         "CONFIG": clean(row.config),
         "STATE": f"{symbol}{row.state}",
@@ -232,58 +204,47 @@ def _cells(row: ConfigStatus, frame: TableSize) -> dict[str, str]:
         "MEMORY": format_size(row.memory_mb),
         "TRY": str(row.attempt) if row.attempt else UNKNOWN,
         "SESSION": clean(row.session or UNKNOWN),
-        _LAST: _last_text(row, frame),
+        _LAST: _dot(frame).join(clean(text) for text in (row.note, written) if text),
     }
-
-
-def _last_text(row: ConfigStatus, frame: TableSize) -> str:
-    """Return the note and the last line of the log."""
-    written = None if row.last_line is None else _ESCAPES.sub("", row.last_line).strip()
-    return _dot(frame).join(clean(text) for text in (row.note, written) if text)
-
-
-def _row_line(row: ConfigStatus, cells: Sequence[str]) -> Line:
-    style = _STATES[row.state][1]
-    return join_spans([(cell, style if at == _STATE else None) for at, cell in enumerate(cells)])
 
 
 # Lines
 
 
-def _dot(frame: TableSize) -> str:
+def _dot(frame: Frame) -> str:
     return " · " if frame.is_unicode else ", "
 
 
-def _wrapped(text: str, style: str | None, frame: TableSize) -> list[Line]:
+def _wrapped(text: str, style: str | None, frame: Frame) -> list[Line]:
     """Wrap at spaces; break words that are longer than a line, since a cut path is useless."""
     words = [piece for word in text.split(" ") for piece in _broken(word, frame.columns)]
     return _flow([(word, style) for word in words], " ", frame)
 
 
-def _broken(word: str, width: int | None) -> Iterator[str]:
-    while width is not None and cell_width(word) > width:
+def _broken(word: str, width: int) -> Iterator[str]:
+    while cell_width(word) > width:
         piece = cut(word, width, "") or word[0]
         yield piece
         word = word[len(piece) :]
     yield word
 
 
-def _flow(pieces: Sequence[Span], gap: str, frame: TableSize) -> list[Line]:
+def _flow(pieces: Sequence[Span], gap: str, frame: Frame) -> list[Line]:
     """Put the pieces onto as many lines as needed."""
     lines: list[list[Span]] = []
     left = 0
     for piece, style in pieces:
         needed = cell_width(gap) + cell_width(piece)
-        if lines and (frame.columns is None or needed <= left):
+        if lines and needed <= left:
             lines[-1] += [(gap, "dim"), (piece, style)]
             left -= needed
         else:
             lines.append([(piece, style)])
-            left = (frame.columns or 0) - cell_width(piece)
+            left = frame.columns - cell_width(piece)
     return [tuple(line) for line in lines]
 
 
-def _cut_middle(text: str, width: int, frame: TableSize) -> str:
+def _cut_middle(text: str, width: int, frame: Frame) -> str:
     """Cut in the middle: both ends of a name or path matter more."""
     if cell_width(text) <= width:
         return text

@@ -8,7 +8,7 @@ from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
 from gpuyard.ui.cli.terminal import say_json, say_lines
-from gpuyard.ui.views.device_tables import Extras, snapshot_lines
+from gpuyard.ui.views.device_tables import snapshot_lines
 
 
 @click.command("devices")
@@ -20,5 +20,5 @@ def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
     if as_json:
         say_json(snapshot_as_dict(snapshot))
         return
-    extras = Extras(expected=vendors_on_pci(), processes=describe_processes(pids_of(snapshot)))
-    say_lines(snapshot_lines(snapshot, frame(), extras))
+    processes = describe_processes(pids_of(snapshot))
+    say_lines(snapshot_lines(snapshot, frame(), expected=vendors_on_pci(), processes=processes))

@@ -19,6 +19,7 @@ from gpuyard.probes.sampler import Sampler
 from gpuyard.system.clock import SystemClock
 from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, seconds
 from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.views import Frame
 from gpuyard.ui.views import device_tables as tables
 
 _HISTORY = 24
@@ -66,9 +67,11 @@ def _show_live(samples: Iterator[Sample]) -> None:
                 past = history.get(device.id, [])[1 - _HISTORY :]
                 history[device.id] = [*past, device.utilization_percent]
             processes = describe_processes(pids_of(sample.snapshot))
-            extras = tables.Extras(expected=expected, history=history, processes=processes)
-            frame = tables.Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
-            shown.draw_lines(tables.snapshot_lines(sample.snapshot, frame, extras))
+            frame = Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
+            lines = tables.snapshot_lines(
+                sample.snapshot, frame, expected=expected, history=history, processes=processes
+            )
+            shown.draw_lines(lines)
 
 
 def _print_lines(samples: Iterator[Sample]) -> None:

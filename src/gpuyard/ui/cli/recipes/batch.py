@@ -30,7 +30,6 @@ from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
 from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
-from gpuyard.ui.views.batch_summary import summary_lines
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -151,7 +150,7 @@ def _check_options(plan: BatchPlan) -> None:
 
 def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
     """Show progress until the end. Return the exit status if the user stops following, else None."""
-    from gpuyard.ui.views.batch_progress import follow
+    from gpuyard.ui.views.batch_view import follow
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which shows the cursor again
     part, is_stopped = record.parts[-1], False
@@ -243,6 +242,8 @@ def _without(arguments: list[str], option: str) -> list[str]:
 
 
 def _show_summary(record: BatchRecord, mode: RunMode) -> int:
+    from gpuyard.ui.views.batch_view import summary_lines
+
     root = Path(record.plan.root)
     summary = read_summary(root)
     if summary is None:

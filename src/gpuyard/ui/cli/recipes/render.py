@@ -29,7 +29,6 @@ from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, re
 from gpuyard.ui.cli.recipes.render_profile import profile_command
 from gpuyard.ui.cli.rich_output import absolute, json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
-from gpuyard.ui.views.render_summary import summary_lines
 
 if TYPE_CHECKING:
     from gpuyard.residency.running.coordinator import Coordinator
@@ -172,7 +171,7 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
 @contextlib.contextmanager
 def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[list[int]]:
     """Show progress and write the status file meanwhile. Yield the list of signals that arrive."""
-    from gpuyard.ui.views.render_progress import screen
+    from gpuyard.ui.views.render_view import screen
 
     signals: list[int] = []
     stops = "gpuyard: stopping after the current labels; press Ctrl-C again to stop at once"
@@ -209,6 +208,8 @@ def _end_at_once(signum: int) -> NoReturn:
 
 def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
     """Print the result; return False if standard output is closed."""
+    from gpuyard.ui.views.render_view import summary_lines
+
     try:
         if typed["as_json"]:
             say_json({"out": typed["out"], **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})

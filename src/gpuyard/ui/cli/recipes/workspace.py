@@ -27,7 +27,8 @@ from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, 
 from gpuyard.ui.cli.rich_output import absolute, console, json_option
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
-from gpuyard.ui.views.workspace_table import TableSize, changes_of, picture_of, summary_of
+from gpuyard.ui.views import Frame
+from gpuyard.ui.views.workspace_table import changes_of, picture_of, summary_of
 
 _POLL_S = 1.0
 _COUNTS = ("total", "completed", "running", "waiting", "failed", "not_started")
@@ -257,7 +258,7 @@ def _show_in_place(statuses: Iterator[SweepStatus]) -> SweepStatus:
         for status in statuses:
             # The last status stays on the screen and may be higher than the screen.
             lines = None if status.is_over else out.height
-            shown.draw_lines(picture_of(status, replace(frame, columns=out.width, lines=lines)))
+            shown.draw_lines(picture_of(status, replace(frame, width=out.width, height=lines)))
     return status
 
 
@@ -274,8 +275,8 @@ def _print_changes(statuses: Iterator[SweepStatus]) -> SweepStatus:
     return before
 
 
-def _frame(columns: int | None = None) -> TableSize:
-    return TableSize(columns=columns, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
+def _frame(width: int | None = None) -> Frame:
+    return Frame(width=width, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
 
 
 # Settings

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
-from gpuyard.ui.views.render_progress import PlainRenderScreen, RenderRate, line_of, picture_of
-from gpuyard.ui.views.render_summary import summary_lines
+from gpuyard.ui.views.render_view import PlainRenderScreen, RenderRate, line_of, picture_of, summary_lines
 from tests.unit.recipes.render.example_status import STATUS, status, worker
 
 

@@ -1,7 +1,7 @@
-"""The progress of a batch: how many runs are done, and what the next one waits for.
+"""A batch as its user sees it: the progress while it runs, on standard error, and the summary at the end.
 
-A live display on standard error, or a line now and then without a terminal. All figures are the daemon's, including its
-clock, so a batch that is followed again later is shown as if it had been followed all the time.
+All figures are the daemon's, including its clock, so a batch that is followed again later is shown as if it had been
+followed all the time.
 """
 
 import sys
@@ -9,30 +9,38 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.lifecycle import LIVE
-from gpuyard.core.units import format_duration
-from gpuyard.recipes.batch.plan import BatchPart
-from gpuyard.ui.cli.terminal import is_terminal, note
-from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.views.live_display import LiveDisplay
+from gpuyard.core.units import format_count, format_duration
+from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
+from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
+from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.cli.text_table import clean, lay_out_facts, pad
+from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, one_line, progress_head, time_text
 
 _POLL_S = 0.5
 _PRINT_EVERY_S = 5.0
 _RECENT_RUNS = 20
-_LONGEST_NAME = 24
 _BOUNDS = frozenset({"cpu", "memory", "gpu", "gpu-memory"})
+_MOST_SHOWN = 20
+_WAITS = {
+    "cpu": "for the CPU to be less busy (--max-cpu)",
+    "memory": "for RAM (--min-free-mem-mb)",
+    "gpu": "for a GPU to be less busy (--max-gpu)",
+    "gpu-memory": "for GPU memory (--max-gpu-mem-mb)",
+    "room": "for a free GPU",
+    "concurrency": "for other runs to finish (--concurrency)",
+    "stagger": "between starts (--stagger)",
+    "pause": "while the queue was paused",
+}
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -88,7 +96,7 @@ class TimeLeft:
 
 def progress_of(name: str, status: dict[str, Any], submitted_at: str) -> Progress:
     counts: dict[str, int] = status["counts"]
-    failed = counts.get("failed", 0) + counts.get("rejected", 0)
+    elapsed = datetime.fromisoformat(status["now"]) - datetime.fromisoformat(submitted_at)
     held_by, device = status["held_by"], status["device"]
     if held_by is not None and device is not None:
         index = status["device_index"]
@@ -97,21 +105,14 @@ def progress_of(name: str, status: dict[str, Any], submitted_at: str) -> Progres
         name=name,
         total=status["count"],
         succeeded=counts.get("succeeded", 0),
-        failed=failed,
+        failed=counts.get("failed", 0) + counts.get("rejected", 0),
         cancelled=counts.get("cancelled", 0),
         running=sum(counts.get(state, 0) for state in LIVE),
         gate=status["gate"],
         held_by=held_by,
         held=counts.get("held", 0),
-        elapsed_s=max(0.0, _moment(status["now"]) - _moment(submitted_at)),
+        elapsed_s=max(0.0, elapsed.total_seconds()),
     )
-
-
-def _moment(iso: str) -> float:
-    return datetime.fromisoformat(iso).timestamp()
-
-
-# As text
 
 
 def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
@@ -122,11 +123,6 @@ def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
         yield f"{progress.failed:,} failed", "red"
     if progress.cancelled:
         yield f"{progress.cancelled:,} cancelled", "yellow"
-
-
-def time_of(progress: Progress) -> str:
-    left = "" if progress.left_s is None else f", about {format_duration(progress.left_s)} left"
-    return f"{format_duration(progress.elapsed_s)}{left}"
 
 
 def hold_of(progress: Progress) -> str:
@@ -148,40 +144,20 @@ def hold_of(progress: Progress) -> str:
 def line_of(progress: Progress) -> str:
     counts = ", ".join(text for text, _ in counts_of(progress))
     done = f"{progress.finished:,} of {progress.total:,} done"
-    return f"gpuyard: {done}, {counts}; {hold_of(progress)}; {time_of(progress)}"
+    return f"gpuyard: {done}, {counts}; {hold_of(progress)}; {time_text(progress.elapsed_s, progress.left_s)}"
 
 
 def picture_of(progress: Progress) -> RenderableType:
-    head = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    head.add_column(no_wrap=True, overflow="ellipsis", max_width=_LONGEST_NAME)
-    head.add_column(ratio=1)
-    head.add_column(no_wrap=True, justify="right")
     style = "red" if progress.failed else "green"
-    bar = ProgressBar(
-        total=progress.total, completed=progress.finished, complete_style=style, finished_style=style, style="dim"
-    )
-    head.add_row(Text(progress.name, style="bold"), bar, Text(f"{progress.finished:,} of {progress.total:,} done"))
-    counts = Text("   ", no_wrap=True, overflow="ellipsis").join(Text(*fact) for fact in counts_of(progress))
-    counts.append(f"   {time_of(progress)}", style="dim")
-    return Group(head, counts, Text(hold_of(progress), style=_hold_style(progress), no_wrap=True, overflow="ellipsis"))
-
-
-def _hold_style(progress: Progress) -> str:
-    """Highlight limits other than --concurrency and --stagger, which hold runs back in normal operation."""
+    counts = one_line("   ").join(Text(*fact) for fact in counts_of(progress))
+    counts.append(f"   {time_text(progress.elapsed_s, progress.left_s)}", style="dim")
+    # --concurrency and --stagger hold runs back in normal operation.
     is_held = progress.waiting and progress.gate not in (None, "concurrency", "stagger")
-    return "yellow" if is_held else "dim"
-
-
-# Where it is shown
-
-
-class BatchScreen(Protocol):
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def show(self, progress: Progress) -> None: ...
-    def note(self, text: str) -> None: ...
+    return Group(
+        progress_head(progress.finished, progress.total, "done", style, progress.name),
+        counts,
+        one_line(hold_of(progress), "yellow" if is_held else "dim"),
+    )
 
 
 class LiveBatchScreen(LiveDisplay):
@@ -194,36 +170,24 @@ class LiveBatchScreen(LiveDisplay):
         self.draw(picture_of(progress))
 
 
-class PlainBatchScreen:
+class PlainBatchScreen(PlainDisplay):
     """Prints a line when a count or the gate has changed, at most every 5 s."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+        super().__init__(0.0, _PRINT_EVERY_S, now)
         self._printed: object = None
-        self._printed_at = float("-inf")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def show(self, progress: Progress) -> None:
         facts = (progress.succeeded, progress.failed, progress.cancelled, progress.running, progress.gate)
-        if facts != self._printed and self._now() >= self._printed_at + _PRINT_EVERY_S:
-            self._printed, self._printed_at = facts, self._now()
-            note(line_of(progress))
-
-    def note(self, text: str) -> None:
-        note(text)
+        if facts != self._printed and self.is_due():
+            self._printed = facts
+            self.draw(line_of(progress))
 
 
 def follow(name: str, part: BatchPart) -> dict[str, Any]:
     """Show the progress until the end, and return the job that sums up. KeyboardInterrupt restores the terminal."""
     estimate, noted = TimeLeft(), set[str]()
-    screen: BatchScreen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
+    screen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
     with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         while True:
@@ -232,13 +196,68 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
                 if limit not in noted:
                     noted.add(limit)
                     screen.note(f"gpuyard: {limit} is not enforced: no probe measures it")
-            screen.show(_with_time_left(progress_of(name, status, submitted_at), estimate))
+            progress = progress_of(name, status, submitted_at)
+            estimate.note(progress.elapsed_s, progress.finished, progress.running)
+            rest = progress.total - progress.finished
+            screen.show(replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None))
             query = {"ids": str(part.finish), "timeout": f"{_POLL_S}"}
             if queue.get("/wait", query, _POLL_S)["done"]:
                 return queue.get(f"/jobs/{part.finish}")
 
 
-def _with_time_left(progress: Progress, estimate: TimeLeft) -> Progress:
-    estimate.note(progress.elapsed_s, progress.finished, progress.running)
-    rest = progress.total - progress.finished
-    return replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None)
+# The summary
+
+
+def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
+    yield f"{summary.name}: {_verdict(summary)}"
+    yield ""
+    yield from lay_out_facts(_facts(summary, plan))
+
+
+def _verdict(summary: Summary) -> str:
+    if summary.is_whole:
+        verdict = "the run succeeded" if summary.runs == 1 else f"all {summary.runs:,} runs succeeded"
+    else:
+        parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
+        parts += [f"{summary.failed:,} failed"] if summary.failed else []
+        parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
+        verdict = ", ".join(parts)
+    return verdict if summary.seconds is None else f"{verdict}, in {format_duration(summary.seconds)}"
+
+
+def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
+    """Yield each heading with its lines."""
+    if summary.attempts > summary.runs:
+        yield "attempts", [f"{summary.attempts:,}"]
+    if summary.frames is not None:
+        yield "frames", [f"{summary.frames:,}"]
+    if summary.kept is not None and summary.kept_in is not None:
+        yield "kept", [f"{format_count(summary.kept, 'run')} with data, in {clean(summary.kept_in)}"]
+    if plan.pruned_root is not None:
+        where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
+        yield "pruned", [f"{format_count(summary.pruned, 'run')} without a frame{where}"]
+    if summary.left:
+        yield "not pruned", list(_cut([f"{each.run}: {clean(each.why)}" for each in summary.left]))
+    waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
+    if waits:
+        times = [format_duration(seconds) for seconds, _ in waits]
+        width = max(map(len, times))
+        causes = [_WAITS.get(gate, gate) for _, gate in waits]
+        yield "waited", [f"{pad(at, width, is_right=True)} {why}" for at, why in zip(times, causes, strict=True)]
+    if summary.unknown:
+        yield "unchecked", [f"{bound}: no probe measures it" for bound in summary.unknown]
+    failures = [each for each in summary.failures if each.state != "cancelled"]
+    if failures:
+        yield "failed", list(_cut([_failure(each) for each in failures]))
+    yield "files", [clean(summary.root)]
+
+
+def _failure(run: UnsuccessfulRun) -> str:
+    log = f"  {clean(run.log)}" if run.log else ""
+    return f"run {run.index}, seed {run.seed}: {clean(run.reason or run.state)}{log}"
+
+
+def _cut(lines: list[str]) -> Iterator[str]:
+    yield from lines[:_MOST_SHOWN]
+    if len(lines) > _MOST_SHOWN:
+        yield f"and {len(lines) - _MOST_SHOWN:,} more: see summary.json"

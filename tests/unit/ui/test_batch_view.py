@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpuyard.recipes.batch.finish import Summary, UnmovedRun, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
-from gpuyard.ui.views.batch_progress import (
+from gpuyard.ui.views.batch_view import (
     LiveBatchScreen,
     PlainBatchScreen,
     Progress,
@@ -22,8 +22,8 @@ from gpuyard.ui.views.batch_progress import (
     line_of,
     picture_of,
     progress_of,
+    summary_lines,
 )
-from gpuyard.ui.views.batch_summary import summary_lines
 
 PROGRESS = Progress(
     name="city", total=400, succeeded=140, failed=2, cancelled=0, running=6, gate="gpu",

@@ -1,0 +1,224 @@
+"""A render as its user sees it: the progress while it runs, on standard error, and the summary at the end."""
+
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gpuyard.core.units import format_bytes, format_count, format_duration
+from gpuyard.recipes.render.manifest import ManifestMistake
+from gpuyard.residency.running.status_file import RenderReport, RenderStatus, TierStatus
+from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.cli.text_table import clean, lay_out_facts
+from gpuyard.ui.views.live_display import PlainDisplay, one_line, progress_bar, progress_head, time_text
+
+_PRINT_EVERY_S = 10.0
+_RECENT_S = 30.0
+_BAR_WIDTH = 16
+_MOST_SHOWN = 5
+_WAITS = {
+    "disk": "the disk",
+    "upload": "an upload",
+    "slot": "a scene slot",
+    "vram": "free VRAM",
+    "ram": "free RAM",
+}
+_STALLS = {
+    "disk": "for the disk",
+    "upload": "for uploads",
+    "slot": "for a scene slot (--scene-slots)",
+    "vram": "for free VRAM (--vram-budget)",
+    "ram": "for free RAM (--ram-budget)",
+}
+_SKIPS = {
+    "asset": "a scene or an actor cannot be read",
+    "out-of-memory": "out of memory on the device, even alone",
+    "too-large": "an asset is larger than the budget",
+    "renderer": "the renderer failed",
+    "output": "the output cannot be written",
+}
+
+
+class RenderRate:
+    """Labels per second over the last 30 s."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, status: RenderStatus) -> float | None:
+        self._seen.append((status.elapsed_s, status.rendered))
+        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _RECENT_S:
+            self._seen.popleft()
+        (since, before), (now, rendered) = self._seen[0], self._seen[-1]
+        return (rendered - before) / (now - since) if now > since and rendered > before else None
+
+
+def _done(status: RenderStatus) -> int:
+    return status.rendered + status.already + status.skipped
+
+
+def _counts(status: RenderStatus, pace: float | None) -> Iterator[tuple[str, str]]:
+    """Yield each count with its style, without those that are 0."""
+    if status.already:
+        yield f"{status.already:,} existed", "dim"
+    if status.skipped:
+        yield f"{status.skipped:,} skipped", "red"
+    if pace is not None:
+        yield f"{pace:.1f} labels/s" if pace >= 1 else f"{60 * pace:.1f} labels/min", "default"
+    yield time_text(status.elapsed_s, status.left_s if status.state == "running" else None), "dim"
+
+
+def _tiers(status: RenderStatus) -> Iterator[tuple[str, TierStatus, int]]:
+    """Yield the tiers with the bytes in use, including memory that the renderer itself allocates."""
+    for name, tier in (("VRAM", status.vram), ("RAM", status.ram)):
+        yield name, tier, max(tier.assets, tier.allocator or 0)
+
+
+def _of(nbytes: int, tier: TierStatus) -> str:
+    """Return `31.2 GB of 44 GB`."""
+    return f"{format_bytes(nbytes)} of {format_bytes(tier.budget)}"
+
+
+def _assets(status: RenderStatus) -> str:
+    requests = status.counts.vram_hits + status.counts.ram_hits + status.counts.misses
+    found = f", {100 * status.counts.vram_hits // requests}% of requests found in VRAM" if requests else ""
+    scenes = f"{len(status.scenes)} of {format_count(status.scene_slots, 'scene slot')} in use"
+    return f"{scenes}, {format_count(len(status.actors), 'actor')} in VRAM{found}"
+
+
+def _waits(status: RenderStatus) -> str | None:
+    """Return what workers wait for, or None if none waits."""
+    causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
+    if not causes:
+        return None
+    waits = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
+    return f"{causes.total()} of {format_count(len(status.workers), 'worker')} waiting: {waits}"
+
+
+def line_of(status: RenderStatus, pace: float | None) -> str:
+    counts = ", ".join(text for text, _ in _counts(status, pace))
+    memory = ", ".join(f"{name} {_of(used, tier)}" for name, tier, used in _tiers(status))
+    waits = _waits(status)
+    parts = [f"{_done(status):,} of {status.labels:,} labels, {counts}", memory, _assets(status)]
+    return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
+
+
+def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
+    waits = _waits(status)
+    # Both tiers are side by side, or below each other on a narrow terminal; bars shrink first.
+    memory = Columns([_tier_line(name, tier, used) for name, tier, used in _tiers(status)], padding=(0, 2))
+    return Group(
+        progress_head(_done(status), status.labels, "labels", "red" if status.skipped else "green"),
+        one_line("   ").join(Text(*fact) for fact in _counts(status, pace)),
+        memory,
+        one_line(_assets(status)),
+        one_line(waits or "no worker is waiting", "yellow" if waits else "dim"),
+    )
+
+
+def _tier_line(name: str, tier: TierStatus, used: int) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=len("VRAM"))
+    grid.add_column()
+    grid.add_column(no_wrap=True)
+    grid.add_row(name, progress_bar(used, tier.budget, "cyan", _BAR_WIDTH), _of(used, tier))
+    return grid
+
+
+class _LiveRenderScreen(Live):
+    """Not a LiveDisplay: another thread than the main one draws it."""
+
+    def __init__(self) -> None:
+        # Output of a renderer goes above the display, unless standard output is a pipe or a file.
+        super().__init__(
+            console=Console(stderr=True, highlight=False),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=is_terminal(sys.stdout),
+        )
+        self._pace = RenderRate()
+
+    def show(self, status: RenderStatus) -> None:
+        self.update(picture_of(status, self._pace.note(status)), refresh=True)
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(text))
+
+
+class PlainRenderScreen(PlainDisplay):
+    """Prints a line every 10 s."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(_PRINT_EVERY_S, _PRINT_EVERY_S, now)
+        self._pace = RenderRate()
+
+    def show(self, status: RenderStatus) -> None:
+        pace = self._pace.note(status)
+        if self.is_due():
+            self.draw(line_of(status, pace))
+
+
+def screen() -> _LiveRenderScreen | PlainRenderScreen:
+    return _LiveRenderScreen() if is_terminal(sys.stderr) else PlainRenderScreen()
+
+
+# The summary
+
+
+def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[str]:
+    status = report.status
+    counts = {"existed already": status.already, "skipped": status.skipped, "left": status.labels - _done(status)}
+    parts = [f"{status.rendered:,} of {status.labels:,} labels rendered"]
+    parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+    yield f"{', '.join(parts)}, in {format_duration(status.elapsed_s)}"
+    yield ""
+    yield from lay_out_facts(_facts(report, bad, out))
+
+
+def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each heading with its lines."""
+    status, counts = report.status, report.status.counts
+    if bad:
+        yield "manifest", [f"{format_count(len(bad), 'error')}; entries with errors were left out"]
+    yield from _skips(report, out)
+    if status.rendered:
+        yield "moved", [_moved(status)]
+        streams = f"; {counts.streams:,} streamed" if counts.streams else ""
+        found = f"{counts.vram_hits:,} found in VRAM, {counts.ram_hits:,} in RAM, {counts.misses:,} on disk{streams}"
+        yield "assets", [found]
+        peak = max(status.vram.peak_assets, status.vram.peak_allocator or 0)
+        yield "peak", [f"VRAM {_of(peak, status.vram)}, RAM {_of(status.ram.peak_assets, status.ram)}"]
+    if counts.out_of_memory:
+        yield "VRAM full", [f"{format_count(counts.out_of_memory, 'time')}; assets were dropped from VRAM"]
+    stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
+    if stalls:
+        yield "waited", [f"{format_duration(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
+    yield "files", [clean(out)]
+
+
+def _skips(report: RenderReport, out: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each kind of skip with its first labels, the most frequent kind first."""
+    for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
+        some = [skip for skip in report.skipped if skip.kind == kind][:_MOST_SHOWN]
+        lines = [f"{number:,}: {_SKIPS.get(kind, kind)}"]
+        lines += [f"  {clean(skip.label)}: {clean(skip.reason)}" for skip in some]
+        if number > _MOST_SHOWN:
+            lines.append(f"  and {number - _MOST_SHOWN:,} more: see {clean(out)}/skipped.jsonl")
+        yield "skipped", lines
+
+
+def _moved(status: RenderStatus) -> str:
+    moved = status.moved
+    amounts = {
+        "read": moved.read_from_disk,
+        "uploaded": moved.uploaded,
+        "streamed": moved.streamed,
+        "brought back to RAM": moved.downloaded,
+    }
+    return ", ".join(f"{format_bytes(nbytes)} {verb}" for verb, nbytes in amounts.items() if nbytes) or "nothing"
