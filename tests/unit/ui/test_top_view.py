@@ -9,14 +9,12 @@ from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES
 from gpuyard.ui.tui import header_view, job_pages
+from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, sparkline, split
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, glyphs_for, has_colour
-from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, describe_result
+from gpuyard.ui.tui.job_actions import ActionNotice, describe_result
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.memory_bar import BarParts, draw, figures, memory_of, split
-from gpuyard.ui.tui.panel_heights import share_out
 from gpuyard.ui.tui.row_window import Page, RowWindow, choose, move, page_of, settle, wanted
-from gpuyard.ui.tui.screen_state import ScreenState
-from gpuyard.ui.tui.sparkline import COLUMN_S, SparklineSeries, sparkline
+from gpuyard.ui.tui.screen_state import ScreenState, share_out
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 200_000)), min_size=1, max_size=6)
 NOW = "2026-11-16T02:00:00.000Z"
@@ -79,18 +77,18 @@ def test_parts_of_a_bar_are_proportional() -> None:
 
 def test_the_parts_of_a_bar_differ_without_colour() -> None:
     memory = memory_of(a_device(0))
-    assert memory == BarParts(own=9216, kept=3072, others=2048, foreign=3072, free=7168)
+    assert memory == {"own": 9216, "kept": 3072, "others": 2048, "foreign": 3072, "free": 7168}
     assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
     assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
 
 
 def test_unknown_memory_is_not_drawn() -> None:
     assert memory_of({"id": "x", "memory_used_mb": None, "memory_total_mb": 100.0}) is None
-    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == BarParts(foreign=25.0, free=75.0)
+    assert memory_of({"id": "x", "memory_used_mb": 25.0, "memory_total_mb": 100.0}) == {"foreign": 25.0, "free": 75.0}
 
 
 def test_labels_of_memory_figures_are_abbreviated_if_they_do_not_fit() -> None:
-    memory = BarParts(own=10240, free=2048)
+    memory = {"own": 10240.0, "free": 2048.0}
     assert figures(memory, 30, ASCII).plain == "own 10  free 2 GB"
     assert figures(memory, 15, ASCII).plain == "#10 .2 GB"
 
@@ -278,11 +276,10 @@ def test_the_last_keys_are_always_shown() -> None:
 
 
 def test_an_action_is_reported_with_its_result_or_error() -> None:
-    hold = ACTS["hold"]
-    assert describe_result(hold, {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
-    refused = describe_result(hold, {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
+    assert describe_result("hold", {"count": 1, "changed": "17", "unchanged": []}) == ActionNotice("held 17")
+    refused = describe_result("hold", {"count": 0, "changed": "", "unchanged": [{"id": 17, "reason": "it runs"}]})
     assert refused == ActionNotice("17 is not held: it runs", is_bad=True)
-    assert describe_result(hold, {"count": 0, "changed": "", "unchanged": []}).is_bad
+    assert describe_result("hold", {"count": 0, "changed": "", "unchanged": []}).is_bad
 
 
 def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
@@ -299,31 +296,31 @@ def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
 def test_a_log_keeps_colours_and_no_other_control_sequences() -> None:
     log = LogText()
     log.feed("\x1b[31mred\x1b[0m plain\x1b[2J\x07\x1b]0;title\x07\n")
-    (line,) = log.lines(0, 5)
+    (line,) = log[:5]
     assert line.plain == "red plain"
     assert next((span.start, span.end, str(span.style)) for span in line.spans) == (0, 3, "color(1)")
     log.feed("a\x9b2Jb\n\x1b[32mab\x1b[0m\tc")
-    assert plain(log.lines(1, 2)) == "a?2Jb\nab      c"
+    assert plain(log[1:3]) == "a?2Jb\nab      c"
 
 
 def test_an_overwritten_line_shows_its_last_content() -> None:
     log = LogText()
     for part in ("10%\r", "20%\r", "30", "%\r\nnext"):
         log.feed(part)
-    assert plain(log.lines(0, 9)) == "30%\nnext"
+    assert plain(log[:9]) == "30%\nnext"
 
 
 def test_only_the_end_of_a_long_log_is_kept() -> None:
     log = LogText()
     log.feed("".join(f"{number}\n" for number in range(20_000)))
     assert len(log) < 20_000
-    assert log.lines(len(log) - 1, 1)[0].plain == "19999"
+    assert log[-1:][0].plain == "19999"
 
 
 def test_a_link_in_a_log_is_text() -> None:
     log = LogText()
     log.feed("\x1b]8;;http://x\x1b\\here\x1b]8;;\x1b\\")
-    (line,) = log.lines(0, 1)
+    (line,) = log[:1]
     assert line.plain == "here"
     assert not line.spans
 
@@ -332,9 +329,8 @@ def test_a_link_in_a_log_is_text() -> None:
 
 
 def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
-    paper = job_pages.WrappedText([Text("  reason: " + "word " * 20)], 40)
-    lines = paper.lines(0, 99)
-    assert len(lines) == len(paper) > 2
+    lines = job_pages.wrap([Text("  reason: " + "word " * 20)], 40)
+    assert len(lines) > 2
     assert all(line.cell_len <= 40 for line in lines)
     assert lines[1].plain.startswith("    word")
     assert " ".join(plain(lines).split()) == ("reason: " + "word " * 20).strip()
@@ -342,8 +338,7 @@ def test_a_long_line_of_a_page_is_wrapped_and_indented() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "word " * 20_000, "漢字" * 20_000, "e\u0301" * 20_000])
 def test_a_command_of_any_length_is_wrapped_completely(text: str) -> None:
-    paper = job_pages.WrappedText([Text(f"command: {text}")], 80)
-    lines = paper.lines(0, len(paper))
+    lines = job_pages.wrap([Text(f"command: {text}")], 80)
     assert max(line.cell_len for line in lines) <= 80
     assert "".join(line.plain for line in lines).replace(" ", "") == f"command:{text}".replace(" ", "")
 

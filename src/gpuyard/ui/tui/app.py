@@ -1,10 +1,10 @@
 """The application of `gpuyard top`: handles keys, and draws the panels from the screen state."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msgspec.structs import replace
 from rich.text import Text
@@ -19,14 +19,13 @@ from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
-from gpuyard.ui.tui.dialogs import Question, TextDialog
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_actions import ACTS, ActionNotice, JobAction, describe_result, failed, priority_act
-from gpuyard.ui.tui.line_panel import LinePanel
+from gpuyard.ui.tui.job_actions import ActionNotice, describe_pause, describe_result, failed
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.subscriptions import Subscriptions, Work
+from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
 
 _NOTICE_S = 15.0
 _TO_AN_END = 10**9
@@ -52,8 +51,8 @@ class Top(App[None]):
         Binding("pagedown", "page(1)"),
         Binding("home,g", f"move({-_TO_AN_END})"),
         Binding("end,G", f"move({_TO_AN_END})"),
-        Binding("enter", "about"),
-        Binding("w", "why"),
+        Binding("enter", "read('about')"),
+        Binding("w", "read('why')"),
         Binding("l", "log"),
         Binding("c", "act('cancel')"),
         Binding("h", "act('hold')"),
@@ -63,7 +62,7 @@ class Top(App[None]):
         Binding("t", "act('retry')"),
         Binding("plus,equals_sign", "prioritise(1)"),
         Binding("minus", "prioritise(-1)"),
-        Binding("slash", "filter"),
+        Binding("slash", "show_filter(True)"),
         Binding("escape", "unfilter"),
         Binding("f", "finished"),
         Binding("p", "pause"),
@@ -85,7 +84,8 @@ class Top(App[None]):
             "head": self.screen_state.head, "devices": self.screen_state.devices, "queue": self.screen_state.queue,
             "log": self.screen_state.log_lines, "notice": self.screen_state.notices, "keys": self.screen_state.keys,
         }  # fmt: skip
-        self._panels = {name: LinePanel(glyphs, name) for name in self._made}
+        wheels = {"devices": self.action_devices, "queue": self.action_move}
+        self._panels = {name: LinePanel(glyphs, name, wheels.get(name)) for name in self._made}
         self._acting = asyncio.Lock()
         self._log_reader: TextDialog | None = None
         self._stop_forgetting: Callable[[], None] = lambda: None
@@ -145,24 +145,15 @@ class Top(App[None]):
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.screen_state.window.height - 1))
 
-    def on_line_panel_pointed(self, event: LinePanel.Pointed) -> None:
+    def on_click(self, event: events.Click) -> None:
         """Select the job of the line; the first two lines of the queue are headings."""
-        at = self.screen_state.window.top + event.line - 2
-        if event.panel == "queue" and event.line >= 2 and at < self.screen_state.page.total:
+        at = self.screen_state.window.top + event.y - 2
+        if event.widget is self._panels["queue"] and event.y >= 2 and at < self.screen_state.page.total:
             self.action_move(at - self.screen_state.window.at)
-
-    def on_line_panel_wheeled(self, event: LinePanel.Wheeled) -> None:
-        if event.panel == "devices":
-            self.action_devices(event.by)
-        elif event.panel == "queue":
-            self.action_move(event.by)
 
     def action_devices(self, by: int) -> None:
         self.screen_state.scroll_devices(by)
         self._draw("devices")
-
-    def action_filter(self) -> None:
-        self._show_filter(is_shown=True)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         state = self.screen_state
@@ -172,13 +163,13 @@ class Top(App[None]):
         self._subscriptions.follow_visible()
 
     def on_input_submitted(self) -> None:
-        self._show_filter(is_shown=False)
+        self.action_show_filter(is_shown=False)
 
     def action_unfilter(self) -> None:
         self.query_one(Input).value = ""
-        self._show_filter(is_shown=False)
+        self.action_show_filter(is_shown=False)
 
-    def _show_filter(self, *, is_shown: bool) -> None:
+    def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
         """Show the search field in place of the notice line."""
         self.query_one("#filter").display = is_shown
         self.set_focus(self.query_one(Input) if is_shown else None)
@@ -201,7 +192,7 @@ class Top(App[None]):
     async def action_help(self) -> None:
         reader = TextDialog(lambda: Text("Keys", "bold"), self.screen_state.glyphs)
         await self.push_screen(reader)
-        reader.put(pages.WrappedText(pages.help_lines(self.screen_state.glyphs), self.size.width))
+        reader.put(pages.wrap(pages.help_lines(self.screen_state.glyphs), self.size.width))
 
     async def action_log(self) -> None:
         if self._chosen() is not None:
@@ -212,51 +203,47 @@ class Top(App[None]):
     def _close_log(self, _: object) -> None:
         self._log_reader = None
 
-    def action_about(self) -> None:
+    def action_read(self, page: str) -> None:
         row = self._chosen()
         if row is not None:
-            self._open_page(f"/jobs/{row['id']}", f"job {job_title(row)}", self._about)
+            self._run(partial(self._read, page, row["id"], job_title(row)), "page")
 
-    def action_why(self) -> None:
-        row = self._chosen()
-        if row is not None:
-            self._open_page(f"/jobs/{row['id']}/why", f"why: job {job_title(row)}", self._why)
-
-    def _open_page(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
-        self._run(partial(self._read, target, title, make), "page")
-
-    async def _read(self, target: str, title: str, make: Callable[[Answer], Coroutine[Any, Any, list[Text]]]) -> None:
-        """Open a page, and update it until it is closed."""
+    async def _read(self, page: str, job_id: int, name: str) -> None:
+        """Open a page about a job, and update it until it is closed."""
+        title, target = f"job {name}", f"/jobs/{job_id}"
+        if page == "why":
+            title, target = f"why: {title}", f"{target}/why"
         reader = TextDialog(lambda: Text(clean(title), "bold"), self.screen_state.glyphs)
         await self.push_screen(reader, self._close_page)
-        async with aclosing(self._subscriptions.stream.watch(target)) as events:
-            async for _, answer in events:
+        async with aclosing(self._subscriptions.stream.watch(target)) as answers:
+            async for answer in answers:
                 try:
-                    lines = [Text(clean(answer["error"]), "red")] if "error" in answer else await make(answer)
+                    lines = await self._page_lines(page, answer)
                 except GpuyardError as error:  # the daemon has stopped; the next one answers again
                     lines = [Text(clean(str(error)), "red")]
-                reader.put(pages.WrappedText(lines, self.size.width))
+                reader.put(pages.wrap(lines, self.size.width))
 
     def _close_page(self, _: object) -> None:
         self.workers.cancel_group(self, "page")
 
-    async def _about(self, job: Answer) -> list[Text]:
-        history = await self._subscriptions.stream.ask("GET", f"/jobs/{job['id']}/history")
-        return pages.about(job, history, self.size.width, self.screen_state.glyphs)
-
-    async def _why(self, answer: Answer) -> list[Text]:
-        return pages.why(answer)
+    async def _page_lines(self, page: str, answer: Answer) -> list[Text]:
+        if "error" in answer:
+            return [Text(clean(answer["error"]), "red")]
+        if page == "why":
+            return pages.why(answer)
+        history = await self._subscriptions.stream.ask("GET", f"/jobs/{answer['id']}/history")
+        return pages.about(answer, history, self.size.width, self.screen_state.glyphs)
 
     # Acting
 
     def action_act(self, verb: str) -> None:
-        row, act = self._chosen(), ACTS[verb]
+        row = self._chosen()
         if row is None:
             return
-        if act.asks:
-            self._ask(f"{act.verb} job {job_title(row)}?", partial(self._do, act, row["id"]))
+        if verb == "cancel":
+            self._ask(f"cancel job {job_title(row)}?", partial(self._do, verb, row["id"]))
         else:
-            self._run(partial(self._do, act, row["id"]), "acts")
+            self._run(partial(self._do, verb, row["id"]), "acts")
 
     def action_prioritise(self, by: int) -> None:
         row = self._chosen()
@@ -268,7 +255,8 @@ class Top(App[None]):
         question = (
             "let jobs start again?" if is_paused else "pause the queue? Running jobs continue, no new ones start."
         )
-        self._ask(question, partial(self._pause, "/unpause" if is_paused else "/pause"))
+        path = "/unpause" if is_paused else "/pause"
+        self._ask(question, partial(self._post, path, None, describe_pause))
 
     def _ask(self, question: str, act: Work) -> None:
         def answered(is_yes: bool | None) -> None:  # noqa: FBT001 - as a screen hands it back
@@ -279,13 +267,14 @@ class Top(App[None]):
 
         self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
 
-    async def _do(self, act: JobAction, job_id: int, **more: object) -> None:
-        self._show_notice(ActionNotice(f"{act.verb} {job_id}{self.screen_state.glyphs.ellipsis}"))
+    async def _do(self, verb: str, job_id: int, **more: object) -> None:
+        self._show_notice(ActionNotice(f"{verb} {job_id}{self.screen_state.glyphs.ellipsis}"))
+        body = {"ids": str(job_id), **more}
+        await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
+
+    async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> None:
         try:
-            answer = await self._subscriptions.stream.ask(
-                "POST", f"/jobs/{act.verb}", body={"ids": str(job_id), **more}
-            )
-            self._show_notice(describe_result(act, answer))
+            self._show_notice(describe(await self._subscriptions.stream.ask("POST", path, body=body)))
         except GpuyardError as error:
             self._show_notice(failed(error))
 
@@ -295,14 +284,5 @@ class Top(App[None]):
             row = None if at is None else self.screen_state.page.row(at)
             if row is not None:
                 priority = row["priority"] + by
-                await self._do(priority_act(priority), job_id, priority=priority)
+                await self._do("priority", job_id, priority=priority)
                 self.screen_state.hear_priority(job_id, priority)
-
-    async def _pause(self, path: str) -> None:
-        try:
-            answer = await self._subscriptions.stream.ask("POST", path)
-            self._show_notice(
-                ActionNotice(f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again")
-            )
-        except GpuyardError as error:
-            self._show_notice(failed(error))

@@ -57,12 +57,12 @@ class DaemonStream:
         answer: Answer = json.loads(content)
         return answer
 
-    async def watch(self, *targets: str) -> AsyncGenerator[tuple[str, Answer], None]:
-        """Yield the answers of GET routes, each again whenever it has changed, without end."""
-        async with aclosing(self.follow("/events", {"watch": " ".join(targets)})) as events:
+    async def watch(self, target: str) -> AsyncGenerator[Answer, None]:
+        """Yield the answer of a GET route, and again whenever it has changed, without end."""
+        async with aclosing(self.follow("/events", {"watch": target})) as events:
             async for event in events:
                 if event is not None:
-                    yield event["watch"], event["answer"]
+                    yield event["answer"]
 
     async def follow(self, path: str, query: Mapping[str, str] | None = None) -> AsyncGenerator[Answer | None, None]:
         """Yield each event of a stream, and None whenever it is opened again. Ends only with a UserError."""

@@ -1,63 +1,96 @@
-"""Devices as lines: one each, and a second with figures if the window is high enough. All pure."""
+"""Devices as lines: a memory bar and charts of the last minutes; a second line with figures if the window is high
+enough. All pure."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
 from rich.text import Text
 
+from gpuyard.core.units import format_gigabytes
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.memory_bar import draw, figures, memory_of
-from gpuyard.ui.tui.sparkline import SparklineSeries, sparkline
 from gpuyard.ui.views.device_tables import figure_text, memory_text, power_text
 
 Device = Mapping[str, Any]
+Memory = Mapping[str, float]
+# Each block of a chart covers a fixed interval, so that it keeps its height while it moves left.
+COLUMN_S = 5.0
+_KEPT = 240
 _BETWEEN = 3
 _LEAST_BAR = 8
 _USE, _POWER = 4, 9
+_STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
+_WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
 
 
-class DevicePast(Struct):
+class SparklineSeries:
+    """The maximum of a value in each interval of `COLUMN_S` seconds."""
+
+    def __init__(self) -> None:
+        self._columns: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+
+    def note(self, at: float, value: float | None) -> None:
+        if value is None:
+            return
+        column = int(at // COLUMN_S)
+        if self._columns and self._columns[-1][0] >= column:
+            last, before = self._columns[-1]
+            self._columns[-1] = (last, max(value, before) if last == column else before)
+        else:
+            self._columns.append((column, value))
+
+    def note_all(self, points: Iterable[tuple[float, float | None]]) -> None:
+        """Insert older points before the known ones."""
+        later = list(self._columns)
+        self._columns.clear()
+        for at, value in points:
+            self.note(at, value)
+        for column, value in later:
+            self.note(column * COLUMN_S, value)
+
+    def last(self, count: int, now: float) -> list[float | None]:
+        """Return the last `count` intervals; None for one without a value."""
+        end = int(now // COLUMN_S)
+        known = dict(self._columns)
+        return [known.get(column) for column in range(end - count + 1, end + 1)]
+
+
+class DevicePast:
     """Recent values of a device."""
 
-    use: SparklineSeries
-    power: SparklineSeries
+    def __init__(self) -> None:
+        self.use, self.power = SparklineSeries(), SparklineSeries()
 
 
-class DeviceLayout(Struct, frozen=True, kw_only=True):
+def sparkline(values: Iterable[float | None], most: float, glyphs: Glyphs) -> str:
+    """Return a character per value; unknown is blank, `most` is the highest block."""
+    steps = len(glyphs.levels) - 1
+    return "".join(
+        " " if value is None else glyphs.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]
+        for value in values
+    )
+
+
+class DeviceLayout:
     """Column widths, the same for all devices so that bars can be compared; 0 for a column that does not fit.
 
     `each` is the number of lines per device; `now` is the daemon's time.
     """
 
-    width: int
-    each: int
-    label: int
-    name: int
-    bar: int
-    memory: int
-    spark: int
-    power: int
-    glyphs: Glyphs
-    now: float
-
-
-def fit(devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> DeviceLayout:
-    label = max((len(label_of(device, devices)) for device in devices), default=1)
-    longest = max((cell_width(_name(device)) for device in devices), default=0)
-    name = min(longest, max(8, width // 5))
-    memory = max((len(_memory(device)) for device in devices), default=0)
-    spark = max(6, min(60, width // 8))
-    power = _POWER + 1 + spark if each == 1 and width >= 120 else 0
-    taken = sum(part + 1 for part in (label, name, memory, _USE, spark, power) if part)
-    if width - taken < _LEAST_BAR:
-        taken, spark = taken - spark - 1, 0
-    bar = max(0, width - taken)
-    return DeviceLayout(
-        width=width, each=each, label=label, name=name, bar=bar, memory=memory, spark=spark, power=power,
-        glyphs=glyphs, now=now,
-    )  # fmt: skip
+    def __init__(self, devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> None:
+        self.width, self.each, self.glyphs, self.now = width, each, glyphs, now
+        self.label = max((len(label_of(device, devices)) for device in devices), default=1)
+        longest = max((cell_width(_name(device)) for device in devices), default=0)
+        self.name = min(longest, max(8, width // 5))
+        self.memory = max((len(_memory(device)) for device in devices), default=0)
+        self.spark = max(6, min(60, width // 8))
+        self.power = _POWER + 1 + self.spark if each == 1 and width >= 120 else 0
+        parts = (self.label, self.name, self.memory, _USE, self.spark, self.power)
+        taken = sum(part + 1 for part in parts if part)
+        if width - taken < _LEAST_BAR:
+            taken, self.spark = taken - self.spark - 1, 0
+        self.bar = max(0, width - taken)
 
 
 def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayout) -> list[Text]:
@@ -68,7 +101,9 @@ def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayo
         return [line, Text()][: frame.each]
     name = Text(cut(_name(device), frame.name, frame.glyphs.ellipsis))
     line.append_text(_padded(name, frame.name)).append(" ")
-    line.append_text(_padded(_bar(device, frame), frame.bar))
+    memory = memory_of(device)
+    bar = Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.glyphs)
+    line.append_text(_padded(bar, frame.bar))
     line.append(f" {_memory(device):>{frame.memory}}")
     line.append(f" {figure_text(device.get('utilization_percent'), '%'):>{_USE}}")
     if frame.spark:
@@ -76,11 +111,6 @@ def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayo
     if frame.power:
         line.append(" ").append_text(_power(device, past, frame))
     return [line] if frame.each == 1 else [line, _second(device, past, frame)]
-
-
-def _bar(device: Device, frame: DeviceLayout) -> Text:
-    memory = memory_of(device)
-    return Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.glyphs)
 
 
 def _padded(text: Text, width: int) -> Text:
@@ -144,3 +174,59 @@ def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[T
 
 def column_width(width: int, columns: int) -> int:
     return (width - _BETWEEN * (columns - 1)) // columns
+
+
+# The bar of a device's memory
+
+
+def memory_of(device: Device) -> Memory | None:
+    """Return the parts of a device's memory in MB, in the order of the bar; None if it is unknown.
+
+    `kept` is reserved for jobs of this queue, and not in use yet.
+    """
+    memory = device.get("memory") or {}
+    if memory.get("capacity_mb"):
+        charged = memory.get("own_mb") or 0.0
+        own = min(charged, memory.get("own_used_mb") or 0.0)
+        rest = {name: memory.get(f"{name}_mb") or 0.0 for name in ("others", "foreign", "free")}
+        return {"own": own, "kept": charged - own, **rest}
+    used, total = device.get("memory_used_mb"), device.get("memory_total_mb")
+    return None if used is None or not total else {"foreign": used, "free": max(0.0, total - used)}
+
+
+def split(parts: Sequence[float], width: int) -> list[int]:
+    """Share exactly `width` characters among the parts; each one above zero gets one, as long as there are enough."""
+    shown = sorted((at for at, part in enumerate(parts) if part > 0), key=lambda at: -parts[at])[: max(0, width)]
+    widths, whole = [0] * len(parts), sum(parts[at] for at in shown)
+    shares = {at: parts[at] / whole * width for at in shown}
+    for at in shown:
+        widths[at] = max(1, int(shares[at]))
+    for _ in range(width - sum(widths) if shown else 0):
+        widths[max(shown, key=lambda at: shares[at] - widths[at])] += 1
+    for _ in range(sum(widths) - width):
+        widths[max((at for at in shown if widths[at] > 1), key=lambda at: widths[at] - shares[at])] -= 1
+    return widths
+
+
+def draw(memory: Memory, width: int, glyphs: Glyphs) -> Text:
+    bar = Text()
+    for name, count in zip(memory, split(list(memory.values()), width), strict=True):
+        bar.append(getattr(glyphs, name) * count, _STYLES[name])
+    return bar
+
+
+def legend(glyphs: Glyphs) -> Text:
+    text = Text()
+    for name, word in _WORDS.items():
+        text.append(getattr(glyphs, name), _STYLES[name]).append(f" {word}  ")
+    text.rstrip()
+    return text
+
+
+def figures(memory: Memory, width: int, glyphs: Glyphs) -> Text:
+    """Return each part above zero in GB, with its name, or with its character if names do not fit."""
+    sizes = [(name, format_gigabytes(size)) for name, size in memory.items() if size > 0]
+    by_word = Text("  ").join(Text.assemble((_WORDS[name], _STYLES[name]), f" {size}") for name, size in sizes)
+    by_glyph = Text(" ").join(Text.assemble((getattr(glyphs, name), _STYLES[name]), size) for name, size in sizes)
+    text = by_word if by_word.cell_len + 3 <= width else by_glyph
+    return text.append(" GB")

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import convert
 from rich.text import Text
 
+from gpuyard.core.snapshot import Host
 from gpuyard.core.units import UNKNOWN
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice
-from gpuyard.ui.views.device_tables import figure_text, memory_text
+from gpuyard.ui.views.device_tables import host_line
 
 KEYS = (
     ("Enter", "show"), ("w", "why"), ("l", "log"), ("c", "cancel"), ("h", "hold"), ("r", "release"),
@@ -24,7 +26,8 @@ _RULES = 5
 def head_line(host: Mapping[str, Any], status: Mapping[str, Any], trouble: str | None, width: int) -> Text:
     """Return the host on the left; on the right a pause of the queue, or a connection problem."""
     right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _queue_status(status)
-    left = Text.assemble(("gpuyard", "bold"), "  ", _host_text(host))
+    known = convert({**host, "limited_by": None}, Host)
+    left = Text.assemble(("gpuyard", "bold"), "  ", clean(host_line(known)) if host else UNKNOWN)
     left.truncate(max(0, width - right.cell_len - 1))
     left.pad_right(max(0, width - left.cell_len - right.cell_len))
     return left.append_text(right)
@@ -36,18 +39,6 @@ def _queue_status(status: Mapping[str, Any]) -> Text:
     if status.get("paused"):
         return Text(" paused: no new jobs start ", "bold reverse")
     return Text()
-
-
-def _host_text(host: Mapping[str, Any]) -> str:
-    facts = [clean(str(host.get("name") or ""))]
-    if host.get("cpu_count") is not None:
-        facts.append(f"{host['cpu_count']:g} CPUs {figure_text(host.get('cpu_percent'), '%')}")
-    total, available = host.get("memory_total_mb"), host.get("memory_available_mb")
-    if total is not None:
-        facts.append(f"RAM {memory_text(None if available is None else total - available, total)}")
-    if host.get("load_1m") is not None:
-        facts.append(f"load {host['load_1m']:.1f}")
-    return "  ".join(fact for fact in facts if fact) or UNKNOWN
 
 
 def rule(title: Text, right: Text, width: int, glyphs: Glyphs) -> Text:

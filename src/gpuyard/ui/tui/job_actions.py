@@ -8,26 +8,15 @@ from msgspec import Struct
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 
-
-class JobAction(Struct, frozen=True, kw_only=True):
-    """A verb of `gpuyard`; `done` precedes the ids that changed, `not_done` follows the id of a job that did not."""
-
-    verb: str
-    done: str
-    not_done: str
-    asks: bool = False
-
-
+# By verb: what precedes the ids that changed, and what follows the id of a job that did not.
 ACTS = {
-    act.verb: act
-    for act in (
-        JobAction(verb="cancel", done="cancelled", not_done="is not cancelled", asks=True),
-        JobAction(verb="hold", done="held", not_done="is not held"),
-        JobAction(verb="release", done="released", not_done="is not released"),
-        JobAction(verb="retry", done="queued again", not_done="is not queued again"),
-        JobAction(verb="suspend", done="suspending", not_done="is unchanged"),
-        JobAction(verb="resume", done="will resume when memory is free:", not_done="is unchanged"),
-    )
+    "cancel": ("cancelled", "is not cancelled"),
+    "hold": ("held", "is not held"),
+    "release": ("released", "is not released"),
+    "retry": ("queued again", "is not queued again"),
+    "suspend": ("suspending", "is unchanged"),
+    "resume": ("will resume when memory is free:", "is unchanged"),
+    "priority": ("priority {priority} for", "keeps its priority"),
 }
 
 
@@ -38,17 +27,19 @@ class ActionNotice(Struct, frozen=True):
     is_bad: bool = False
 
 
-def describe_result(act: JobAction, answer: Mapping[str, Any]) -> ActionNotice:
+def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> ActionNotice:
+    """`more` are the other fields of the request."""
+    done, not_done = ACTS[verb]
     if answer["count"]:
-        return ActionNotice(f"{act.done} {answer['changed']}")
+        return ActionNotice(f"{done.format(**more)} {answer['changed']}")
     if not answer["unchanged"]:
         return ActionNotice("no job to change", is_bad=True)
     first = answer["unchanged"][0]
-    return ActionNotice(clean(f"{first['id']} {act.not_done}: {first['reason']}"), is_bad=True)
+    return ActionNotice(clean(f"{first['id']} {not_done}: {first['reason']}"), is_bad=True)
 
 
-def priority_act(priority: int) -> JobAction:
-    return JobAction(verb="priority", done=f"priority {priority} for", not_done="keeps its priority")
+def describe_pause(answer: Mapping[str, Any]) -> ActionNotice:
+    return ActionNotice(f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again")
 
 
 def failed(error: GpuyardError) -> ActionNotice:

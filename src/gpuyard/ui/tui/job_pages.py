@@ -1,6 +1,6 @@
 """Pages that fill the window: details of a job, why it waits, help. All pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.cells import chop_cells
@@ -10,8 +10,8 @@ from gpuyard.core.units import format_time
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
 from gpuyard.ui.cli.jobs.why import why_lines
 from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.tui.device_view import legend
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.memory_bar import legend
 
 _LAST = "environment:"
 _KEYS = (
@@ -32,17 +32,8 @@ _KEYS = (
 )
 
 
-class WrappedText:
-    """Lines of text, wrapped to a width."""
-
-    def __init__(self, lines: Sequence[Text], width: int) -> None:
-        self._lines = [part for line in lines for part in _wrap(line, width)]
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def lines(self, start: int, count: int) -> list[Text]:
-        return self._lines[max(0, start) : start + count]
+def wrap(lines: Iterable[Text], width: int) -> list[Text]:
+    return [part for line in lines for part in _wrap(line, width)]
 
 
 def _wrap(line: Text, width: int) -> list[Text]:
@@ -79,18 +70,15 @@ def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int, glyphs
         lines += [Text(), Text(heading, "dim"), *map(Text, attempts)]
     lines += map(Text, memory_lines(details, width, is_unicode=glyphs.is_unicode))
     lines += map(Text, advice_lines(details))
-    lines += [Text(), Text("history", "dim"), *map(Text, _history_lines(history))]
+    lines += [Text(), Text("history", "dim")]
+    for event in history["events"]:
+        lines.append(Text(clean(f"{format_time(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()))
     return [*lines, Text(), *(_fact(line) for line in facts if line.startswith(_LAST))]
 
 
 def _fact(line: str) -> Text:
     name, colon, value = line.partition(":")
     return Text.assemble((name + colon, "dim"), value)
-
-
-def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
-    for event in history["events"]:
-        yield clean(f"{format_time(event['at'])}  {event['kind']}  {event['text'] or ''}").rstrip()
 
 
 def why(answer: Mapping[str, Any]) -> list[Text]:

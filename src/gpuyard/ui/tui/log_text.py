@@ -23,7 +23,6 @@ class LogText:
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque([""], maxlen=_MOST_LINES)
-        self.dropped = 0
 
     def __len__(self) -> int:
         """Return the number of lines, without an empty last one."""
@@ -32,16 +31,16 @@ class LogText:
     def feed(self, text: str) -> None:
         first, *others = text.replace("\r\n", "\n").split("\n")
         self._lines[-1] = (self._lines[-1] + first)[-_LONGEST_LINE:]
-        self.dropped += max(0, len(self._lines) + len(others) - _MOST_LINES)
         self._lines.extend(line[-_LONGEST_LINE:] for line in others)
 
-    def lines(self, start: int, count: int) -> list[Text]:
-        """Return up to `count` lines from `start` on, decoded."""
-        return [_decode(self._lines[at]) for at in range(max(0, start), min(len(self), start + count))]
+    def __getitem__(self, part: slice) -> list[Text]:
+        """Return the lines of this part, decoded."""
+        return [_decode(self._lines[at]) for at in range(*part.indices(len(self)))]
 
 
 def _decode(line: str) -> Text:
-    text = AnsiDecoder().decode_line(_written_last(_ORDERS.sub("", line)))
+    written_last = next((part for part in reversed(_ORDERS.sub("", line).split("\r")) if part), "")
+    text = AnsiDecoder().decode_line(written_last)
     text.expand_tabs(8)
     if text.plain.isprintable():
         return text
@@ -49,7 +48,3 @@ def _decode(line: str) -> Text:
     shown = Text("".join(map(clean, text.plain)))
     shown.spans = spans
     return shown
-
-
-def _written_last(line: str) -> str:
-    return next((part for part in reversed(line.split("\r")) if part), "")

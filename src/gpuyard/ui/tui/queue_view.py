@@ -1,9 +1,8 @@
-"""The queue as lines: a heading with counts, and a line per job. All pure."""
+"""The queue as lines: the column headings, and a line per job. All pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
 from rich.text import Text
 
 from gpuyard.core.units import format_duration
@@ -15,19 +14,13 @@ from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
-_CHOSEN = "reverse"
 
 
-class Widths(Struct, frozen=True):
-    """Column widths by heading, in display order."""
+def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
+    """Return column widths by heading, in display order.
 
-    of: dict[str, int]
-
-
-def fit(page: Page, width: int, glyphs: Glyphs) -> Widths:
-    """Return fixed widths for short columns, so that nothing moves as times change; names and reasons share the rest.
-
-    Wide terminals show users if there are several, and tags if there are any.
+    Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest. Wide
+    terminals show users if there are several, and tags if there are any.
     """
     ids = max((len(str(row["id"])) for row in page.rows), default=0)
     gpus = max((cell_width(clean(devices_text(dict(row)))) for row in page.rows), default=0)
@@ -44,22 +37,18 @@ def fit(page: Page, width: int, glyphs: Glyphs) -> Widths:
     name = max(6, min(max(16, longest), left * 45 // 100))
     order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
-    return Widths({heading: widths[heading] for heading in order if heading in widths})
+    return {heading: widths[heading] for heading in order if heading in widths}
 
 
-def heading_line(widths: Widths) -> Text:
-    return Text(" " * _MARK + _join(widths, {heading: heading for heading in widths.of}), "dim")
-
-
-def job_line(row: Row, widths: Widths, glyphs: Glyphs, *, is_chosen: bool) -> Text:
-    cells = {heading: cut(clean(text), widths.of[heading], glyphs.ellipsis) for heading, text in _cells(row, glyphs)
-             if heading in widths.of}  # fmt: skip
-    line = Text(f"{glyphs.chosen} " if is_chosen else " " * _MARK)
-    for place, (heading, width) in enumerate(widths.of.items()):
+def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool) -> Text:
+    cells = _cells(row, glyphs)
+    line = Text(glyphs.chosen if is_chosen else " ")
+    for heading, width in widths.items():
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
-        line.append(" " if place else "").append(pad(cells[heading], width, is_right=heading in _RIGHT), style)
+        cell = cut(clean(cells[heading]), width, glyphs.ellipsis)
+        line.append(" ").append(pad(cell, width, is_right=heading in _RIGHT), style)
     if is_chosen:
-        line.stylize(_CHOSEN)
+        line.stylize("reverse")
     elif row["state"] in ("succeeded", "cancelled"):
         line.stylize("dim")
     return line
@@ -67,24 +56,14 @@ def job_line(row: Row, widths: Widths, glyphs: Glyphs, *, is_chosen: bool) -> Te
 
 def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs) -> list[Text]:
     """Return the column headings and the visible rows; a row that is not loaded yet is blank."""
-    widths = fit(page, width, glyphs)
-    lines = [heading_line(widths)]
+    widths = _fit(page, width, glyphs)
+    headings = (pad(heading, each, is_right=heading in _RIGHT) for heading, each in widths.items())
+    lines = [Text(" " * _MARK + " ".join(headings), "dim")]
     for at in range(window.top, min(window.top + window.height, page.total)):
         row = page.row(at)
         lines.append(Text(f"  {glyphs.ellipsis}", "dim") if row is None
-                     else job_line(row, widths, glyphs, is_chosen=at == window.at))  # fmt: skip
+                     else _job_line(row, widths, glyphs, is_chosen=at == window.at))  # fmt: skip
     return lines
-
-
-def counts_text(counts: Mapping[str, int], glyphs: Glyphs) -> Text:
-    texts = [Text.assemble((str(counts[state]), "bold"), f" {state}") for state in STATES if counts.get(state)]
-    return Text(f" {glyphs.dot} ").join(texts)
-
-
-def span_text(page: Page, window: RowWindow) -> str:
-    """Return `1-20 of 300` if not all rows are visible."""
-    last = min(window.top + window.height, page.total)
-    return f"{window.top + 1}-{last} of {page.total:,}" if page.total > window.height else ""
 
 
 def job_title(row: Row) -> str:
@@ -92,22 +71,18 @@ def job_title(row: Row) -> str:
     return f"{row['id']} {job_name(row)}"
 
 
-def _cells(row: Row, glyphs: Glyphs) -> list[tuple[str, str]]:
+def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
-    return [
-        ("ID", str(job["id"])),
-        ("STATE", f"{glyph}{job['state']}"),
-        ("JOB", job_name(row)),
-        ("USER", job["user"] or ""),
-        ("TAG", job["tag"] or ""),
-        ("GPU", devices_text(job)),
-        ("VRAM", memory_text(job)),
-        ("PRIO", str(job["priority"])),
-        ("TIME", format_duration(elapsed_seconds(job))),
-        ("WHY", result_text(job)),
-    ]
-
-
-def _join(widths: Widths, cells: Mapping[str, str]) -> str:
-    return " ".join(pad(cells[heading], width, is_right=heading in _RIGHT) for heading, width in widths.of.items())
+    return {
+        "ID": str(job["id"]),
+        "STATE": f"{glyph}{job['state']}",
+        "JOB": job_name(row),
+        "USER": job["user"] or "",
+        "TAG": job["tag"] or "",
+        "GPU": devices_text(job),
+        "VRAM": memory_text(job),
+        "PRIO": str(job["priority"]),
+        "TIME": format_duration(elapsed_seconds(job)),
+        "WHY": result_text(job),
+    }

@@ -56,25 +56,22 @@ def wanted(window: RowWindow, now: tuple[int, int]) -> tuple[int, int]:
 
 
 def move(window: RowWindow, by: int, page: Page) -> RowWindow:
-    at = max(0, min(page.total - 1, window.at + by))
-    return choose(window, at, page)
+    return choose(window, max(0, min(page.total - 1, window.at + by)), page)
 
 
 def choose(window: RowWindow, at: int, page: Page) -> RowWindow:
-    row = page.row(at)
-    return _scroll(replace(window, at=at, job_id=None if row is None else row["id"], is_followed=at > 0), page)
+    return _select(replace(window, is_followed=at > 0), at, page)
 
 
 def settle(window: RowWindow, page: Page) -> RowWindow:
     """Return the window after its page has changed."""
     found = page.find(window.job_id) if window.is_followed and window.job_id is not None else None
     at = window.at if found is None else found
-    at = max(0, min(at, page.total - 1))
+    return _select(window, max(0, min(at, page.total - 1)), page)
+
+
+def _select(window: RowWindow, at: int, page: Page) -> RowWindow:
     row = page.row(at)
-    return _scroll(replace(window, at=at, job_id=None if row is None else row["id"]), page)
-
-
-def _scroll(window: RowWindow, page: Page) -> RowWindow:
     lowest = max(0, page.total - window.height)
-    top = min(max(window.top, window.at - window.height + 1), window.at, lowest)
-    return replace(window, top=max(0, top))
+    top = max(0, min(max(window.top, at - window.height + 1), at, lowest))
+    return replace(window, at=at, top=top, job_id=None if row is None else row["id"])

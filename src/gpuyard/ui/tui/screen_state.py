@@ -3,24 +3,47 @@
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from gpuyard.ui.cli.jobs.job_text import UNFINISHED
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.text_table import clean, cut
-from gpuyard.ui.tui import device_view, header_view, memory_bar, queue_view
+from gpuyard.ui.tui import device_view, header_view, queue_view
 from gpuyard.ui.tui.device_view import DevicePast
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.panel_heights import Heights, device_columns, share_out
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
-from gpuyard.ui.tui.sparkline import SparklineSeries
 
 Answer = Mapping[str, Any]
 FINISHED_SHOWN = ("the last ones", "all", "none")
+# The header, the notice line, the keys.
+_ALWAYS = 3
+_LEAST_QUEUE = 4
+_WIDE = 160
+
+
+class Heights(Struct, frozen=True, kw_only=True):
+    """Lines of each panel with its heading; 0 hides it. `each` is the number of lines per device."""
+
+    devices: int
+    each: int
+    queue: int
+    log: int
+
+
+def share_out(height: int, device_rows: int) -> Heights:
+    """Share the height. The queue matters most: a low window drops the log first, then the devices."""
+    left = max(0, height - _ALWAYS)
+    most = max(2, left * 3 // 7)
+    each = 2 if 2 * device_rows + 1 <= most else 1
+    devices = min(max(1, each * device_rows) + 1, most) if left >= _LEAST_QUEUE + 2 else 0
+    left -= devices
+    log = left * 2 // 5 if left >= 2 * _LEAST_QUEUE else 0
+    return Heights(devices=devices, each=each, queue=left - log, log=log)
 
 
 class ScreenState:
@@ -80,13 +103,12 @@ class ScreenState:
             query["all"] = "1"
         elif self.finished == "none":
             query["state"] = ",".join(UNFINISHED)
-        return "/jobs?" + "&".join(f"{name}={quote(value, safe=',')}" for name, value in query.items()), after
+        return f"/jobs?{urlencode(query, safe=',', quote_via=quote)}", after
 
     # Lines
 
     def heights(self) -> Heights:
-        rows = -(-len(self._devices) // device_columns(self.width, len(self._devices)))
-        return share_out(self.height, rows)
+        return share_out(self.height, self._device_rows)
 
     def resize(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -98,27 +120,27 @@ class ScreenState:
 
     def scroll_devices(self, by: int) -> None:
         heights = self.heights()
-        rows = -(-len(self._devices) // device_columns(self.width, len(self._devices)))
-        most = max(0, rows - (heights.devices - 1) // heights.each)
+        most = max(0, self._device_rows - (heights.devices - 1) // heights.each)
         self.first_device = max(0, min(most, self.first_device + by))
 
     def devices(self) -> list[Text]:
-        heights, columns = self.heights(), device_columns(self.width, len(self._devices))
-        lines = self._device_lines(heights.each, columns)
+        heights = self.heights()
+        lines = self._device_lines(heights.each)
         available, start = max(0, heights.devices - 1), self.first_device * heights.each
         seen = lines[start : start + available]
         title = Text("GPUs", "bold")
         if len(lines) > available:
             last = (start + len(seen)) // heights.each
             title = Text.assemble(title, f" {self.first_device + 1}-{last} of {len(lines) // heights.each}  [ ]")
-        return [header_view.rule(title, memory_bar.legend(self.glyphs), self.width, self.glyphs), *seen]
+        return [header_view.rule(title, device_view.legend(self.glyphs), self.width, self.glyphs), *seen]
 
-    def _device_lines(self, each: int, columns: int) -> list[Text]:
+    def _device_lines(self, each: int) -> list[Text]:
         if not self._devices:
             text = self.machine.get("error") or ("No GPU found." if self.machine else "")
             return [Text(clean(text))]
+        columns = self._device_columns
         width = device_view.column_width(self.width, columns)
-        frame = device_view.fit(self._devices, width, each, self.glyphs, self._now())
+        frame = device_view.DeviceLayout(self._devices, width, each, self.glyphs, self._now())
         lines = []
         for device in self._devices:
             label = device_view.label_of(device, self._devices)
@@ -126,12 +148,14 @@ class ScreenState:
         return device_view.beside(lines, columns, each, width)
 
     def queue(self) -> list[Text]:
-        counts = queue_view.counts_text(self.counts, self.glyphs)
-        title = Text.assemble(("Queue", "bold"), "  ", counts)
+        counts = [(state, self.counts[state]) for state in STATES if self.counts.get(state)]
+        texts = [Text.assemble((str(count), "bold"), f" {state}") for state, count in counts]
+        title = Text.assemble(("Queue", "bold"), "  ", Text(f" {self.glyphs.dot} ").join(texts))
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
-        right = Text(queue_view.span_text(self.page, self.window))
-        lines = [header_view.rule(title, right, self.width, self.glyphs)]
+        top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
+        right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
+        lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]
         if not self.page.rows and not self.page.total:
             return [*lines, *map(Text, self._nothing())]
         lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs)
@@ -151,7 +175,7 @@ class ScreenState:
         lines = [header_view.rule(title, right, self.width, self.glyphs)]
         if self.log_note and not len(self.log):
             return [*lines, Text(cut(clean(self.log_note), self.width, self.glyphs.ellipsis), "dim")]
-        return [*lines, *self.log.lines(max(0, len(self.log) - available), available)]
+        return [*lines, *self.log[max(0, len(self.log) - available) :]]
 
     def log_title(self) -> Text:
         row = self.chosen
@@ -172,8 +196,16 @@ class ScreenState:
     def _devices(self) -> list[Answer]:
         return list(self.machine.get("devices") or ())
 
+    @property
+    def _device_columns(self) -> int:
+        return 2 if self.width >= _WIDE and len(self._devices) > 2 else 1
+
+    @property
+    def _device_rows(self) -> int:
+        return -(-len(self._devices) // self._device_columns)
+
     def _past(self, device_id: str) -> DevicePast:
-        return self._pasts.setdefault(device_id, DevicePast(use=SparklineSeries(), power=SparklineSeries()))
+        return self._pasts.setdefault(device_id, DevicePast())
 
     def _now(self) -> float:
         """Return the daemon's time, which its history uses."""

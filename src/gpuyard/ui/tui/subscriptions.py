@@ -102,8 +102,8 @@ class Subscriptions:
         self._draw("devices")
 
     async def _watch_rows(self, target: str, after: int) -> None:
-        async with aclosing(self.stream.watch(target)) as events:
-            async for _, answer in events:
+        async with aclosing(self.stream.watch(target)) as answers:
+            async for answer in answers:
                 if "error" in answer:
                     self._show_notice(failed(UserError(answer["error"], hint=answer.get("hint"))))
                     continue
@@ -136,14 +136,11 @@ class Subscriptions:
             elif "cut" in event:
                 self._state.log.feed("\n--- output left out: it is written faster than it can be shown ---\n")
             elif "error" in event or "over" in event:
-                self._end_log(event.get("error") or "no output")
+                row = self._state.chosen
+                self._over_after = None if row is None else row["attempt"]
+                self._state.log_note = event.get("error") or "no output"
+                self._draw("log")
                 return
-
-    def _end_log(self, note: str) -> None:
-        row = self._state.chosen
-        self._over_after = None if row is None else row["attempt"]
-        self._state.log_note = note
-        self._draw("log")
 
     def _begin_log(self, note: str) -> None:
         self._state.log, self._state.log_note = LogText(), note

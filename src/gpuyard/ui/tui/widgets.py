@@ -1,25 +1,60 @@
-"""Screens on top of the main one: a page of text, a question."""
+"""Widgets: a panel of lines, and the screens on top of the main one, a page of text and a question."""
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
+from rich.segment import Segment
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.screen import ModalScreen
+from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Static
 
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.header_view import rule
-from gpuyard.ui.tui.line_panel import LinePanel
+from gpuyard.ui.tui.log_text import LogText
 
 
-class Scroll(Protocol):
-    """Text that can be read from any line on."""
+class LinePanel(Widget):
+    """Lines of text; redraws only those that changed. `on_wheel` is called with 1 or -1."""
 
-    def __len__(self) -> int: ...
+    ALLOW_SELECT = False
 
-    def lines(self, start: int, count: int) -> list[Text]: ...
+    def __init__(self, glyphs: Glyphs, name: str, on_wheel: Callable[[int], None] | None) -> None:
+        super().__init__(id=name)
+        self._glyphs, self._on_wheel = glyphs, on_wheel
+        self._lines: list[Text] = []
+
+    def show(self, lines: list[Text]) -> None:
+        before, self._lines = self._lines, lines
+        for y in range(max(len(before), len(lines))):
+            was, is_now = before[y : y + 1], lines[y : y + 1]
+            if was != is_now or was[0].style != is_now[0].style:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        width, style, console = self.size.width, self.rich_style, self.app.console
+        if y >= len(self._lines):
+            return Strip.blank(width, style)
+        line = self._lines[y]
+        drawn = Segment.apply_style(line.render(console), style + console.get_style(line.style))
+        spelled = [Segment(self._glyphs.spell(segment.text), segment.style) for segment in drawn]
+        return Strip(spelled).adjust_cell_length(width, style)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._turn_wheel(event, 1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._turn_wheel(event, -1)
+
+    def _turn_wheel(self, event: events.Event, by: int) -> None:
+        event.stop()
+        if self._on_wheel is not None:
+            self._on_wheel(by)
 
 
 class TextDialog(ModalScreen[None]):
@@ -41,8 +76,8 @@ class TextDialog(ModalScreen[None]):
         super().__init__()
         self._title, self._glyphs = title, glyphs
         self._can_follow = self._is_followed = is_followed
-        self._page = LinePanel(glyphs, "page")
-        self._text: Scroll | None = None
+        self._page = LinePanel(glyphs, "page", lambda by: self.action_scroll(3 * by))
+        self._text: list[Text] | LogText = []
         self._top = self._left = 0
 
     def compose(self) -> ComposeResult:
@@ -54,23 +89,22 @@ class TextDialog(ModalScreen[None]):
     def on_resize(self) -> None:
         self.draw()
 
-    def put(self, text: Scroll) -> None:
+    def put(self, text: list[Text] | LogText) -> None:
         self._text = text
         self.draw()
 
     def draw(self) -> None:
-        height, length = self._text_height, 0 if self._text is None else len(self._text)
-        most = max(0, length - height)
+        most = max(0, len(self._text) - self._text_height)
         self._top = most if self._is_followed else max(0, min(self._top, most))
-        shown = [] if self._text is None else self._text.lines(self._top, height)
-        seen = f"{self._top + 1}-{self._top + len(shown)} of {length}  " if most else ""
+        shown = self._text[self._top : self._top + self._text_height]
+        seen = f"{self._top + 1}-{self._top + len(shown)} of {len(self._text)}  " if most else ""
         heading = rule(self._title(), Text(f"{seen}Esc: back"), self.size.width, self._glyphs)
         self._page.show([heading, *(line[self._left :] if self._left else line for line in shown)])
 
     def action_scroll(self, by: int) -> None:
-        length = 0 if self._text is None else len(self._text)
-        self._top = max(0, min(self._top + by, max(0, length - self._text_height)))
-        self._is_followed = self._can_follow and by > 0 and self._top >= length - self._text_height
+        most = max(0, len(self._text) - self._text_height)
+        self._top = max(0, min(self._top + by, most))
+        self._is_followed = self._can_follow and by > 0 and self._top >= most
         self.draw()
 
     def action_page(self, pages: int) -> None:
@@ -79,9 +113,6 @@ class TextDialog(ModalScreen[None]):
     def action_shift(self, by: int) -> None:
         self._left = max(0, self._left + by)
         self.draw()
-
-    def on_line_panel_wheeled(self, event: LinePanel.Wheeled) -> None:
-        self.action_scroll(3 * event.by)
 
     @property
     def _text_height(self) -> int:
