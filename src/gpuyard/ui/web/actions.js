@@ -1,6 +1,7 @@
 /** Actions on jobs: confirm if they affect many, request, and show the result. */
 
 import {askPriority, confirm, note, noteRefusal} from "./dialogs.js";
+import {button} from "./dom.js";
 import {count, plural} from "./format.js";
 import {ACTS} from "./states.js";
 import {post} from "./api.js";
@@ -8,23 +9,22 @@ import {post} from "./api.js";
 /** Up to this many jobs are changed without a confirmation, except for cancelling. */
 const SOME = 50;
 const CANCELLING = ["Running jobs are stopped, and waiting ones will not start.", "danger"];
-const DONE = {
-  cancel: "cancelled",
-  hold: "held",
-  release: "released",
-  retry: "queued again",
-  suspend: "being suspended",
-  resume: "will resume when memory is free",
-  priority: "moved",
-};
+
+export const actButton = (verb, onclick) => button(ACTS[verb].word, onclick, verb === "cancel" ? "danger" : null);
 
 /** `which` is `{ids}` or `{where}`; `many` is the number of jobs. Returns whether a job was changed. */
 export async function act(verb, which, many, priority = 0) {
-  const more = verb === "priority" ? await askPriority(priority) : null;
-  if (verb === "priority" && more === null) return false;
-  if (!(await isConfirmed(verb, many))) return false;
+  const more = verb === "priority" ? {priority: await askPriority(priority)} : {};
+  if (more.priority === null || !(await isConfirmed(verb, many))) return false;
+  return request(`/jobs/${verb}`, {...which, ...more}, (answer) => showResult(verb, answer));
+}
+
+export const unpause = () => request("/unpause", {}, () => note("Jobs start again"));
+
+/** Returns whether the daemon accepted the request; shows the reason if not. */
+async function request(path, body, show) {
   try {
-    showResult(verb, await post(`/jobs/${verb}`, more === null ? which : {...which, priority: more}));
+    show(await post(path, body));
     return true;
   } catch (error) {
     noteRefusal(error);
@@ -44,16 +44,7 @@ function showResult(verb, answer) {
   const reasons = [...new Set(answer.unchanged.map((each) => each.reason))].slice(0, 3);
   const why = left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : "";
   if (answer.count)
-    note(`${answer.count === 1 ? `Job ${answer.changed}` : plural(answer.count, "job")} ${DONE[verb]}`, why);
+    note(`${answer.count === 1 ? `Job ${answer.changed}` : plural(answer.count, "job")} ${ACTS[verb].done}`, why);
   else
     note("No job changed", why, Boolean(left));
-}
-
-export async function unpause() {
-  try {
-    await post("/unpause");
-    note("Jobs start again");
-  } catch (error) {
-    noteRefusal(error);
-  }
 }

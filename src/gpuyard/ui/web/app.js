@@ -46,6 +46,7 @@ class App {
   }
 
   showOnly(place) {
+    if (this.place === "overview" && place !== "overview") this.overviewScroll = window.scrollY;
     for (const name of ["overview", "job", "submit"]) byId(`view-${name}`).hidden = name !== place;
     for (const link of document.querySelectorAll("[data-place]"))
       set(link, "aria-current", link.dataset.place === place ? "page" : null);
@@ -73,7 +74,6 @@ class App {
   }
 
   showJob(id) {
-    if (this.place === "overview") this.overviewScroll = window.scrollY;
     this.showOnly("job");
     this.header.setChosen(null);
     this.job = new JobPage(id, {isReadOnly: this.session.read_only, rewatch: () => this.watch(this.job.targets())});
@@ -82,7 +82,6 @@ class App {
   }
 
   showSubmit() {
-    if (this.place === "overview") this.overviewScroll = window.scrollY;
     this.showOnly("submit");
     this.header.setChosen(null);
     this.watch([]);

@@ -3,22 +3,25 @@
  * scaled to the width of the page; lines keep their width.
  */
 
-import {el, set, svg} from "./dom.js";
+import {el, number, say, set, svg} from "./dom.js";
+import {duration, memory} from "./format.js";
 
 const WIDTH = 300;
 const HEIGHT = 100;
 
-/** The frame of a chart: title, drawing and peak label. */
+/** The drawing, with a path for each of `kinds`, and horizontal lines at `heights`. */
+function makeDrawing(kind, kinds, heights, label = null) {
+  const makePath = (name, d = null) => svg("path", {class: name, d, "vector-effect": "non-scaling-stroke"});
+  const paths = kinds.map((name) => makePath(name));
+  const grid = makePath("grid", heights.map((y) => `M0 ${y}H${WIDTH}`).join(""));
+  const box =
+    {class: kind, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label};
+  return {drawing: svg("svg", box, grid, paths), paths};
+}
+
+/** A chart with its title and peak. */
 export function makeChart(title, kinds) {
-  const paths = kinds.map((kind) => svg("path", {class: kind, "vector-effect": "non-scaling-stroke"}));
-  const grid =
-    svg("path", {class: "grid", d: `M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}`, "vector-effect": "non-scaling-stroke"});
-  const drawing = svg(
-    "svg",
-    {class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title},
-    grid,
-    paths
-  );
+  const {drawing, paths} = makeDrawing("chart", kinds, [0, HEIGHT / 2], title);
   const most = el("span", {class: "most number"});
   const node = el("figure", {class: "plot"}, el("figcaption", {}, el("span", {text: title}), most), drawing);
   return {node, drawing, paths, most};
@@ -26,60 +29,82 @@ export function makeChart(title, kinds) {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
-/** Segments of known points, `[[x, y, index], …]` each, split where a value is unknown or a gap is too long. */
+/** Segments of known points `[time, value, index]`, split where a value is unknown or a gap is too long. */
 function segments(at, values, longestGap) {
   const found = [];
-  let segment = [];
   at.forEach((when, place) => {
-    const value = values[place];
-    const isLate = segment.length > 0 && when - at[place - 1] > longestGap;
-    if ((!isKnown(value) || isLate) && segment.length) {
-      found.push(segment);
-      segment = [];
-    }
-    if (isKnown(value)) segment.push([when, value, place]);
+    if (!isKnown(values[place])) return;
+    const goesOn = place > 0 && isKnown(values[place - 1]) && when - at[place - 1] <= longestGap;
+    if (!goesOn) found.push([]);
+    found.at(-1).push([when, values[place], place]);
   });
-  if (segment.length) found.push(segment);
   return found;
 }
 
-const scale = ({from, until, top}) => ({
-  x: (when) => ((WIDTH * (when - from)) / (until - from)).toFixed(1),
-  y: (value) => (HEIGHT - (HEIGHT * Math.min(Math.max(value, 0), top)) / (top || 1)).toFixed(1),
-});
-
-export function linePath(at, values, box, longestGap) {
-  const {x, y} = scale(box);
-  return segments(at, values, longestGap)
-    .map((segment) => `M${segment.map(([when, value]) => `${x(when)} ${y(value)}`).join("L")}`)
-    .join("");
-}
-
-/** The area between two series; where `above` is known, `below` must be known too. */
-export function areaPath(at, below, above, box, longestGap) {
-  const {x, y} = scale(box);
-  return segments(at, above, longestGap)
-    .map((segment) => {
-      const forth = segment.map(([when, value]) => `${x(when)} ${y(value)}`);
-      const back = segment.map(([when, , place]) => `${x(when)} ${y(below[place] ?? 0)}`).reverse();
-      return `M${forth.join("L")}L${back.join("L")}Z`;
-    })
-    .join("");
+/** A line, or the area above `below`, which must be known where `values` are. */
+function pathOf(at, values, {from, until, top, longestGap}, below = null) {
+  const x = (when) => ((WIDTH * (when - from)) / (until - from)).toFixed(1);
+  const y = (value) => (HEIGHT - (HEIGHT * Math.min(Math.max(value, 0), top)) / (top || 1)).toFixed(1);
+  const draw = (segment) => {
+    const forth = segment.map(([when, value]) => `${x(when)} ${y(value)}`).join("L");
+    if (below === null) return `M${forth}`;
+    const back = segment.map(([when, , place]) => `${x(when)} ${y(below[place] ?? 0)}`).reverse();
+    return `M${forth}L${back.join("L")}Z`;
+  };
+  return segments(at, values, longestGap).map(draw).join("");
 }
 
 /** Draw stacked series, from the bottom. */
-export function drawStack(chart, at, series, box, longestGap) {
+export function drawStack(chart, at, series, box) {
   let below = at.map(() => 0);
   series.forEach((values, place) => {
     const under = below;
     const above = values.map((value, index) => (isKnown(value) ? value + (under[index] ?? 0) : null));
-    set(chart.paths[place], "d", areaPath(at, below, above, box, longestGap));
-    below = above.map((value, index) => value ?? below[index]);
+    set(chart.paths[place], "d", pathOf(at, above, box, under));
+    below = above.map((value, index) => value ?? under[index]);
   });
 }
 
 /** Draw a line and the area under it. */
-export function drawLine(chart, at, values, box, longestGap) {
-  set(chart.paths[0], "d", areaPath(at, at.map(() => 0), values, box, longestGap));
-  set(chart.paths[1], "d", linePath(at, values, box, longestGap));
+export function drawLine(chart, at, values, box) {
+  set(chart.paths[0], "d", pathOf(at, values, box, at.map(() => 0)));
+  set(chart.paths[1], "d", pathOf(at, values, box));
+}
+
+/** The memory of an attempt over time, with the reserved amount. */
+export class Curve {
+  constructor() {
+    this.chart = makeDrawing("chart tall", ["under", "line", "limit"], [0, HEIGHT / 2, HEIGHT]);
+    this.words = el("p", {class: "hint"});
+    [this.top, this.end] = [number(), number()];
+    const axis = el("div", {class: "axis"}, el("span", {text: "0s"}), this.end);
+    this.frame = el("div", {class: "framed"}, this.top, this.chart.drawing, axis);
+    this.node = el("div", {}, this.words, this.frame);
+  }
+
+  show(attempt) {
+    const curve = attempt?.curve ?? [];
+    this.frame.hidden = curve.length < 2;
+    if (!attempt) return say(this.words, "Not started yet.");
+    if (curve.length < 2) return say(this.words, attempt.ended_at ? "No measurements." : "No measurements yet.");
+    const reserved = attempt.reserved_mb === null ? null : attempt.reserved_mb * Math.max(1, attempt.devices.length);
+    const [at, values] = [curve.map(([second]) => second), curve.map(([, mb]) => mb)];
+    const [peak, until] = [Math.max(...values), at.at(-1)];
+    const top = 1.12 * Math.max(peak, reserved ?? 0) || 1;
+    const box = {from: 0, until: until || 1, top, longestGap: Infinity};
+    drawLine(this.chart, at, values, box);
+    set(this.chart.paths[2], "d", reserved === null ? "" : pathOf([0, until], [reserved, reserved], box));
+    const text = `${memory(peak)}. ${compare(peak, reserved)}`;
+    say(this.words, `Peak ${text}`);
+    set(this.chart.drawing, "aria-label", `Memory over ${duration(until)}: peak ${text}`);
+    say(this.top, memory(top));
+    say(this.end, duration(until));
+  }
+}
+
+function compare(peak, reserved) {
+  if (reserved === null) return "Alone on its GPU.";
+  const used = peak > reserved ? `${memory(peak - reserved)} more than that was used` :
+                                 `${Math.round((100 * peak) / reserved)}% of it used`;
+  return `${memory(reserved)} reserved (dashed), ${used}.`;
 }

@@ -1,15 +1,12 @@
 /** Running durations, counted in the browser from the last answer. */
 
-import {el, say} from "./dom.js";
+import {say} from "./dom.js";
 import {duration} from "./format.js";
 
 const ticking = new Set();
 const listeners = new Set();
 
-/** An element for a duration that may be running. */
-export const elapsed = () => el("span", {class: "number"});
-
-/** Set the duration; a running one is counted on from there. */
+/** Set the duration of an element; a running one is counted on from there. */
 export function setElapsed(node, seconds, goesOn) {
   if (goesOn && seconds !== null) {
     const since = Date.now() - 1000 * seconds;

@@ -2,10 +2,13 @@
 
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
-import {byId, el, keep, remember, remembered, say, set} from "./dom.js";
+import {byId, el, keep, makeSpans, number, remember, remembered, say, set} from "./dom.js";
 import {degrees, memory, percent, watts} from "./format.js";
-import {History, SPANS, usedOf} from "./history.js";
-import {makeSpans} from "./range_picker.js";
+import {get} from "./api.js";
+
+/** The series of each device that are drawn. */
+const SERIES = ["own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent"];
+const SPANS = ["10m", "1h", "24h"];
 
 /** The parts of a card's memory: CSS class, label, and size in MB. */
 const PARTS = [
@@ -50,8 +53,10 @@ export class Devices {
     this.showHost(answer.host);
   }
 
-  get box() {
-    return {from: this.now - this.history.spanS, until: this.now};
+  /** The time range of the charts, and their highest value. */
+  box(top) {
+    const {spanS, stepS} = this.history;
+    return {from: this.now - spanS, until: this.now, top, longestGap: Math.max(4 * stepS, 10)};
   }
 
   update(card, device) {
@@ -78,78 +83,68 @@ export class Devices {
   draw(card, device) {
     const series = this.history.seriesOf(device.id);
     const top = device.memory?.capacity_mb ?? device.memory_total_mb ?? Math.max(1, ...series.used_mb);
-    const gap = this.history.longestGap;
-    drawStack(
-      card.memoryChart, series.at, [series.own_mb, series.others_mb, series.foreign_mb], {...this.box, top}, gap
-    );
-    drawLine(card.loadChart, series.at, series.utilization_percent, {...this.box, top: 100}, gap);
-    describe(card.memoryChart, `Memory of GPU ${device.index} over ${this.history.span}`, series.used_mb, memory);
-    describe(
-      card.loadChart,
-      `Utilisation of GPU ${device.index} over ${this.history.span}`,
-      series.utilization_percent,
-      percent
-    );
+    const parts = [series.own_mb, series.others_mb, series.foreign_mb];
+    drawStack(card.memoryChart, series.at, parts, this.box(top));
+    this.describe(card.memoryChart, `Memory of GPU ${device.index}`, series.used_mb, memory);
+    const load = series.utilization_percent;
+    this.drawLine(card.loadChart, `Utilisation of GPU ${device.index}`, series.at, load, 100, percent);
   }
 
   showHost(host) {
-    const {hostStrip: strip, box, history} = this;
-    const used = usedOf(host);
-    say(strip.cpu, `${percent(host.cpu_percent)}${host.cpu_count ? ` of ${+host.cpu_count.toFixed(1)} CPUs` : ""}`);
-    say(strip.ram, `${memory(used)} of ${memory(host.memory_total_mb)}`);
-    drawLine(strip.cpuChart, history.host.at, history.host.cpu_percent, {...box, top: 100}, history.longestGap);
-    drawLine(
-      strip.ramChart,
-      history.host.at,
-      history.host.memory_used_mb,
-      {...box, top: host.memory_total_mb || 1},
-      history.longestGap
-    );
-    describe(strip.cpuChart, `CPU over ${history.span}`, history.host.cpu_percent, percent);
-    describe(strip.ramChart, `RAM over ${history.span}`, history.host.memory_used_mb, memory);
+    const {cpu, ram, cpuChart, ramChart} = this.hostStrip;
+    const {at, cpu_percent: load, memory_used_mb: used} = this.history.host;
+    say(cpu, `${percent(host.cpu_percent)}${host.cpu_count ? ` of ${+host.cpu_count.toFixed(1)} CPUs` : ""}`);
+    say(ram, `${memory(usedOf(host))} of ${memory(host.memory_total_mb)}`);
+    this.drawLine(cpuChart, "CPU", at, load, 100, percent);
+    this.drawLine(ramChart, "RAM", at, used, host.memory_total_mb || 1, memory);
+  }
+
+  drawLine(chart, title, at, values, top, format) {
+    drawLine(chart, at, values, this.box(top));
+    this.describe(chart, title, values, format);
+  }
+
+  /** Describe a chart for screen readers; its peak is also shown beside its title. */
+  describe(chart, title, values, format) {
+    const known = values.filter((value) => value !== null && value !== undefined);
+    const most = known.length ? Math.max(...known) : null;
+    say(chart.most, `peak ${format(most)}`);
+    const text = known.length ? `now ${format(known.at(-1))}, peak ${format(most)}` : "no data yet";
+    set(chart.drawing, "aria-label", `${title} over ${this.history.span}: ${text}`);
   }
 }
 
-/** Describe a chart for screen readers; its peak is also shown beside its title. */
-function describe(chart, title, values, format) {
-  const known = values.filter((value) => value !== null && value !== undefined);
-  const most = known.length ? Math.max(...known) : null;
-  say(chart.most, `peak ${format(most)}`);
-  set(
-    chart.drawing,
-    "aria-label",
-    known.length ? `${title}: now ${format(known.at(-1))}, peak ${format(most)}` : `${title}: no data yet`
-  );
-}
-
 function makeCard() {
-  const title = el("h3");
-  const name = el("span", {class: "hint name"});
-  const fault = el("p", {class: "fault", hidden: true});
-  const parts = PARTS.map(([kind]) => el("span", {class: kind}));
-  const bar = el("div", {class: "membar", role: "img"}, parts);
-  const [amount, detail, load, power, heat] = Array.from({length: 5}, () => el("span", {class: "number"}));
-  const leases = el("ul", {class: "leases"});
-  const idle = el("p", {class: "hint idle", text: "idle"});
-  const memoryChart = makeChart("Memory", ["own", "others", "foreign"]);
-  const loadChart = makeChart("Utilisation", ["under", "line"]);
-  const facts = el("dl", {class: "facts"}, fact("Utilisation", load), fact("Power", power), fact("Temperature", heat));
-  const node = el(
+  const card = {
+    title: el("h3"),
+    name: el("span", {class: "hint name"}),
+    fault: el("p", {class: "fault", hidden: true}),
+    amount: number(),
+    detail: el("span", {class: "number hint"}),
+    load: number(),
+    power: number(),
+    heat: number(),
+    bar: el("div", {class: "membar", role: "img"}, PARTS.map(([kind]) => el("span", {class: kind}))),
+    leases: el("ul", {class: "leases"}),
+    idle: el("p", {class: "hint idle", text: "idle"}),
+    memoryChart: makeChart("Memory", ["own", "others", "foreign"]),
+    loadChart: makeChart("Utilisation", ["under", "line"]),
+  };
+  const facts = [fact("Utilisation", card.load), fact("Power", card.power), fact("Temperature", card.heat)];
+  card.node = el(
     "article",
     {class: "card"},
-    el("header", {}, title, name),
-    fault,
-    el("div", {class: "amounts"}, amount, detail),
-    bar,
-    facts,
-    leases,
-    idle,
-    el("div", {class: "charts"}, memoryChart.node, loadChart.node)
+    el("header", {}, card.title, card.name),
+    card.fault,
+    el("div", {class: "amounts"}, card.amount, card.detail),
+    card.bar,
+    el("dl", {class: "facts"}, facts),
+    card.leases,
+    card.idle,
+    el("div", {class: "charts"}, card.memoryChart.node, card.loadChart.node)
   );
-  detail.classList.add("hint");
-  node.card =
-    {node, title, name, fault, parts, bar, amount, detail, load, power, heat, leases, idle, memoryChart, loadChart};
-  return node;
+  card.node.card = card;
+  return card.node;
 }
 
 const fact = (word, value) => el("div", {}, el("dt", {text: word}), el("dd", {}, value));
@@ -158,7 +153,7 @@ function updateBar(card, device) {
   const m = device.memory ?? {};
   const total = m.capacity_mb || 0;
   const amounts = PARTS.map(([, , amount]) => (total ? amount(m) : 0) || 0);
-  card.parts.forEach((part, place) => {
+  [...card.bar.children].forEach((part, place) => {
     part.style.flexGrow = String(amounts[place]);
     part.hidden = amounts[place] <= 0;
   });
@@ -178,7 +173,7 @@ function makeLease(lease) {
 }
 
 function makeHost() {
-  const [cpu, ram] = [el("span", {class: "number"}), el("span", {class: "number"})];
+  const [cpu, ram] = [number(), number()];
   const [cpuChart, ramChart] = [makeChart("CPU", ["under", "line"]), makeChart("RAM", ["under", "line"])];
   const side = (word, value, chart) => {
     chart.node.firstChild.hidden = true;
@@ -186,4 +181,66 @@ function makeHost() {
   };
   const node = el("div", {class: "panel hostmeters"}, side("CPU", cpu, cpuChart), side("RAM", ram, ramChart));
   return {node, cpu, ram, cpuChart, ramChart};
+}
+
+/** RAM in use in MB; null if unknown. */
+function usedOf(host) {
+  const isKnown = host.memory_total_mb !== null && host.memory_available_mb !== null;
+  return isKnown ? host.memory_total_mb - host.memory_available_mb : null;
+}
+
+/** Recent measurements of each device: requested once, then extended by the event stream. */
+class History {
+  constructor(span) {
+    this.span = span;
+    this.spanS = 600;
+    this.stepS = 2;
+    this.devices = new Map();
+    this.host = {at: [], cpu_percent: [], memory_used_mb: []};
+    this.asked = 0;
+  }
+
+  /** Load a time range. Returns false if another one was requested meanwhile. */
+  async load(span) {
+    const asked = ++this.asked;
+    const answer = await get(`/devices/history?span=${span}`);
+    if (asked !== this.asked) return false;
+    Object.assign(this, {span, spanS: answer.span_s, stepS: answer.step_s || 1, host: answer.host});
+    this.devices = new Map(Object.entries(answer.devices));
+    return true;
+  }
+
+  /** Add an answer of the stream about all devices. */
+  add(answer, at) {
+    for (const device of answer.devices) {
+      const memory = device.memory ?? {};
+      this.append(this.seriesOf(device.id), at, {
+        own_mb: memory.own_used_mb,
+        others_mb: memory.others_used_mb,
+        foreign_mb: memory.foreign_mb,
+        used_mb: device.memory_used_mb,
+        utilization_percent: device.utilization_percent,
+      });
+    }
+    const {host} = answer;
+    this.append(this.host, at, {cpu_percent: host.cpu_percent, memory_used_mb: usedOf(host)});
+  }
+
+  seriesOf(id) {
+    if (!this.devices.has(id))
+      this.devices.set(id, Object.fromEntries([["at", []], ...SERIES.map((name) => [name, []])]));
+    return this.devices.get(id);
+  }
+
+  /** Keep at most one point per step, as the daemon does; the newest value is always the last point. */
+  append(series, at, values) {
+    const last = series.at.length - 1;
+    const replaces = last > 0 && at - series.at[last - 1] < this.stepS;
+    const place = replaces ? last : last + 1;
+    series.at[place] = at;
+    for (const [name, value] of Object.entries(values))
+      if (series[name]) series[name][place] = value ?? null;
+    while (series.at.length > 2 && series.at[1] < at - this.spanS)
+      for (const list of Object.values(series)) list.shift();
+  }
 }

@@ -1,6 +1,6 @@
 /** Dialogs, notes and tooltips. */
 
-import {byId, el, say} from "./dom.js";
+import {button, byId, el, say, set} from "./dom.js";
 
 const NOTE_MS = 6000;
 const KEYS = [
@@ -15,15 +15,9 @@ const KEYS = [
 
 /** Show a dialog; resolves to the value of the button that closed it, "" for Escape. */
 function ask(title, body, buttons) {
-  const dialog = el("dialog", {"aria-labelledby": "dialog-title"});
-  const form = el(
-    "form",
-    {method: "dialog"},
-    el("h2", {id: "dialog-title", text: title}),
-    body,
-    el("div", {class: "row end"}, buttons)
-  );
-  dialog.append(form);
+  const row = el("div", {class: "row end"}, buttons);
+  const form = el("form", {method: "dialog"}, el("h2", {id: "dialog-title", text: title}), body, row);
+  const dialog = el("dialog", {"aria-labelledby": "dialog-title"}, form);
   document.body.append(dialog);
   dialog.showModal();
   return new Promise((resolve) => {
@@ -34,25 +28,23 @@ function ask(title, body, buttons) {
   });
 }
 
-const button = (word, value, kind = "") => el("button", {type: "submit", value, class: kind, text: word});
+/** A button that closes the dialog. */
+const closer = (word, value, kind) =>
+  el("button", {type: "submit", value, class: kind, formnovalidate: value === "", text: word});
 
-export async function confirm(title, text, word, kind = "primary") {
-  const buttons = [button("Keep as it is", "", "quiet"), button(word, "yes", kind)];
-  return (await ask(title, el("p", {text}), buttons)) === "yes";
-}
+/** Ask for a decision; `body` says more about it. */
+const decide = async (title, body, word, kind) =>
+  (await ask(title, body, [closer("Keep as it is", "", "quiet"), closer(word, "yes", kind)])) === "yes";
+
+export const confirm = (title, text, word, kind) => decide(title, el("p", {text}), word, kind);
 
 /** A whole number, or null. */
 export async function askPriority(before) {
   const input =
     el("input", {type: "number", step: "1", min: "-1000000", max: "1000000", value: before, required: true});
-  const body = el("label", {class: "field"}, el("span", {text: "Priority"}), input, el("small", {
-                    text: "Higher starts earlier. Default: 0."
-                  }));
-  const answer = await ask("Change the priority", body, [
-    el("button", {type: "submit", value: "", class: "quiet", formnovalidate: true, text: "Keep as it is"}),
-    button("Change", "yes", "primary"),
-  ]);
-  return answer === "yes" ? Number(input.value) : null;
+  const hint = el("small", {text: "Higher starts earlier. Default: 0."});
+  const body = el("label", {class: "field"}, el("span", {text: "Priority"}), input, hint);
+  return (await decide("Change the priority", body, "Change", "primary")) ? Number(input.value) : null;
 }
 
 export function showKeys() {
@@ -60,49 +52,37 @@ export function showKeys() {
     ([key, what]) =>
       el("div", {}, el("dt", {}, key.split("  ").map((each) => el("kbd", {text: each}))), el("dd", {text: what}))
   );
-  return ask("Keys", el("dl", {class: "keys"}, rows), [button("Close", "", "quiet")]);
+  return ask("Keys", el("dl", {class: "keys"}, rows), [closer("Close", "", "quiet")]);
 }
 
 /** A short note that disappears after a while; an error stays until it is closed. */
 export function note(text, hint = "", isError = false) {
-  const node = el(
-    "div",
-    {class: "toast", "data-tone": isError ? "bad" : "good"},
-    el("p", {}, el("span", {text}), hint && el("small", {text: hint}))
-  );
-  node.append(el(
-    "button",
-    {type: "button", class: "quiet icon", "aria-label": "Close this note", text: "×", onclick: () => node.remove()}
-  ));
-  const before =
-    [...byId("toasts").children].find((other) => other.firstChild.textContent === node.firstChild.textContent);
-  before?.remove();
+  const close = button("×", () => node.remove(), "quiet icon");
+  set(close, "aria-label", "Close this note");
+  const words = el("p", {}, el("span", {text}), hint && el("small", {text: hint}));
+  const node = el("div", {class: "toast", "data-tone": isError ? "bad" : "good"}, words, close);
+  [...byId("toasts").children].find((other) => other.firstChild.textContent === words.textContent)?.remove();
   byId("toasts").append(node);
   if (!isError) setTimeout(() => node.remove(), NOTE_MS);
 }
 
 export const noteRefusal = (error) => note(error.message, error.hint ?? "", true);
 
-const tip = () => byId("tip");
-
 /** A tooltip beside the element that is hovered or focused. */
 export function showTip(target, lines) {
-  const node = tip();
+  const node = byId("tip");
   node.replaceChildren(...lines.map((line, place) => el(place ? "div" : "strong", {text: line})));
   node.hidden = false;
-  const box = target.getBoundingClientRect();
-  const own = node.getBoundingClientRect();
-  const left = Math.min(
-    Math.max(8, box.left + box.width / 2 - own.width / 2), document.documentElement.clientWidth - own.width - 8
-  );
+  const [box, own] = [target.getBoundingClientRect(), node.getBoundingClientRect()];
+  const middle = Math.max(8, box.left + box.width / 2 - own.width / 2);
   const above = box.top - own.height - 8;
-  node.style.left = `${left}px`;
+  node.style.left = `${Math.min(middle, document.documentElement.clientWidth - own.width - 8)}px`;
   node.style.top = `${above < 8 ? box.bottom + 8 : above}px`;
 }
 
-export const hideTip = () => {
-  tip().hidden = true;
-};
+export function hideTip() {
+  byId("tip").hidden = true;
+}
 
 /** Announce a text to screen readers. */
 export const announce = (text) => say(byId("announcement"), text);

@@ -13,36 +13,56 @@ export const el = (name, attributes = {}, ...children) => fill(document.createEl
 export const svg = (name, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG, name), attributes, children);
 
+/** Attributes and children that are null, undefined or false are left out. */
 function fill(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
     if (key === "text")
-      node.textContent = value;
+      say(node, value);
     else if (typeof value === "function")
       node.addEventListener(key.slice(2), value);
     else
-      node.setAttribute(key, value === true ? "" : value);
+      set(node, key, value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat().filter((child) => isGiven(child)));
   return node;
 }
 
+const isGiven = (value) => value !== null && value !== undefined && value !== false;
+
+export const button = (text, onclick, kind = null) => el("button", {type: "button", class: kind, text, onclick});
+
+export const number = () => el("span", {class: "number"});
+
 /** Set the text only if it changed, so that selections and the position of a screen reader stay. */
 export function say(node, text) {
-  const shown = text === null || text === undefined ? "" : String(text);
+  const shown = String(text ?? "");
   if (node.textContent !== shown) node.textContent = shown;
 }
 
 export function set(node, name, value) {
   const before = node.getAttribute(name);
-  if (value === null || value === undefined || value === false) {
-    if (before !== null) node.removeAttribute(name);
-  } else if (before !== String(value))
-    node.setAttribute(name, value === true ? "" : value);
+  const after = value === true ? "" : value;
+  if (!isGiven(value))
+    node.removeAttribute(name);
+  else if (before !== String(after))
+    node.setAttribute(name, after);
 }
 
 export function setAll(node, values) {
   for (const [name, value] of Object.entries(values)) set(node, name, value);
+}
+
+/** A row of buttons that selects a time range. */
+export function makeSpans(parent, spans, chosen, choose) {
+  const press = (span) => {
+    for (const each of parent.children) set(each, "aria-pressed", String(each.textContent === span));
+  };
+  const onPress = (span) => {
+    press(span);
+    choose(span);
+  };
+  parent.append(...spans.map((span) => button(span, () => onPress(span))));
+  press(chosen);
 }
 
 /** Make the children of a node match the items, in order; existing children are updated, not replaced. */
@@ -69,9 +89,6 @@ export function keep(parent, items, keyOf, make, update) {
   }
   if (focused !== document.activeElement && parent.contains(focused)) focused.focus({preventScroll: true});
 }
-
-/** The child that `keep` made for this key, if any. */
-export const keptAt = (parent, key) => kept.get(parent)?.get(key);
 
 let stored = null;
 

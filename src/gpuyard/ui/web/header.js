@@ -2,7 +2,7 @@
 
 import {unpause} from "./actions.js";
 import {announce} from "./dialogs.js";
-import {byId, el, keep, remember, say, set} from "./dom.js";
+import {button, byId, el, keep, number, remember, say, set} from "./dom.js";
 import {count} from "./format.js";
 import {STATES, icon, toneOf} from "./states.js";
 
@@ -53,11 +53,10 @@ export class Header {
   }
 
   makeChip(state) {
-    const attributes =
-      {type: "button", class: "chip", "data-tone": state ? toneOf(state) : "all", onclick: () => this.choose(state)};
-    return el(
-      "button", attributes, state && icon(state), el("span", {text: state || "all"}), " ", el("span", {class: "number"})
-    );
+    const chip = button(null, () => this.choose(state), "chip");
+    set(chip, "data-tone", state ? toneOf(state) : "all");
+    chip.append(state && icon(state), el("span", {text: state || "all"}), " ", number());
+    return chip;
   }
 
   showNotices(status) {
@@ -71,9 +70,8 @@ export class Header {
   }
 
   makeNotice(line) {
-    const button =
-      line.isPause && !this.isReadOnly && el("button", {type: "button", text: "Unpause", onclick: unpause});
-    return el("div", {class: "notice", role: "status"}, el("p", {text: line.text}), button);
+    const action = line.isPause && !this.isReadOnly && button("Unpause", unpause);
+    return el("div", {class: "notice", role: "status"}, el("p", {text: line.text}), action);
   }
 
   /** Announce the counts to screen readers, at most every 10 s. */

@@ -1,12 +1,12 @@
 /** The page of a job: state, reasons, memory, log, attempts, history, and actions. */
 
-import {act} from "./actions.js";
-import {Resubmit} from "./resubmit.js";
-import {elapsed, setElapsed} from "./clock.js";
-import {Curve} from "./curve.js";
-import {byId, el, keep, say, set} from "./dom.js";
+import {act, actButton} from "./actions.js";
+import {Curve} from "./charts.js";
+import {setElapsed} from "./clock.js";
+import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, memory, title} from "./format.js";
 import {Log} from "./log.js";
+import {Resubmit} from "./submit.js";
 import {ACTS, FINISHED, TICKING, WAITING, attemptTone, setState, stateChip, stateWord} from "./states.js";
 import {get} from "./api.js";
 
@@ -28,37 +28,32 @@ export class JobPage {
     this.title = el("h2", {id: "job-title", text: `Job ${this.id}`});
     this.state = stateChip("queued");
     this.state.hidden = true;
-    this.ran = elapsed();
+    this.ran = number();
     this.actions = el("div", {class: "row actions", role: "toolbar", "aria-label": "Actions on this job"});
     this.command = el("code", {class: "command", tabindex: 0});
     this.facts = el("dl", {class: "facts many"});
-    this.why = el("section", {class: "panel why", "aria-labelledby": "why-title", hidden: true});
+    this.why = {summary: el("p"), reasons: el("ul"), estimate: el("p", {class: "estimate"})};
+    this.whyPart = el(
+      "section",
+      {class: "panel why", "aria-labelledby": "why-title", hidden: true},
+      el("h3", {id: "why-title", text: "Why it waits"}),
+      ...Object.values(this.why)
+    );
     this.advice = el("ul", {class: "advice"});
     this.attempts = el("tbody");
     this.history = el("ol", {class: "history"});
     this.logPlace = el("div");
     this.logNote = el("span");
-    const head = el(
-      "div",
-      {class: "head"},
-      el("a", {class: "back", href: "#/", text: "← Queue"}),
-      this.title,
-      this.state,
-      this.ran,
-      this.actions
-    );
-    const table = el(
-      "table",
-      {class: "attempts"},
-      el("thead", {}, el("tr", {}, ATTEMPT_COLUMNS.map((word) => el("th", {scope: "col", text: word})))),
-      this.attempts
-    );
+    const back = el("a", {class: "back", href: "#/", text: "← Queue"});
+    const head = el("div", {class: "head"}, back, this.title, this.state, this.ran, this.actions);
+    const columns = el("tr", {}, ATTEMPT_COLUMNS.map((word) => el("th", {scope: "col", text: word})));
+    const table = el("table", {class: "attempts"}, el("thead", {}, columns), this.attempts);
     this.missing = el("p", {class: "complaint", role: "alert", hidden: true});
     this.body = el(
       "div",
       {class: "jobgrid"},
       el("section", {class: "panel", "aria-label": "Facts"}, this.command, this.facts, this.advice),
-      this.why,
+      this.whyPart,
       part("Memory", "memory-title", this.curve.node),
       part("Log", "log-title", this.logPlace, this.logNote),
       part("Attempts", "attempts-title", table),
@@ -93,7 +88,8 @@ export class JobPage {
     setElapsed(this.ran, job.elapsed_s ?? job.waited_s, TICKING.has(job.state) || WAITING.has(job.state));
     this.showActions(job);
     say(this.command, job.command);
-    this.showFacts(job);
+    const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
+    keep(this.facts, facts, ([word]) => word, makeFact, updateFact);
     keep(this.advice, job.advice, (text) => text, (text) => el("li", {text}));
     this.curve.show(job.attempts.at(-1));
     keep(this.attempts, [...job.attempts].reverse(), (attempt) => attempt.number, makeAttempt, updateAttempt);
@@ -102,7 +98,7 @@ export class JobPage {
   }
 
   setWaits(waits) {
-    if (!waits) this.why.hidden = true;
+    if (!waits) this.whyPart.hidden = true;
     if (waits === this.waits) return;
     this.waits = waits;
     this.rewatch();
@@ -115,33 +111,21 @@ export class JobPage {
   }
 
   makeAction(verb) {
-    const word = verb === "again" ? "Submit again…" : ACTS[verb].word;
-    const does =
-      verb === "again" ? () => new Resubmit(this.job) : () => act(verb, {ids: String(this.id)}, 1, this.job.priority);
-    return el("button", {type: "button", class: verb === "cancel" ? "danger" : "", text: word, onclick: does});
-  }
-
-  showFacts(job) {
-    const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
-    keep(this.facts, facts, ([word]) => word, makeFact, updateFact);
+    if (verb === "again") return button("Submit again…", () => new Resubmit(this.job));
+    return actButton(verb, () => act(verb, {ids: String(this.id)}, 1, this.job.priority));
   }
 
   showWhy(why) {
     this.lastWhy = why;
-    this.why.hidden = !this.waits || Boolean(why.error);
+    this.whyPart.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
-    if (!this.whyParts) {
-      this.whyParts = {summary: el("p"), reasons: el("ul"), estimate: el("p", {class: "estimate"})};
-      this.why.append(el("h3", {id: "why-title", text: "Why it waits"}), ...Object.values(this.whyParts));
-    }
-    say(this.whyParts.summary, why.summary);
-    const namesGpus = why.reasons.some((reason) => reason.device_id);
-    if (namesGpus && !this.gpus) this.nameGpus();
+    say(this.why.summary, why.summary);
+    if (!this.gpus && why.reasons.some((reason) => reason.device_id)) this.nameGpus();
     const nameOf = (device) => this.gpus?.get(device) ?? device;
     const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
     const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
-    keep(this.whyParts.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
-    say(this.whyParts.estimate, why.estimate);
+    keep(this.why.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
+    say(this.why.estimate, why.estimate);
   }
 
   /** Reasons name devices by id; show their index instead. */
@@ -154,27 +138,13 @@ export class JobPage {
 
   showHistory(history) {
     if (history.error) return;
-    keep(
-      this.history,
-      history.events,
-      (event) => event.id + event.kind,
-      (event) => el(
-        "li",
-        {},
-        el("time", {datetime: event.at, class: "number hint", text: clock(event.at)}),
-        el("strong", {text: event.kind}),
-        el("span", {text: event.text ?? ""})
-      ),
-    );
+    keep(this.history, history.events, (event) => event.id + event.kind, makeEvent);
   }
 
   /** Follow the log from the first attempt on, and again when a finished job is retried. */
   followLog(job) {
-    const isRetried = this.log?.isOver && job.attempt > this.logOf;
-    if (!job.attempt || (this.log && !isRetried)) {
-      if (!this.log) say(this.logNote, "not started yet");
-      return;
-    }
+    if (!job.attempt && !this.log) return say(this.logNote, "not started yet");
+    if (this.log && !(this.log.isOver && job.attempt > this.logOf)) return;
     this.log?.close();
     this.logOf = job.attempt;
     this.log = new Log(this.id);
@@ -183,12 +153,15 @@ export class JobPage {
   }
 }
 
-const part = (word, id, body, beside = null) => el(
-  "section",
-  {class: "panel", "aria-labelledby": id},
-  el("div", {class: "parthead"}, el("h3", {id, text: word}), beside),
-  body
-);
+function part(word, id, body, beside = null) {
+  const head = el("div", {class: "parthead"}, el("h3", {id, text: word}), beside);
+  return el("section", {class: "panel", "aria-labelledby": id}, head, body);
+}
+
+function makeEvent(event) {
+  const time = el("time", {datetime: event.at, class: "number hint", text: clock(event.at)});
+  return el("li", {}, time, el("strong", {text: event.kind}), el("span", {text: event.text}));
+}
 
 const makeFact = ([word]) => el("div", {}, el("dt", {text: word}), el("dd"));
 
@@ -238,13 +211,13 @@ function memoryText(job) {
 function makeAttempt() {
   const row = el("tr");
   row.values = ATTEMPT_COLUMNS.map((word) => row.appendChild(el("td", {"data-label": word})));
-  row.values[4].append(elapsed());
+  row.values[4].append(number());
   return row;
 }
 
 function updateAttempt(row, attempt) {
-  const [number, outcome, where, started, ran, reserved, peak, details] = row.values;
-  say(number, attempt.number);
+  const [which, outcome, where, started, ran, reserved, peak, details] = row.values;
+  say(which, attempt.number);
   say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "running"));
   set(outcome, "data-tone", attemptTone(attempt.outcome, attempt.parked ? "suspended" : "running"));
   say(where, attempt.place ?? (attempt.devices.join(", ") || "no GPU"));

@@ -3,8 +3,8 @@
  * shows its last content. Only the last lines are kept.
  */
 
-import {el, say} from "./dom.js";
-import {Stream, queryOf} from "./api.js";
+import {button, el, say} from "./dom.js";
+import {Stream} from "./api.js";
 
 const MOST_LINES = 5000;
 const LONGEST_LINE = 20000;
@@ -15,21 +15,20 @@ const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 
 /** A line as a terminal would show it. */
-export function asShown(line) {
+function asShown(line) {
   const bare = line.replace(ESCAPES, "").replace(/\r+$/, "");
   return bare.slice(bare.lastIndexOf("\r") + 1).replace(CONTROLS, "");
 }
 
 export class Log {
-  constructor(jobId, attempt) {
+  constructor(jobId) {
     this.jobId = jobId;
-    this.attempt = attempt;
     this.follows = true;
     this.stream = null;
     this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
     this.note = el("span", {class: "hint"});
-    this.down =
-      el("button", {type: "button", class: "down", text: "Follow ↓", hidden: true, onclick: () => this.toEnd()});
+    this.down = button("Follow ↓", () => this.toEnd(), "down");
+    this.down.hidden = true;
     this.node = el("div", {class: "logbox"}, this.lines, this.down);
     this.lines.addEventListener("scroll", () => this.onScroll());
     this.onVisibility = () => this.open();
@@ -42,8 +41,7 @@ export class Log {
     this.stream?.close();
     this.stream = null;
     if (document.hidden || this.isOver) return;
-    const query = queryOf({attempt: this.attempt ?? "", tail: TAIL_BYTES});
-    this.stream = new Stream(`/jobs/${this.jobId}/log/live?${query}`, {
+    this.stream = new Stream(`/jobs/${this.jobId}/log/live?tail=${TAIL_BYTES}`, {
       onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
       onOpen: () => this.clear(),

@@ -1,15 +1,19 @@
-/** The queue: one page of rows, which the daemon filters and searches; rows are updated in place. */
+/**
+ * The queue: one page of rows, which the daemon filters and searches; rows are updated in place. Jobs can be selected,
+ * some or all that match the filter, and a toolbar acts on them.
+ */
 
-import {JobSelection} from "./selection.js";
-import {elapsed, setElapsed} from "./clock.js";
-import {byId, el, keep, say, set} from "./dom.js";
+import {act, actButton} from "./actions.js";
+import {setElapsed} from "./clock.js";
+import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
-import {TICKING, WAITING, setState, stateChip, stateWord, toneOf} from "./states.js";
+import {ACTS, TICKING, WAITING, setState, stateChip, stateWord, toneOf} from "./states.js";
 import {queryOf} from "./api.js";
 
 const PAGE = 50;
 const TYPING_MS = 250;
 const COLUMNS = ["Job", "State", "Name and command", "GPU", "Memory", "Priority", "Time"];
+const sideOf = (column) => (["Memory", "Priority", "Time"].includes(column) ? "right" : null);
 
 export class Queue {
   /** `go(filter)` shows another page or filter; `isReadOnly` hides everything that changes jobs. */
@@ -18,16 +22,8 @@ export class Queue {
     this.isReadOnly = isReadOnly;
     this.filter = {state: "", search: "", after: 0};
     this.selection = new JobSelection({where: () => this.where(), changed: () => this.showChosen()});
-    this.whole = el(
-      "input",
-      {type: "checkbox", "aria-label": "Select all jobs on this page", onchange: () => this.selection.togglePage()}
-    );
-    const heads = COLUMNS.map(
-      (word) => el(
-        "th",
-        {scope: "col", text: word, class: word === "Priority" || word === "Time" || word === "Memory" ? "right" : ""}
-      )
-    );
+    this.whole = makePick("Select all jobs on this page", () => this.selection.togglePage());
+    const heads = COLUMNS.map((word) => el("th", {scope: "col", text: word, class: sideOf(word)}));
     byId("jobs-head").append(...(isReadOnly ? [] : [el("th", {scope: "col", class: "pick"}, this.whole)]), ...heads);
     this.makePages();
     byId("search").addEventListener("input", () => this.onTyping());
@@ -35,10 +31,9 @@ export class Queue {
   }
 
   makePages() {
-    const button = (word, go) => el("button", {type: "button", text: word, onclick: () => this.turn(go())});
-    this.first = button("First", () => 0);
-    this.previous = button("Previous", () => Math.max(0, this.filter.after - PAGE));
-    this.next = button("Next", () => this.filter.after + PAGE);
+    this.first = button("First", () => this.turn(0));
+    this.previous = button("Previous", () => this.turn(Math.max(0, this.filter.after - PAGE)));
+    this.next = button("Next", () => this.turn(this.filter.after + PAGE));
     this.range = el("span", {class: "number hint"});
     byId("pages").append(this.range, this.first, this.previous, this.next);
   }
@@ -76,29 +71,23 @@ export class Queue {
   /** The filter as the `where` of a request. */
   where() {
     const {state, search} = this.filter;
-    return state || search ? {where: {state, search}} : {ids: "all"};
+    return this.isFiltered ? {where: {state, search}} : {ids: "all"};
   }
 
   show(answer) {
     const empty = byId("jobs-empty");
-    if (answer.error) {
-      say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
-      empty.hidden = false;
-      return;
-    }
-    this.jobs = answer.jobs;
+    empty.hidden = !answer.error && answer.jobs.length > 0;
+    if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
     keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
     this.selection.setPage(answer.jobs.map((job) => job.id), answer.total ?? null);
     this.showChosen();
     this.showPlace(answer);
-    empty.hidden = answer.jobs.length > 0;
-    const isFiltered = this.filter.state || this.filter.search;
-    say(
-      empty,
-      isFiltered        ? "No jobs match." :
-        this.isReadOnly ? "No jobs yet." :
-                          "No jobs yet: submit one here, or with `gpuyard submit -- python train.py`."
-    );
+    const how = this.isReadOnly ? "" : ": submit one here, or with `gpuyard submit -- python train.py`";
+    say(empty, this.isFiltered ? "No jobs match." : `No jobs yet${how}.`);
+  }
+
+  get isFiltered() {
+    return Boolean(this.filter.state || this.filter.search);
   }
 
   showPlace(answer) {
@@ -107,7 +96,7 @@ export class Queue {
     const total = answer.total ?? null;
     const range = `${count(after + 1)}–${count(last)}${total === null ? "" : ` of ${count(total)}`}`;
     say(this.range, answer.jobs.length ? range : "");
-    const matching = this.filter.state || this.filter.search ? ` that match${total === 1 ? "es" : ""}` : "";
+    const matching = this.isFiltered ? ` that match${total === 1 ? "es" : ""}` : "";
     say(byId("queue-total"), total === null ? "" : plural(total, "job") + matching);
     this.first.disabled = this.previous.disabled = after === 0;
     this.next.disabled = answer.next === null;
@@ -125,30 +114,24 @@ export class Queue {
   }
 
   makeRow(job) {
-    const pick = this.isReadOnly ?
-      null :
-      el(
-        "input", {type: "checkbox", "aria-label": `Select job ${job.id}`, onchange: () => this.selection.toggle(job.id)}
-      );
     const cells = {
       id: job.id,
-      pick,
+      pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.selection.toggle(job.id)),
       state: stateChip(job.state),
       name: el("a", {href: `#/job/${job.id}`}),
       command: el("code"),
       tag: el("span", {class: "tag"}),
       reason: el("span", {class: "reason"}),
-      gpu: el("span", {class: "number"}),
-      memory: el("span", {class: "number"}),
-      priority: el("span", {class: "number"}),
-      time: elapsed(),
+      gpu: number(),
+      memory: number(),
+      priority: number(),
+      time: number(),
     };
-    const cell = (label, ...children) =>
-      el("td", {"data-label": label, class: ["Memory", "Priority", "Time"].includes(label) ? "right" : ""}, children);
+    const cell = (label, child) => el("td", {"data-label": label, class: sideOf(label)}, child);
     const row = el(
       "tr",
       {},
-      pick && el("td", {class: "pick"}, pick),
+      cells.pick && el("td", {class: "pick"}, cells.pick),
       cell("Job", el("span", {class: "number", text: job.id})),
       cell("State", cells.state),
       el("td", {class: "what"}, el("div", {class: "named"}, cells.name, cells.tag), cells.command, cells.reason),
@@ -176,6 +159,8 @@ export class Queue {
     if (row?.cells_.pick) this.selection.toggle(row.cells_.id);
   }
 }
+
+const makePick = (label, onchange) => el("input", {type: "checkbox", "aria-label": label, onchange});
 
 function updateRow(row, job) {
   const cells = row.cells_;
@@ -206,4 +191,83 @@ function memoryOf(job) {
   const given = job.reserved_mb ?? job.estimated_mb ?? job.vram_mb;
   if (!job.gpus) return UNKNOWN;
   return given === null ? "alone" : memory(given);
+}
+
+class JobSelection {
+  /** `where()` returns the filter of a request; `changed()` is called when the selection changes. */
+  constructor({where, changed}) {
+    this.where = where;
+    this.changed = changed;
+    this.ids = new Set();
+    this.isAll = false;
+    this.total = null;
+    this.page = [];
+    this.build();
+  }
+
+  build() {
+    this.summary = el("strong", {class: "number"});
+    this.everything = button("", () => this.set({isAll: true}), "link");
+    const acts = Object.keys(ACTS).map((verb) => actButton(verb, () => this.act(verb)));
+    const clear = button("Clear", () => this.clear(), "quiet");
+    byId("bulk").append(
+      el("div", {class: "row"}, this.summary, this.everything), el("div", {class: "row"}, acts, clear)
+    );
+  }
+
+  get count() {
+    return this.isAll ? (this.total ?? 0) : this.ids.size;
+  }
+
+  has(id) {
+    return this.isAll || this.ids.has(id);
+  }
+
+  get isWholePage() {
+    return this.page.length > 0 && this.page.every((id) => this.has(id));
+  }
+
+  /** The rows that the queue shows. */
+  setPage(ids, total) {
+    this.page = ids;
+    this.total = total;
+    this.show();
+  }
+
+  toggle(id) {
+    if (this.isAll) this.set({ids: this.page});
+    this.ids.has(id) ? this.ids.delete(id) : this.ids.add(id);
+    this.set({});
+  }
+
+  togglePage() {
+    const isWhole = this.isWholePage;
+    if (this.isAll) return this.clear();
+    for (const id of this.page) isWhole ? this.ids.delete(id) : this.ids.add(id);
+    this.set({});
+  }
+
+  clear() {
+    this.set({ids: []});
+  }
+
+  set({ids, isAll = false}) {
+    if (ids) this.ids = new Set(ids);
+    this.isAll = isAll;
+    this.show();
+    this.changed();
+  }
+
+  show() {
+    byId("bulk").hidden = this.count === 0;
+    const selected = this.isAll ? `All ${plural(this.total, "job")}` : plural(this.count, "job");
+    say(this.summary, `${selected} selected`);
+    this.everything.hidden = this.isAll || !this.isWholePage || this.total === null || this.total <= this.ids.size;
+    say(this.everything, `Select all ${count(this.total)} that match`);
+  }
+
+  async act(verb) {
+    const which = this.isAll ? this.where() : {ids: [...this.ids].join(" ")};
+    if (await act(verb, which, this.count)) this.clear();
+  }
 }

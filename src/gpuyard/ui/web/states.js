@@ -1,6 +1,6 @@
 /** Job states: each has an icon, a word and a colour, so that no state depends on colour alone. */
 
-import {el, set, svg} from "./dom.js";
+import {el, say, set, svg} from "./dom.js";
 
 const PLAY = "M4.5 3v10l8-5z";
 const PAUSE = "M5 3.5v9M11 3.5v9";
@@ -31,31 +31,25 @@ export const WAITING = new Set(["queued", "held", "blocked", "delayed"]);
 /** States in which the program runs, so that its time advances. */
 export const TICKING = new Set(["running", "stopping"]);
 
-/** The actions that the lifecycle allows in each state. */
+/** Actions: the word on the button, the word for its result, and the states in which the lifecycle allows it. */
 export const ACTS = {
-  cancel: {word: "Cancel", may: (state) => !FINISHED.has(state) && state !== "stopping"},
-  hold: {word: "Hold", may: (state) => ["queued", "blocked", "delayed"].includes(state)},
-  release: {word: "Release", may: (state) => state === "held"},
-  retry: {word: "Retry", may: (state) => FINISHED.has(state)},
-  suspend: {word: "Suspend", may: (state) => state === "running"},
-  resume: {word: "Resume", may: (state) => state === "suspended"},
-  priority: {word: "Priority…", may: (state) => !FINISHED.has(state)},
+  cancel: {word: "Cancel", done: "cancelled", may: (state) => !FINISHED.has(state) && state !== "stopping"},
+  hold: {word: "Hold", done: "held", may: (state) => ["queued", "blocked", "delayed"].includes(state)},
+  release: {word: "Release", done: "released", may: (state) => state === "held"},
+  retry: {word: "Retry", done: "queued again", may: (state) => FINISHED.has(state)},
+  suspend: {word: "Suspend", done: "being suspended", may: (state) => state === "running"},
+  resume: {word: "Resume", done: "will resume when memory is free", may: (state) => state === "suspended"},
+  priority: {word: "Priority…", done: "moved", may: (state) => !FINISHED.has(state)},
 };
 
-const OUTCOME_TONES = {
-  succeeded: "good",
-  cancelled: "over",
-  preempted: "parked",
-  "never-started": "over"
-};
+/** All other outcomes are bad. */
+const OUTCOME_TONES =
+  {succeeded: "good", cancelled: "over", preempted: "parked", "never-started": "over", "out-of-memory": "oom"};
 
 export const toneOf = (state) => APPEARANCE[state]?.[2] ?? "over";
 
 /** The tone of an attempt's outcome or, while it runs, of its state. */
-export function attemptTone(outcome, state) {
-  if (!outcome) return toneOf(state);
-  return outcome === "out-of-memory" ? "oom" : (OUTCOME_TONES[outcome] ?? "bad");
-}
+export const attemptTone = (outcome, state) => (outcome ? (OUTCOME_TONES[outcome] ?? "bad") : toneOf(state));
 
 export function icon(state) {
   const node = svg("svg", {class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true"}, svg("path"));
@@ -79,11 +73,11 @@ export function stateChip(state) {
 export function setState(node, state, word = state) {
   set(node, "data-tone", toneOf(state));
   setIcon(node.firstChild, state);
-  if (node.lastChild.textContent !== word) node.lastChild.textContent = word;
+  say(node.lastChild, word);
 }
 
-/** The state as a word; out of memory is named, since users treat it differently from other failures. */
-export const stateWord = (job) => job.state === "failed" &&
-    ["out-of-memory", "timed-out", "lost", "cannot-start", "not-restored"].includes(job.outcome) ?
-  job.outcome.replaceAll("-", " ") :
-  job.state;
+/** Outcomes that are named instead of "failed", since users treat them differently from other failures. */
+const NAMED_FAILURES = new Set(["out-of-memory", "timed-out", "lost", "cannot-start", "not-restored"]);
+
+export const stateWord = (job) =>
+  (job.state === "failed" && NAMED_FAILURES.has(job.outcome) ? job.outcome.replaceAll("-", " ") : job.state);

@@ -1,25 +1,102 @@
-/** The form that submits a job, or many. */
+/** The forms that submit a job: a new one, or many; and a job like an earlier one. */
 
 import {note} from "./dialogs.js";
-import {byId, el, remember, remembered, say} from "./dom.js";
-import {Fields, complain, makeComplaint, makeField} from "./fields.js";
-import {plural} from "./format.js";
+import {button, byId, el, remember, remembered, say, set, setAll} from "./dom.js";
+import {asSize, asTime, plural} from "./format.js";
 import {asWords, needsShell} from "./shell.js";
-import {post} from "./api.js";
+import {SUBMIT_OPTIONS} from "./submit_options.js";
+import {Refusal, post} from "./api.js";
 
 const PLAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag", "after"];
 const MORE = ["array", "sweep", "env"];
+const FLAGS = ["exclusive", "hold", "preempt"];
+const AGAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag"];
 
-export class SubmitForm {
+/** Whether an option takes several values, one per line. */
+const isMany = (name) => SUBMIT_OPTIONS[name].kind === "texts";
+
+/** An input with its label and hint; `kind` is a CSS class. */
+function makeField(id, label, hint, input, kind = "field") {
+  setAll(input, {id, "aria-describedby": `${id}-hint`});
+  const name = el("label", {for: id, text: label});
+  return el("div", {class: kind}, name, input, el("small", {id: `${id}-hint`, text: hint}));
+}
+
+/** The command, a field for each option, and errors. Subclasses request the job in `send()`. */
+class JobForm {
+  /** `prefix` keeps the ids of two forms apart; `names` and `flags` are options; `word` is on the button. */
+  constructor(prefix, names, flags, word, command) {
+    this.command = el("textarea", {name: "command", spellcheck: "false", autocapitalize: "off", ...command});
+    this.inputs = {};
+    this.nodes = names.map((name) => this.makeInput(prefix, name));
+    this.flags = Object.fromEntries(flags.map((name) => [name, el("input", {type: "checkbox", name})]));
+    this.flagNodes = flags.map((name) => el("label", {class: "check"}, this.flags[name], SUBMIT_OPTIONS[name].label));
+    this.complaint = el("div", {class: "complaint", role: "alert", hidden: true});
+    this.button = el("button", {type: "submit", class: "primary", text: word});
+  }
+
+  makeInput(prefix, name) {
+    const {label, placeholder, help, kind} = SUBMIT_OPTIONS[name];
+    const many = isMany(name);
+    const shape = many ? {rows: 2} : {type: "text", inputmode: kind === "whole" ? "numeric" : null};
+    const plain = {name, placeholder, autocomplete: "off", spellcheck: "false"};
+    this.inputs[name] = el(many ? "textarea" : "input", {...shape, ...plain});
+    return makeField(`${prefix}-${name}`, label, many ? `${help} One per line.` : help, this.inputs[name]);
+  }
+
+  /** The options that are filled in, in the form of a request. */
+  options() {
+    const options = {};
+    for (const [name, input] of Object.entries(this.inputs)) {
+      const text = input.value.trim();
+      if (text) options[name] = isMany(name) ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
+    }
+    for (const [name, input] of Object.entries(this.flags))
+      if (input.checked) options[name] = true;
+    return options;
+  }
+
+  async onSubmit(event) {
+    event.preventDefault();
+    this.button.disabled = true;
+    try {
+      await this.send();
+    } catch (error) {
+      this.refuse(error);
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  /** Show an error, and move the focus to the field that it names, or to the command. */
+  refuse(error) {
+    const named = this.mark(error.message) ?? this.command;
+    named.closest("details")?.setAttribute("open", "");
+    this.complain(error);
+    named.focus();
+    this.complaint.scrollIntoView({block: "nearest"});
+  }
+
+  complain(error) {
+    this.complaint.hidden = !error;
+    this.complaint.replaceChildren();
+    if (error) this.complaint.append(el("strong", {text: error.message}));
+    if (error?.hint) this.complaint.append(el("p", {text: error.hint}));
+  }
+
+  /** Mark the fields of the options that an error message names. Returns the first, or null. */
+  mark(message) {
+    const named = Object.entries(this.inputs).filter(([name]) => new RegExp(`--${name}(?![\\w-])`).test(message));
+    for (const input of Object.values(this.inputs)) set(input, "aria-invalid", null);
+    for (const [, input] of named) set(input, "aria-invalid", "true");
+    return named[0]?.[1] ?? null;
+  }
+}
+
+export class SubmitForm extends JobForm {
   constructor() {
-    this.command = el("textarea", {
-      name: "command",
-      rows: 2,
-      required: true,
-      placeholder: "python train.py --lr 3e-4",
-      spellcheck: "false",
-      autocapitalize: "off"
-    });
+    const command = {rows: 2, required: true, placeholder: "python train.py --lr 3e-4"};
+    super("submit", [...PLAIN, ...MORE], FLAGS, "Submit", command);
     this.folder = el("input", {
       type: "text",
       name: "cwd",
@@ -28,59 +105,38 @@ export class SubmitForm {
       spellcheck: "false",
       value: remembered("folder", "")
     });
-    this.fields = new Fields("submit", PLAIN, ["exclusive", "hold", "preempt"]);
-    this.more = new Fields("submit", MORE, []);
-    this.complaint = makeComplaint();
     this.shellNote = el("p", {class: "hint"});
-    this.button = el("button", {type: "submit", class: "primary", text: "Submit"});
-    this.command.addEventListener(
-      "input",
-      () => say(
-        this.shellNote,
-        needsShell(this.command.value) ? "A shell runs it, because it contains shell syntax." : ""
-      )
-    );
+    this.command.addEventListener("input", () => this.noteShell());
     this.command.addEventListener(
       "keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.form.requestSubmit()
     );
     this.build();
   }
 
+  noteShell() {
+    say(this.shellNote, needsShell(this.command.value) ? "A shell runs it, because it contains shell syntax." : "");
+  }
+
   build() {
-    const command = makeField("submit-command", "Command", "As in a shell. Ctrl-Enter submits it.", this.command);
-    command.classList.add("wide", "mono");
-    const folder = makeField("submit-cwd", "Folder", "Its working directory, as an absolute path.", this.folder);
-    folder.classList.add("wide", "mono");
-    const more = el(
-      "details",
-      {class: "wide"},
-      el("summary", {text: "More: array, sweep, variables"}),
-      el("div", {class: "grid"}, this.more.nodes)
-    );
+    const commandHint = "As in a shell. Ctrl-Enter submits it.";
+    const folderHint = "Its working directory, as an absolute path.";
+    const grid = (nodes) => el("div", {class: "grid"}, nodes);
+    const more = el("summary", {text: "More: array, sweep, variables"});
+    const label = {"aria-labelledby": "submit-title"};
     this.form = el(
       "form",
-      {
-        class: "panel submit",
-        novalidate: true,
-        "aria-labelledby": "submit-title",
-        onsubmit: (event) => this.send(event)
-      },
-      command,
+      {class: "panel submit", novalidate: true, ...label, onsubmit: (event) => this.onSubmit(event)},
+      makeField("submit-command", "Command", commandHint, this.command, "field wide mono"),
       this.shellNote,
-      folder,
-      el("div", {class: "grid"}, this.fields.nodes),
-      el("div", {class: "row"}, this.fields.flagNodes),
-      more,
+      makeField("submit-cwd", "Folder", folderHint, this.folder, "field wide mono"),
+      grid(this.nodes.slice(0, PLAIN.length)),
+      el("div", {class: "row"}, this.flagNodes),
+      el("details", {class: "wide"}, more, grid(this.nodes.slice(PLAIN.length))),
       this.complaint,
       el("div", {class: "row end"}, this.button),
     );
-    byId("view-submit")
-      .append(el(
-        "section",
-        {"aria-labelledby": "submit-title"},
-        el("div", {class: "head"}, el("h2", {id: "submit-title", text: "Submit a job"})),
-        this.form
-      ));
+    const head = el("div", {class: "head"}, el("h2", {id: "submit-title", text: "Submit a job"}));
+    byId("view-submit").append(el("section", label, head, this.form));
   }
 
   show() {
@@ -88,43 +144,84 @@ export class SubmitForm {
     this.command.focus();
   }
 
-  async send(event) {
-    event.preventDefault();
+  async send() {
     const line = this.command.value.trim();
-    const words = asWords(line);
+    const command = asWords(line);
     if (!line)
-      return this.refuse(
-        {message: "There is no program to run.", hint: "Write a command, such as python train.py."}, this.command
-      );
-    if (words === null)
-      return this.refuse({message: "A quote in the command is left open.", hint: "Close it."}, this.command);
-    this.button.disabled = true;
-    try {
-      const options = {...this.fields.options(), ...this.more.options()};
-      this.done(await post("/submissions", {command: words, cwd: this.folder.value.trim(), options}));
-    } catch (error) {
-      this.refuse(error);
-    } finally {
-      this.button.disabled = false;
-    }
-  }
-
-  refuse(error, field = null) {
-    const named = this.fields.mark(error.message) ?? this.more.mark(error.message) ?? field;
-    named?.closest("details")?.setAttribute("open", "");
-    complain(this.complaint, error);
-    (named ?? this.complaint).focus?.();
-    this.complaint.scrollIntoView({block: "nearest"});
-  }
-
-  done(answer) {
-    remember("folder", this.folder.value.trim());
-    complain(this.complaint, null);
-    this.command.value = "";
-    say(this.shellNote, "");
-    for (const fields of [this.fields, this.more]) fields.clear();
+      throw new Refusal(0, {error: "There is no program to run.", hint: "Write a command, such as python train.py."});
+    if (command === null) throw new Refusal(0, {error: "A quote in the command is left open.", hint: "Close it."});
+    const cwd = this.folder.value.trim();
+    const answer = await post("/submissions", {command, cwd, options: this.options()});
+    remember("folder", cwd);
+    this.clear();
     const many = `${plural(answer.count, "job")} are in the queue: ${answer.ids}`;
     note(answer.count === 1 ? `Job ${answer.ids} is in the queue` : many, answer.notes.join("; "));
     window.location.hash = answer.count === 1 ? `#/job/${answer.first}` : "#/";
   }
+
+  /** Empty the form, except for the folder. */
+  clear() {
+    this.complain(null);
+    this.mark("");
+    for (const input of [this.command, ...Object.values(this.inputs)]) input.value = "";
+    for (const input of Object.values(this.flags)) input.checked = false;
+    this.noteShell();
+  }
 }
+
+/** A job like this one, with its command or its options changed. */
+export class Resubmit extends JobForm {
+  constructor(job) {
+    super("again", AGAIN, [], "Submit again", {rows: 3, text: job.command});
+    this.job = job;
+    this.before = asTyped(job);
+    for (const [name, value] of Object.entries(this.before)) this.inputs[name].value = value;
+    const attributes = {class: "wide", "aria-labelledby": "again-title", onclose: () => this.dialog.remove()};
+    this.dialog = el("dialog", attributes, this.makeForm());
+    document.body.append(this.dialog);
+    this.dialog.showModal();
+    this.command.focus();
+  }
+
+  makeForm() {
+    const close = button("Close", () => this.dialog.close(), "quiet");
+    return el(
+      "form",
+      {class: "submit", novalidate: true, onsubmit: (event) => this.onSubmit(event)},
+      el("h2", {id: "again-title", text: `Submit job ${this.job.id} again`}),
+      el("p", {class: "hint", text: "A new job, with the same folder and environment. Change what should differ."}),
+      makeField("again-command", "Command", "As in a shell.", this.command, "field wide mono"),
+      el("div", {class: "grid"}, this.nodes),
+      this.complaint,
+      el("div", {class: "row end"}, close, this.button),
+    );
+  }
+
+  /** The changed values; the daemon keeps all others. */
+  changes() {
+    const now = Object.entries(this.inputs).map(([name, input]) => [name, input.value.trim()]);
+    const options = Object.fromEntries(
+      now.filter(([name, value]) => value !== this.before[name]).map(([name, value]) => [name, value || null])
+    );
+    const line = this.command.value.trim();
+    return {...(line === this.job.command ? {} : {command: line}), ...(Object.keys(options).length ? {options} : {})};
+  }
+
+  async send() {
+    const answer = await post(`/jobs/${this.job.id}/resubmit`, this.changes());
+    this.dialog.close();
+    note(`Job ${answer.ids} is in the queue`, answer.notes.join("; "));
+    window.location.hash = `#/job/${answer.first}`;
+  }
+}
+
+/** The values of the job as text, as a user would type them. */
+const asTyped = (job) => ({
+  name: job.name ?? "",
+  gpus: String(job.gpus),
+  vram: asSize(job.vram_mb),
+  priority: String(job.priority),
+  "time-limit": asTime(job.time_limit_s),
+  retries: String(job.retries),
+  tag: job.tag ?? "",
+});

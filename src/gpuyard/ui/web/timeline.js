@@ -5,20 +5,13 @@
  */
 
 import {hideTip, noteRefusal, showTip} from "./dialogs.js";
-import {byId, el, keep, remember, remembered, say, set, setAll, svg} from "./dom.js";
-import {plural} from "./format.js";
+import {byId, keep, makeSpans, remember, remembered, say, set, setAll, svg} from "./dom.js";
+import {clock, clockShort, duration, memory, plural} from "./format.js";
 import {eachSecond} from "./clock.js";
-import {makeSpans} from "./range_picker.js";
 import {attemptTone} from "./states.js";
-import {LEGEND, describe, makeStretch, makeTick, open} from "./bar.js";
 import {get} from "./api.js";
 
-const SPANS = {
-  "10m": 600,
-  "1h": 3600,
-  "6h": 21600,
-  "24h": 86400
-};
+const SPANS = {"10m": 600, "1h": 3600, "6h": 21600, "24h": 86400};
 const TICKS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200];
 const TICK_WIDTH = 64;
 const LABELS = 64;
@@ -38,23 +31,10 @@ export class Timeline {
     this.rest = LEAST_MS;
     this.ahead = Infinity;
     this.changedAt = 0;
-    this.drawing = svg("svg", {class: "lanes", role: "group", "aria-label": "Jobs by device over time"});
-    this.layers =
-      Object.fromEntries(["backs", "ticks", "moving", "labels"].map((name) => [name, svg("g", {class: name})]));
-    this.clip = svg("rect", {y: 0});
-    const clipped = svg("g", {"clip-path": "url(#lanes-clip)"}, this.layers.moving);
-    this.drawing.append(
-      svg("defs", {}, svg("clipPath", {id: "lanes-clip"}, this.clip)),
-      this.layers.backs,
-      this.layers.ticks,
-      clipped,
-      this.layers.labels
-    );
-    byId("timeline").append(this.drawing);
-    byId("timeline-legend")
-      .append(...LEGEND.map(
-        ([tone, word]) => el("li", {}, el("span", {class: "swatch stretchlike", "data-tone": tone}), word)
-      ));
+    this.drawing = byId("timeline").querySelector("svg");
+    this.clip = byId("lanes-clip").firstElementChild;
+    const layer = (name) => this.drawing.querySelector(`.${name}`);
+    this.layers = {backs: layer("backs"), ticks: layer("ticks"), moving: layer("moving"), labels: layer("labels")};
     makeSpans(byId("timeline-spans"), Object.keys(SPANS), this.span, (span) => this.choose(span));
     this.listen();
   }
@@ -65,10 +45,9 @@ export class Timeline {
     const {moving} = this.layers;
     const stretchOf = (event) => event.target.closest("[data-job]");
     moving.addEventListener("click", (event) => open(stretchOf(event)));
-    for (const [name, isOver] of
-           [["pointerover", true], ["focusin", true], ["pointerout", false], ["focusout", false]]) {
-      moving.addEventListener(name, (event) => (isOver && stretchOf(event) ? this.tip(stretchOf(event)) : hideTip()));
-    }
+    for (const name of ["pointerover", "focusin"])
+      moving.addEventListener(name, (event) => (stretchOf(event) ? this.tip(stretchOf(event)) : hideTip()));
+    for (const name of ["pointerout", "focusout"]) moving.addEventListener(name, hideTip);
     this.drawing.addEventListener("keydown", (event) => this.onKey(event));
   }
 
@@ -144,16 +123,13 @@ export class Timeline {
     this.layOut();
     this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
     const height = this.height + AXIS;
-    set(this.drawing, "width", width);
-    set(this.drawing, "height", height);
+    setAll(this.drawing, {width, height});
     setAll(this.clip, {x: LABELS, width: width - LABELS - RIGHT, height});
     this.drawLanes();
     this.drawStretches();
     this.move();
     const left = this.answer.left_out;
-    say(
-      byId("timeline-note"), left ? `${plural(left, "older bar")} left out` : ""
-    );
+    say(byId("timeline-note"), left ? `${plural(left, "older bar")} left out` : "");
   }
 
   /** Set the position of each lane and its rows; the more rows, the lower each. */
@@ -181,15 +157,10 @@ export class Timeline {
   }
 
   drawStretches() {
-    const shown = this.answer.stretches.filter((each) => this.lanes[each.lane]);
-    keep(
-      this.layers.moving,
-      shown,
-      (each) => `${each.job}.${each.attempt}.${each.lane}.${each.from}`,
-      (each) => makeStretch(each),
-      (node, each) => this.place(node, each)
-    );
     const {moving} = this.layers;
+    const shown = this.answer.stretches.filter((each) => this.lanes[each.lane]);
+    const key = (each) => `${each.job}.${each.attempt}.${each.lane}.${each.from}`;
+    keep(moving, shown, key, makeStretch, (node, each) => this.place(node, each));
     if (!moving.querySelector("[tabindex=\"0\"]"))
       set(moving.lastElementChild ?? moving, "tabindex", moving.lastElementChild ? 0 : null);
   }
@@ -205,33 +176,30 @@ export class Timeline {
     if (!isOther && node.layout === this.layout && stretch.until !== null) return;
     node.stretch = stretch;
     node.layout = this.layout;
-    const box = node.firstChild;
     set(node, "data-tone", attemptTone(stretch.outcome, stretch.state));
     if (isOther) set(node, "aria-label", describe(stretch, this.now()).join(", "));
     const height = lane.rowHeight - 2;
-    const top = lane.top + 5 + Math.min(stretch.row, lane.rows - 1) * lane.rowHeight;
-    set(box, "y", top);
-    set(box, "height", height);
-    node.middle = top + height / 2 + 3.5;
+    const y = lane.top + 5 + Math.min(stretch.row, lane.rows - 1) * lane.rowHeight;
+    const [box, suspended] = node.children;
+    setAll(box, {y, height});
+    node.middle = y + height / 2 + 3.5;
+    const makePeriod = () => svg("rect", {class: "suspended"});
     if (stretch.suspended.length)
-      keep(node.children[1], stretch.suspended, ([from]) => from, () => svg("rect", {class: "suspended"}), (each) => {
-      set(each, "y", top);
-      set(each, "height", height);
-    });
+      keep(suspended, stretch.suspended, ([from]) => from, makePeriod, (each) => setAll(each, {y, height}));
     this.stretchTo(node, this.now());
   }
 
   /** Set the start and width of a bar; those of an ended bar never change. */
   stretchTo(node, now) {
     const {stretch} = node;
+    const [box, suspended] = node.children;
     const from = this.x(stretch.from);
     const width = Math.max(2, this.x(stretch.until ?? now) - from);
-    set(node.firstChild, "x", from.toFixed(1));
-    set(node.firstChild, "width", width.toFixed(1));
-    [...node.children[1].children].forEach((each, place) => {
+    setAll(box, {x: from.toFixed(1), width: width.toFixed(1)});
+    [...suspended.children].forEach((each, place) => {
       const [begin, end] = stretch.suspended[place];
-      set(each, "x", this.x(begin).toFixed(1));
-      set(each, "width", Math.max(1, this.x(end ?? now) - this.x(begin)).toFixed(1));
+      const long = Math.max(1, this.x(end ?? now) - this.x(begin));
+      setAll(each, {x: this.x(begin).toFixed(1), width: long.toFixed(1)});
     });
     this.label(node, from, width);
   }
@@ -244,8 +212,7 @@ export class Timeline {
     let text = node.querySelector("text");
     if (!isShown) return text?.remove();
     text ??= node.appendChild(svg("text"));
-    set(text, "x", (seen + 5).toFixed(1));
-    set(text, "y", node.middle);
+    setAll(text, {x: (seen + 5).toFixed(1), y: node.middle});
     say(text, (node.stretch.name || String(node.stretch.job)).slice(0, letters));
   }
 
@@ -262,16 +229,13 @@ export class Timeline {
 
   drawTicks(now) {
     const every = TICKS.find((each) => each * this.perSecond >= TICK_WIDTH) ?? TICKS.at(-1);
-    const first = Math.ceil((now - SPANS[this.span]) / every) * every;
-    const times =
-      Array.from({length: Math.max(0, Math.floor((now - first) / every) + 1)}, (_, place) => first + place * every);
+    const times = [];
+    for (let at = Math.ceil((now - SPANS[this.span]) / every) * every; at <= now; at += every) times.push(at);
     keep(this.layers.ticks, times, (at) => at, makeTick, (node, at) => {
       const x = (this.x(at) - this.moved).toFixed(1);
       const [line, text] = node.children;
       setAll(line, {x1: x, x2: x, y2: this.height});
-      set(text, "x", x);
-      set(text, "y", this.height + 15);
-      set(text, "text-anchor", "middle");
+      setAll(text, {x, y: this.height + 15, "text-anchor": "middle"});
       text.style.visibility = this.width - x < 18 ? "hidden" : "";
     });
   }
@@ -295,4 +259,33 @@ export class Timeline {
     set(next, "tabindex", 0);
     next.focus();
   }
+}
+
+/** A time on the axis. */
+const makeTick = (at) => svg("g", {}, svg("line", {y1: 0}), svg("text", {text: clockShort(at * 1000)}));
+
+/** One run of a job in the timeline. */
+function makeStretch(stretch) {
+  const attributes = {class: "stretch", role: "link", tabindex: -1, "data-job": stretch.job};
+  return svg("g", attributes, svg("rect", {rx: 3, class: "body"}), svg("g"));
+}
+
+function open(node) {
+  if (node) window.location.hash = `#/job/${node.dataset.job}`;
+}
+
+/** The lines of the tooltip of a bar. */
+function describe(stretch, now) {
+  const until = stretch.until ?? now;
+  const how = stretch.outcome?.replaceAll("-", " ") ?? stretch.state;
+  const end = stretch.until === null ? "now" : clock(stretch.until * 1000);
+  const attempt = stretch.attempt > 1 ? `, attempt ${stretch.attempt}` : "";
+  const parked = stretch.suspended.reduce((sum, [from, to]) => sum + (to ?? now) - from, 0);
+  return [
+    `${stretch.name ? `${stretch.name} · ` : ""}job ${stretch.job}${attempt}`,
+    `${how}${stretch.reserved_mb ? `, ${memory(stretch.reserved_mb)} reserved` : ""}`,
+    `${clock(stretch.from * 1000)} – ${end}, ${duration(until - stretch.from)}`,
+    ...(parked >= 1 ? [`suspended for ${duration(parked)}`] : []),
+    ...(stretch.name ? [] : [stretch.command]),
+  ].filter(Boolean);
 }
