@@ -107,7 +107,8 @@ def test_a_history_has_a_block_per_interval_and_gaps_for_unknown_values() -> Non
 def test_received_history_comes_before_samples_taken_meanwhile() -> None:
     series = SparklineSeries()
     series.note(10 * COLUMN_S, 7.0)
-    series.note_all([(8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)])
+    for at, value in ((8 * COLUMN_S, 1.0), (9 * COLUMN_S, None), (10 * COLUMN_S, 3.0)):
+        series.note(at, value)
     assert series.last(3, 10 * COLUMN_S) == [1.0, None, 7.0]
 
 

@@ -29,6 +29,7 @@ from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
 
 _NOTICE_S = 15.0
 _TO_AN_END = 10**9
+_ACT_KEYS = {"c": "cancel", "h": "hold", "r": "release", "s": "suspend", "u": "resume", "t": "retry"}
 # Longest search text: a paste by mistake may be longer than a request can be.
 _LONGEST_SEARCH = 1000
 
@@ -54,12 +55,7 @@ class Top(App[None]):
         Binding("enter", "read('about')"),
         Binding("w", "read('why')"),
         Binding("l", "log"),
-        Binding("c", "act('cancel')"),
-        Binding("h", "act('hold')"),
-        Binding("r", "act('release')"),
-        Binding("s", "act('suspend')"),
-        Binding("u", "act('resume')"),
-        Binding("t", "act('retry')"),
+        *(Binding(key, f"act('{verb}')") for key, verb in _ACT_KEYS.items()),
         Binding("plus,equals_sign", "prioritise(1)"),
         Binding("minus", "prioritise(-1)"),
         Binding("slash", "show_filter(True)"),

@@ -73,8 +73,12 @@ class DaemonStream:
                     yield None
                     async for event in _events(reader):
                         yield event
-            except (OSError, EOFError, EnvironmentFault) as error:
-                self._on_connection(_describe(error))
+            except EnvironmentFault as error:
+                self._on_connection(str(error))
+            except TimeoutError:
+                self._on_connection("the daemon does not answer")
+            except (OSError, EOFError):
+                self._on_connection("the daemon has ended")
             await asyncio.sleep(self._retry_s)
 
     @asynccontextmanager
@@ -121,12 +125,6 @@ def _dial() -> socket.socket:
 def _close_connection(dialling: "Future[socket.socket]") -> None:
     if not dialling.cancelled() and dialling.exception() is None:
         dialling.result().close()
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, EnvironmentFault):
-        return str(error)
-    return "the daemon does not answer" if isinstance(error, TimeoutError) else "the daemon has ended"
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:

@@ -1,7 +1,6 @@
 """Devices as lines: a memory bar and charts of the last minutes; a second line with figures if the window is high
 enough. All pure."""
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,35 +24,22 @@ _WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "fore
 
 
 class SparklineSeries:
-    """The maximum of a value in each interval of `COLUMN_S` seconds."""
+    """The maximum of a value in each of the last 240 intervals of `COLUMN_S` seconds."""
 
     def __init__(self) -> None:
-        self._columns: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._columns: dict[int, float] = {}
 
     def note(self, at: float, value: float | None) -> None:
-        if value is None:
-            return
-        column = int(at // COLUMN_S)
-        if self._columns and self._columns[-1][0] >= column:
-            last, before = self._columns[-1]
-            self._columns[-1] = (last, max(value, before) if last == column else before)
-        else:
-            self._columns.append((column, value))
-
-    def note_all(self, points: Iterable[tuple[float, float | None]]) -> None:
-        """Insert older points before the known ones."""
-        later = list(self._columns)
-        self._columns.clear()
-        for at, value in points:
-            self.note(at, value)
-        for column, value in later:
-            self.note(column * COLUMN_S, value)
+        if value is not None:
+            column = int(at // COLUMN_S)
+            self._columns[column] = max(value, self._columns.get(column, value))
+            if len(self._columns) > _KEPT:
+                del self._columns[min(self._columns)]
 
     def last(self, count: int, now: float) -> list[float | None]:
         """Return the last `count` intervals; None for one without a value."""
         end = int(now // COLUMN_S)
-        known = dict(self._columns)
-        return [known.get(column) for column in range(end - count + 1, end + 1)]
+        return [self._columns.get(column) for column in range(end - count + 1, end + 1)]
 
 
 class DevicePast:

@@ -1,5 +1,6 @@
 """The answers and selections behind the screen, and the lines of each panel. Knows only the size of the terminal."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -60,22 +61,23 @@ class ScreenState:
         self.log, self.log_note = LogText(), ""
         self.first_device = 0
         self.width, self.height = 80, 24
-        self._pasts: dict[str, DevicePast] = {}
+        self._pasts = defaultdict[str, DevicePast](DevicePast)
 
     # Answers
 
     def hear_devices(self, answer: Answer) -> None:
         self.machine = answer
         for device in answer.get("devices", ()):
-            past = self._past(device["id"])
+            past = self._pasts[device["id"]]
             past.use.note(self._now(), device.get("utilization_percent"))
             past.power.note(self._now(), device.get("power_draw_w"))
 
     def hear_history(self, answer: Answer) -> None:
         for device_id, series in answer["devices"].items():
-            past = self._past(device_id)
-            past.use.note_all(zip(series["at"], series["utilization_percent"], strict=True))
-            past.power.note_all(zip(series["at"], series["power_w"], strict=True))
+            past = self._pasts[device_id]
+            for at, use, power in zip(series["at"], series["utilization_percent"], series["power_w"], strict=True):
+                past.use.note(at, use)
+                past.power.note(at, power)
 
     def hear_jobs(self, answer: Answer, after: int) -> None:
         self.page, self.counts = page_of(answer, after), dict(answer["counts"])
@@ -144,7 +146,7 @@ class ScreenState:
         lines = []
         for device in self._devices:
             label = device_view.label_of(device, self._devices)
-            lines += device_view.device_lines(device, label, self._past(device["id"]), frame)
+            lines += device_view.device_lines(device, label, self._pasts[device["id"]], frame)
         return device_view.beside(lines, columns, each, width)
 
     def queue(self) -> list[Text]:
@@ -203,9 +205,6 @@ class ScreenState:
     @property
     def _device_rows(self) -> int:
         return -(-len(self._devices) // self._device_columns)
-
-    def _past(self, device_id: str) -> DevicePast:
-        return self._pasts.setdefault(device_id, DevicePast())
 
     def _now(self) -> float:
         """Return the daemon's time, which its history uses."""

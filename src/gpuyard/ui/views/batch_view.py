@@ -209,20 +209,15 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
 
 
 def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
-    yield f"{summary.name}: {_verdict(summary)}"
+    parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
+    if summary.is_whole:
+        parts = ["the run succeeded" if summary.runs == 1 else f"all {summary.runs:,} runs succeeded"]
+    parts += [f"{summary.failed:,} failed"] if summary.failed else []
+    parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
+    parts += [] if summary.seconds is None else [f"in {format_duration(summary.seconds)}"]
+    yield f"{summary.name}: {', '.join(parts)}"
     yield ""
     yield from lay_out_facts(_facts(summary, plan))
-
-
-def _verdict(summary: Summary) -> str:
-    if summary.is_whole:
-        verdict = "the run succeeded" if summary.runs == 1 else f"all {summary.runs:,} runs succeeded"
-    else:
-        parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
-        parts += [f"{summary.failed:,} failed"] if summary.failed else []
-        parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
-        verdict = ", ".join(parts)
-    return verdict if summary.seconds is None else f"{verdict}, in {format_duration(summary.seconds)}"
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:

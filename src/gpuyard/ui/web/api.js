@@ -1,7 +1,4 @@
-/**
- * Requests to the daemon, and its event stream. One stream carries everything that a view shows; it is closed while the
- * page is hidden. The page never polls.
- */
+/** Requests to the daemon, and its event streams. One stream carries all that a view shows; the page never polls. */
 
 const API = "/v1";
 const LONGEST_REST_MS = 15000;
@@ -39,33 +36,44 @@ export const queryOf = (values) =>
     Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined)
   ).toString();
 
-/** A stream that reconnects: the browser does so after a broken connection, this class after a refusal. */
+/**
+ * A stream that is closed while the page is hidden, and that reconnects: the browser does so after a broken connection,
+ * this class after a refusal.
+ */
 export class Stream {
   constructor(path, {onEvent, onOpen, onBreak}) {
     Object.assign(this, {path, onEvent, onOpen, onBreak, source: null, timer: 0, rest: 1000});
-    this.open();
+    this.onVisibility = () => (document.hidden ? this.stop() : this.open());
+    document.addEventListener("visibilitychange", this.onVisibility);
+    if (!document.hidden) this.open();
   }
 
   open() {
+    this.stop();
     this.source = new EventSource(API + this.path);
     this.source.onopen = () => {
       this.rest = 1000;
-      this.onOpen?.();
+      this.onOpen();
     };
     this.source.onmessage = (event) => this.onEvent(JSON.parse(event.data));
     this.source.onerror = () => this.onBroken();
   }
 
   onBroken() {
-    this.onBreak?.();
+    this.onBreak();
     if (this.source.readyState !== EventSource.CLOSED) return;
     this.timer = setTimeout(() => this.open(), this.rest);
     this.rest = Math.min(2 * this.rest, LONGEST_REST_MS);
   }
 
-  close() {
+  stop() {
     clearTimeout(this.timer);
-    this.source.close();
+    this.source?.close();
+  }
+
+  close() {
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    this.stop();
   }
 }
 
@@ -74,22 +82,14 @@ export class Live {
   constructor(onConnection) {
     this.onConnection = onConnection;
     this.handlers = new Map();
-    this.stream = null;
-    document.addEventListener("visibilitychange", () => this.reopen());
   }
 
   watch(handlers) {
     const isSame = [...handlers.keys()].join(" ") === [...this.handlers.keys()].join(" ");
     this.handlers = handlers;
-    if (!isSame || this.stream === null) this.reopen();
-  }
-
-  reopen() {
+    if (isSame) return;
     this.stream?.close();
-    this.stream = null;
-    if (document.hidden || !this.handlers.size) return;
-    const watch = encodeURIComponent([...this.handlers.keys()].join(" "));
-    this.stream = new Stream(`/events?watch=${watch}`, {
+    this.stream = new Stream(`/events?watch=${encodeURIComponent([...handlers.keys()].join(" "))}`, {
       onEvent: ({watch: target, answer}) => this.handlers.get(target)?.(answer),
       onOpen: () => this.onConnection("live"),
       onBreak: () => this.onConnection("reconnecting"),

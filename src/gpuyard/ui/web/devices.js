@@ -2,7 +2,7 @@
 
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
-import {byId, el, keep, makeSpans, number, remember, remembered, say, set} from "./dom.js";
+import {byId, el, keep, makeSpans, number, say, set} from "./dom.js";
 import {degrees, memory, percent, watts} from "./format.js";
 import {get} from "./api.js";
 
@@ -23,16 +23,14 @@ export class Devices {
   /** `nameOf(job)` returns the name of a job, if known. */
   constructor(nameOf) {
     this.nameOf = nameOf;
-    this.history = new History(remembered("history", "10m"));
+    this.history = new History(makeSpans("history", SPANS, "10m", (span) => this.load(span)));
     this.answer = null;
     byId("legend").append(...PARTS.map(([kind, word]) => el("li", {}, el("span", {class: `swatch ${kind}`}), word)));
-    makeSpans(byId("history-spans"), SPANS, this.history.span, (span) => this.load(span));
     this.hostStrip = makeHost();
     byId("hoststrip").append(this.hostStrip.node);
   }
 
   async load(span = this.history.span) {
-    remember("history", span);
     try {
       if ((await this.history.load(span)) && this.answer) this.show(this.answer);
     } catch (error) {
@@ -61,10 +59,9 @@ export class Devices {
 
   update(card, device) {
     say(card.title, `GPU ${device.index ?? "?"}`);
-    say(card.name, device.name ?? "");
+    say(card.name, device.name);
     set(card.node, "data-fault", Boolean(device.fault));
-    say(card.fault, device.fault ?? "");
-    card.fault.hidden = !device.fault;
+    say(card.fault, device.fault);
     updateBar(card, device);
     say(card.load, percent(device.utilization_percent));
     say(card.power, watts(device.power_draw_w, device.power_limit_w));
@@ -118,7 +115,7 @@ function makeCard() {
   const card = {
     title: el("h3"),
     name: el("span", {class: "hint name"}),
-    fault: el("p", {class: "fault", hidden: true}),
+    fault: el("p", {class: "fault"}),
     amount: number(),
     detail: el("span", {class: "number hint"}),
     load: number(),

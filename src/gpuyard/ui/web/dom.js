@@ -52,17 +52,21 @@ export function setAll(node, values) {
   for (const [name, value] of Object.entries(values)) set(node, name, value);
 }
 
-/** A row of buttons that selects a time range. */
-export function makeSpans(parent, spans, chosen, choose) {
+/** A row of buttons that selects a time range, which is stored in the browser. Returns the current one. */
+export function makeSpans(name, spans, otherwise, choose) {
+  const parent = byId(`${name}-spans`);
   const press = (span) => {
     for (const each of parent.children) set(each, "aria-pressed", String(each.textContent === span));
   };
   const onPress = (span) => {
     press(span);
+    remember(name, span);
     choose(span);
   };
   parent.append(...spans.map((span) => button(span, () => onPress(span))));
+  const chosen = remembered(name, otherwise);
   press(chosen);
+  return chosen;
 }
 
 /** Make the children of a node match the items, in order; existing children are updated, not replaced. */

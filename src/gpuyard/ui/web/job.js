@@ -7,7 +7,7 @@ import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
-import {ACTS, FINISHED, TICKING, WAITING, attemptTone, setState, stateChip, stateWord} from "./states.js";
+import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
 import {get} from "./api.js";
 
 const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Details"];
@@ -85,7 +85,7 @@ export class JobPage {
     say(this.title, job.name ? `${job.name} · job ${job.id}` : `Job ${job.id}`);
     this.state.hidden = false;
     setState(this.state, job.state, stateWord(job));
-    setElapsed(this.ran, job.elapsed_s ?? job.waited_s, TICKING.has(job.state) || WAITING.has(job.state));
+    setElapsed(this.ran, job.elapsed_s ?? job.waited_s, TIMED.has(job.state));
     this.showActions(job);
     say(this.command, job.command);
     const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");

@@ -22,26 +22,15 @@ function asShown(line) {
 
 export class Log {
   constructor(jobId) {
-    this.jobId = jobId;
     this.follows = true;
-    this.stream = null;
     this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
     this.note = el("span", {class: "hint"});
     this.down = button("Follow ↓", () => this.toEnd(), "down");
     this.down.hidden = true;
     this.node = el("div", {class: "logbox"}, this.lines, this.down);
     this.lines.addEventListener("scroll", () => this.onScroll());
-    this.onVisibility = () => this.open();
-    document.addEventListener("visibilitychange", this.onVisibility);
     this.clear();
-    this.open();
-  }
-
-  open() {
-    this.stream?.close();
-    this.stream = null;
-    if (document.hidden || this.isOver) return;
-    this.stream = new Stream(`/jobs/${this.jobId}/log/live?tail=${TAIL_BYTES}`, {
+    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}`, {
       onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
       onOpen: () => this.clear(),
@@ -58,8 +47,7 @@ export class Log {
   }
 
   close() {
-    document.removeEventListener("visibilitychange", this.onVisibility);
-    this.stream?.close();
+    this.stream.close();
   }
 
   show(event) {

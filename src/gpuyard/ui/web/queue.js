@@ -7,7 +7,7 @@ import {act, actButton} from "./actions.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
-import {ACTS, TICKING, WAITING, setState, stateChip, stateWord, toneOf} from "./states.js";
+import {ACTS, TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
 import {queryOf} from "./api.js";
 
 const PAGE = 50;
@@ -21,11 +21,12 @@ export class Queue {
     this.go = go;
     this.isReadOnly = isReadOnly;
     this.filter = {state: "", search: "", after: 0};
-    this.selection = new JobSelection({where: () => this.where(), changed: () => this.showChosen()});
-    this.whole = makePick("Select all jobs on this page", () => this.selection.togglePage());
+    Object.assign(this, {page: [], total: null, selected: new Set(), isAllSelected: false});
+    this.whole = makePick("Select all jobs on this page", () => this.togglePage());
     const heads = COLUMNS.map((word) => el("th", {scope: "col", text: word, class: sideOf(word)}));
     byId("jobs-head").append(...(isReadOnly ? [] : [el("th", {scope: "col", class: "pick"}, this.whole)]), ...heads);
     this.makePages();
+    this.makeToolbar();
     byId("search").addEventListener("input", () => this.onTyping());
     byId("search").addEventListener("keydown", (event) => this.onSearchKey(event));
   }
@@ -36,6 +37,15 @@ export class Queue {
     this.next = button("Next", () => this.turn(this.filter.after + PAGE));
     this.range = el("span", {class: "number hint"});
     byId("pages").append(this.range, this.first, this.previous, this.next);
+  }
+
+  makeToolbar() {
+    this.summary = el("strong", {class: "number"});
+    this.everything = button("", () => this.select(this.selected, true), "link");
+    const acts = Object.keys(ACTS).map((verb) => actButton(verb, () => this.act(verb)));
+    const clear = button("Clear", () => this.select([]), "quiet");
+    const row = (...children) => el("div", {class: "row"}, ...children);
+    byId("bulk").append(row(this.summary, this.everything), row(acts, clear));
   }
 
   turn(after) {
@@ -56,7 +66,7 @@ export class Queue {
   }
 
   setFilter(filter) {
-    if (filter.state !== this.filter.state || filter.search !== this.filter.search) this.selection.clear();
+    if (filter.state !== this.filter.state || filter.search !== this.filter.search) this.select([]);
     this.filter = filter;
     if (document.activeElement !== byId("search")) byId("search").value = filter.search;
   }
@@ -68,19 +78,14 @@ export class Queue {
     return `/jobs?${queryOf({all: 1, state, search, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
   }
 
-  /** The filter as the `where` of a request. */
-  where() {
-    const {state, search} = this.filter;
-    return this.isFiltered ? {where: {state, search}} : {ids: "all"};
-  }
-
   show(answer) {
     const empty = byId("jobs-empty");
     empty.hidden = !answer.error && answer.jobs.length > 0;
     if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
     keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
-    this.selection.setPage(answer.jobs.map((job) => job.id), answer.total ?? null);
-    this.showChosen();
+    this.page = answer.jobs.map((job) => job.id);
+    this.total = answer.total ?? null;
+    this.showSelection();
     this.showPlace(answer);
     const how = this.isReadOnly ? "" : ": submit one here, or with `gpuyard submit -- python train.py`";
     say(empty, this.isFiltered ? "No jobs match." : `No jobs yet${how}.`);
@@ -91,9 +96,8 @@ export class Queue {
   }
 
   showPlace(answer) {
-    const {after} = this.filter;
+    const {filter: {after}, total} = this;
     const last = after + answer.jobs.length;
-    const total = answer.total ?? null;
     const range = `${count(after + 1)}–${count(last)}${total === null ? "" : ` of ${count(total)}`}`;
     say(this.range, answer.jobs.length ? range : "");
     const matching = this.isFiltered ? ` that match${total === 1 ? "es" : ""}` : "";
@@ -103,41 +107,82 @@ export class Queue {
     byId("pages").hidden = after === 0 && answer.next === null;
   }
 
-  showChosen() {
-    this.whole.checked = this.selection.isWholePage;
-    this.whole.indeterminate = !this.whole.checked && this.selection.page.some((id) => this.selection.has(id));
+  // Selecting: some jobs, or all that match the filter
+
+  isSelected(id) {
+    return this.isAllSelected || this.selected.has(id);
+  }
+
+  get isWholePage() {
+    return this.page.length > 0 && this.page.every((id) => this.isSelected(id));
+  }
+
+  get selectedCount() {
+    return this.isAllSelected ? (this.total ?? 0) : this.selected.size;
+  }
+
+  toggle(id) {
+    const ids = new Set(this.isAllSelected ? this.page : this.selected);
+    if (!ids.delete(id)) ids.add(id);
+    this.select(ids);
+  }
+
+  togglePage() {
+    if (this.isAllSelected) return this.select([]);
+    const others = [...this.selected].filter((id) => !this.page.includes(id));
+    this.select(this.isWholePage ? others : [...others, ...this.page]);
+  }
+
+  select(ids, isAll = false) {
+    Object.assign(this, {selected: new Set(ids), isAllSelected: isAll});
+    this.showSelection();
+  }
+
+  showSelection() {
+    const {isAllSelected: isAll, isWholePage, total} = this;
+    byId("bulk").hidden = this.selectedCount === 0;
+    say(this.summary, `${isAll ? `All ${plural(total, "job")}` : plural(this.selectedCount, "job")} selected`);
+    this.everything.hidden = isAll || !isWholePage || total === null || total <= this.selected.size;
+    say(this.everything, `Select all ${count(total)} that match`);
+    this.whole.checked = isWholePage;
+    this.whole.indeterminate = !isWholePage && this.page.some((id) => this.isSelected(id));
     for (const row of byId("jobs-body").children) {
-      const isChosen = this.selection.has(row.cells_.id);
-      set(row, "data-chosen", isChosen);
-      if (row.cells_.pick) row.cells_.pick.checked = isChosen;
+      const isSelected = this.isSelected(row.cells_.id);
+      set(row, "data-chosen", isSelected);
+      if (row.cells_.pick) row.cells_.pick.checked = isSelected;
     }
   }
+
+  async act(verb) {
+    const {state, search} = this.filter;
+    const matching = this.isFiltered ? {where: {state, search}} : {ids: "all"};
+    const which = this.isAllSelected ? matching : {ids: [...this.selected].join(" ")};
+    if (await act(verb, which, this.selectedCount)) this.select([]);
+  }
+
+  // Rows
 
   makeRow(job) {
     const cells = {
       id: job.id,
-      pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.selection.toggle(job.id)),
+      pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(job.id)),
       state: stateChip(job.state),
       name: el("a", {href: `#/job/${job.id}`}),
       command: el("code"),
       tag: el("span", {class: "tag"}),
       reason: el("span", {class: "reason"}),
-      gpu: number(),
-      memory: number(),
-      priority: number(),
       time: number(),
+      ...Object.fromEntries(Object.keys(TEXTS).map((label) => [label, number()])),
     };
     const cell = (label, child) => el("td", {"data-label": label, class: sideOf(label)}, child);
     const row = el(
       "tr",
       {},
       cells.pick && el("td", {class: "pick"}, cells.pick),
-      cell("Job", el("span", {class: "number", text: job.id})),
+      cell("Job", cells.Job),
       cell("State", cells.state),
       el("td", {class: "what"}, el("div", {class: "named"}, cells.name, cells.tag), cells.command, cells.reason),
-      cell("GPU", cells.gpu),
-      cell("Memory", cells.memory),
-      cell("Priority", cells.priority),
+      ...["GPU", "Memory", "Priority"].map((label) => cell(label, cells[label])),
       cell("Time", cells.time),
     );
     row.cells_ = cells;
@@ -156,9 +201,12 @@ export class Queue {
   /** Select the job that has the focus. */
   pick() {
     const row = document.activeElement?.closest("#jobs-body tr");
-    if (row?.cells_.pick) this.selection.toggle(row.cells_.id);
+    if (row?.cells_.pick) this.toggle(row.cells_.id);
   }
 }
+
+/** The columns with a number or a short text. */
+const TEXTS = {Job: (job) => job.id, GPU: gpusOf, Memory: memoryOf, Priority: (job) => job.priority};
 
 const makePick = (label, onchange) => el("input", {type: "checkbox", "aria-label": label, onchange});
 
@@ -167,15 +215,11 @@ function updateRow(row, job) {
   setState(cells.state, job.state, stateWord(job));
   say(cells.name, title(job));
   say(cells.command, job.name ? job.command : "");
-  say(cells.tag, job.tag ?? "");
-  cells.tag.hidden = !job.tag;
-  say(cells.reason, job.reason ?? "");
-  cells.reason.hidden = !job.reason;
+  say(cells.tag, job.tag);
+  say(cells.reason, job.reason);
   set(cells.reason, "data-tone", toneOf(job.state));
-  say(cells.gpu, gpusOf(job));
-  say(cells.memory, memoryOf(job));
-  say(cells.priority, job.priority);
-  setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TICKING.has(job.state) || WAITING.has(job.state));
+  for (const [label, textOf] of Object.entries(TEXTS)) say(cells[label], textOf(job));
+  setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TIMED.has(job.state));
   set(cells.time, "title", job.elapsed_s === null ? "waiting time" : "run time");
 }
 
@@ -191,83 +235,4 @@ function memoryOf(job) {
   const given = job.reserved_mb ?? job.estimated_mb ?? job.vram_mb;
   if (!job.gpus) return UNKNOWN;
   return given === null ? "alone" : memory(given);
-}
-
-class JobSelection {
-  /** `where()` returns the filter of a request; `changed()` is called when the selection changes. */
-  constructor({where, changed}) {
-    this.where = where;
-    this.changed = changed;
-    this.ids = new Set();
-    this.isAll = false;
-    this.total = null;
-    this.page = [];
-    this.build();
-  }
-
-  build() {
-    this.summary = el("strong", {class: "number"});
-    this.everything = button("", () => this.set({isAll: true}), "link");
-    const acts = Object.keys(ACTS).map((verb) => actButton(verb, () => this.act(verb)));
-    const clear = button("Clear", () => this.clear(), "quiet");
-    byId("bulk").append(
-      el("div", {class: "row"}, this.summary, this.everything), el("div", {class: "row"}, acts, clear)
-    );
-  }
-
-  get count() {
-    return this.isAll ? (this.total ?? 0) : this.ids.size;
-  }
-
-  has(id) {
-    return this.isAll || this.ids.has(id);
-  }
-
-  get isWholePage() {
-    return this.page.length > 0 && this.page.every((id) => this.has(id));
-  }
-
-  /** The rows that the queue shows. */
-  setPage(ids, total) {
-    this.page = ids;
-    this.total = total;
-    this.show();
-  }
-
-  toggle(id) {
-    if (this.isAll) this.set({ids: this.page});
-    this.ids.has(id) ? this.ids.delete(id) : this.ids.add(id);
-    this.set({});
-  }
-
-  togglePage() {
-    const isWhole = this.isWholePage;
-    if (this.isAll) return this.clear();
-    for (const id of this.page) isWhole ? this.ids.delete(id) : this.ids.add(id);
-    this.set({});
-  }
-
-  clear() {
-    this.set({ids: []});
-  }
-
-  set({ids, isAll = false}) {
-    if (ids) this.ids = new Set(ids);
-    this.isAll = isAll;
-    this.show();
-    this.changed();
-  }
-
-  show() {
-    byId("bulk").hidden = this.count === 0;
-    const selected = this.isAll ? `All ${plural(this.total, "job")}` : plural(this.count, "job");
-    say(this.summary, `${selected} selected`);
-    this.everything.hidden = this.isAll || !this.isWholePage || this.total === null || this.total <= this.ids.size;
-    say(this.everything, `Select all ${count(this.total)} that match`);
-  }
-
-  async act(verb) {
-    const which = this.isAll ? this.where() : {ids: [...this.ids].join(" ")};
-    if (await act(verb, which, this.count)) this.clear();
-  }
 }

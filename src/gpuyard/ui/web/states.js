@@ -27,9 +27,8 @@ const APPEARANCE = {
 
 export const STATES = Object.keys(APPEARANCE);
 export const FINISHED = new Set(["succeeded", "failed", "cancelled", "rejected"]);
-export const WAITING = new Set(["queued", "held", "blocked", "delayed"]);
-/** States in which the program runs, so that its time advances. */
-export const TICKING = new Set(["running", "stopping"]);
+/** States in which the run time or the waiting time of a job advances. */
+export const TIMED = new Set(["running", "stopping", "queued", "held", "blocked", "delayed"]);
 
 /** Actions: the word on the button, the word for its result, and the states in which the lifecycle allows it. */
 export const ACTS = {

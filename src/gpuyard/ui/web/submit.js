@@ -97,14 +97,8 @@ export class SubmitForm extends JobForm {
   constructor() {
     const command = {rows: 2, required: true, placeholder: "python train.py --lr 3e-4"};
     super("submit", [...PLAIN, ...MORE], FLAGS, "Submit", command);
-    this.folder = el("input", {
-      type: "text",
-      name: "cwd",
-      placeholder: "your home folder",
-      autocomplete: "off",
-      spellcheck: "false",
-      value: remembered("folder", "")
-    });
+    const plain = {type: "text", name: "cwd", autocomplete: "off", spellcheck: "false"};
+    this.folder = el("input", {...plain, placeholder: "your home folder", value: remembered("folder", "")});
     this.shellNote = el("p", {class: "hint"});
     this.command.addEventListener("input", () => this.noteShell());
     this.command.addEventListener(

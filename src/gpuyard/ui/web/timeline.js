@@ -5,7 +5,7 @@
  */
 
 import {hideTip, noteRefusal, showTip} from "./dialogs.js";
-import {byId, keep, makeSpans, remember, remembered, say, set, setAll, svg} from "./dom.js";
+import {byId, keep, makeSpans, say, set, setAll, svg} from "./dom.js";
 import {clock, clockShort, duration, memory, plural} from "./format.js";
 import {eachSecond} from "./clock.js";
 import {attemptTone} from "./states.js";
@@ -24,7 +24,7 @@ const FAR = 200;
 
 export class Timeline {
   constructor() {
-    this.span = remembered("timeline", "1h");
+    this.span = makeSpans("timeline", Object.keys(SPANS), "1h", (span) => this.choose(span));
     this.answer = null;
     this.signature = "";
     this.timer = 0;
@@ -35,7 +35,6 @@ export class Timeline {
     this.clip = byId("lanes-clip").firstElementChild;
     const layer = (name) => this.drawing.querySelector(`.${name}`);
     this.layers = {backs: layer("backs"), ticks: layer("ticks"), moving: layer("moving"), labels: layer("labels")};
-    makeSpans(byId("timeline-spans"), Object.keys(SPANS), this.span, (span) => this.choose(span));
     this.listen();
   }
 
@@ -54,7 +53,6 @@ export class Timeline {
   choose(span) {
     this.span = span;
     this.origin = NaN;
-    remember("timeline", span);
     this.changedAt = this.now();
     this.load();
   }
