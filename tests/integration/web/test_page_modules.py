@@ -7,7 +7,7 @@ from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixt
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
-SPLIT = "async (line) => (await import('/static/shell.js')).asWords(line)"
+SPLIT = "async (line) => (await import('/static/submit.js')).asWords(line)"
 LONG_LINES = """async (id) => {
   const {Log} = await import('/static/log.js');
   const log = new Log(id);

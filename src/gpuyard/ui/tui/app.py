@@ -247,11 +247,9 @@ class Top(App[None]):
             self._run(partial(self._prioritise, row["id"], by), "acts")
 
     def action_pause(self) -> None:
-        is_paused = bool(self.screen_state.status.get("paused"))
-        question = (
-            "let jobs start again?" if is_paused else "pause the queue? Running jobs continue, no new ones start."
-        )
-        path = "/unpause" if is_paused else "/pause"
+        question, path = "pause the queue? Running jobs continue, no new ones start.", "/pause"
+        if self.screen_state.status.get("paused"):
+            question, path = "let jobs start again?", "/unpause"
         self._ask(question, partial(self._post, path, None, describe_pause))
 
     def _ask(self, question: str, act: Work) -> None:

@@ -122,10 +122,7 @@ class TextDialog(ModalScreen[None]):
 class Question(ModalScreen[bool]):
     """A yes-or-no question; other keys are ignored."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)"),
-        Binding("n,q,escape", "answer(False)"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "answer(True)"), Binding("n,q,escape", "answer(False)")]
     DEFAULT_CSS = """
     Question { align: center middle; }
     Question Static { width: auto; max-width: 90%; height: auto; padding: 0 2; }

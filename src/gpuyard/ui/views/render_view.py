@@ -22,13 +22,7 @@ _PRINT_EVERY_S = 10.0
 _RECENT_S = 30.0
 _BAR_WIDTH = 16
 _MOST_SHOWN = 5
-_WAITS = {
-    "disk": "the disk",
-    "upload": "an upload",
-    "slot": "a scene slot",
-    "vram": "free VRAM",
-    "ram": "free RAM",
-}
+_WAITS = {"disk": "the disk", "upload": "an upload", "slot": "a scene slot", "vram": "free VRAM", "ram": "free RAM"}
 _STALLS = {
     "disk": "for the disk",
     "upload": "for uploads",

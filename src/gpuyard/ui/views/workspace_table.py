@@ -31,7 +31,6 @@ _STATES = {
 # Rows of the first states are kept when not all fit.
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
 _STATE, _LAST = 1, "LAST LINE"
-_HEADINGS = ("CONFIG", "STATE", "GPU", "TIME", "MEMORY", "TRY", "SESSION", _LAST)
 _LEAST_NEEDED = ("TRY", "MEMORY", _LAST, "GPU", "TIME")
 _SHORTEST_CONFIG, _SHORTEST_LAST, _GOOD_LAST = 16, 12, 24
 _LONGEST_CONFIG, _LONGEST_BAR = 48, 60
@@ -133,11 +132,7 @@ def _bar(status: SweepStatus, frame: Frame) -> Line:
     percent = f"{100 * status.completed // status.total}%"
     width = min(_LONGEST_BAR, frame.columns - len("  100%"))
     done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
-    parts = (
-        (status.completed, done, "green"),
-        (status.failed, failed, "red"),
-        (status.running, running, "green"),
-    )
+    parts = ((status.completed, done, "green"), (status.failed, failed, "red"), (status.running, running, "green"))
     spans, drawn, counted = list[Span](), 0, 0
     for count, block, style in parts:
         counted += count
@@ -162,7 +157,7 @@ def _most_important(
 
 def _table(rows: Sequence[ConfigStatus], frame: Frame) -> list[Line]:
     cells = [_cells(row, frame) for row in rows]
-    widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in _HEADINGS}
+    widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in cells[0]}
     widths["CONFIG"] = min(widths["CONFIG"], _LONGEST_CONFIG)
     _fit(widths, frame.columns)
     for each in cells:
@@ -248,9 +243,5 @@ def _cut_middle(text: str, width: int, frame: Frame) -> str:
     """Cut in the middle: both ends of a name or path matter more."""
     if cell_width(text) <= width:
         return text
-    tail = ""
-    for char in reversed(text):
-        if cell_width(char + tail) > (width - 1) // 2:
-            break
-        tail = char + tail
+    tail = cut(text[::-1], (width - 1) // 2, "")[::-1]
     return cut(text, width - cell_width(tail), frame.ellipsis) + tail

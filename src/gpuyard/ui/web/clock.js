@@ -4,7 +4,6 @@ import {say} from "./dom.js";
 import {duration} from "./format.js";
 
 const ticking = new Set();
-const listeners = new Set();
 
 /** Set the duration of an element; a running one is counted on from there. */
 export function setElapsed(node, seconds, goesOn) {
@@ -20,9 +19,6 @@ export function setElapsed(node, seconds, goesOn) {
   }
 }
 
-/** Called each second while the page is visible. */
-export const eachSecond = (listener) => listeners.add(listener);
-
 const show = (node) => say(node, duration((Date.now() - node.since) / 1000));
 
 function tick() {
@@ -33,7 +29,6 @@ function tick() {
     else
       ticking.delete(node);
   }
-  for (const listener of listeners) listener();
 }
 
 setInterval(tick, 1000);

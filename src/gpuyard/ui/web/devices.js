@@ -6,8 +6,15 @@ import {byId, el, keep, makeSpans, number, say, set} from "./dom.js";
 import {degrees, memory, percent, watts} from "./format.js";
 import {get} from "./api.js";
 
-/** The series of each device that are drawn. */
-const SERIES = ["own_mb", "others_mb", "foreign_mb", "used_mb", "utilization_percent"];
+/** The series that are drawn, and their values in an answer of the stream about a device, or about the host. */
+const DEVICE_SERIES = {
+  own_mb: (device) => device.memory?.own_used_mb,
+  others_mb: (device) => device.memory?.others_used_mb,
+  foreign_mb: (device) => device.memory?.foreign_mb,
+  used_mb: (device) => device.memory_used_mb,
+  utilization_percent: (device) => device.utilization_percent,
+};
+const HOST_SERIES = {cpu_percent: (host) => host.cpu_percent, memory_used_mb: usedOf};
 const SPANS = ["10m", "1h", "24h"];
 
 /** The parts of a card's memory: CSS class, label, and size in MB. */
@@ -186,6 +193,8 @@ function usedOf(host) {
   return isKnown ? host.memory_total_mb - host.memory_available_mb : null;
 }
 
+const makeSeries = (values) => Object.fromEntries(["at", ...Object.keys(values)].map((name) => [name, []]));
+
 /** Recent measurements of each device: requested once, then extended by the event stream. */
 class History {
   constructor(span) {
@@ -193,7 +202,7 @@ class History {
     this.spanS = 600;
     this.stepS = 2;
     this.devices = new Map();
-    this.host = {at: [], cpu_percent: [], memory_used_mb: []};
+    this.host = makeSeries(HOST_SERIES);
     this.asked = 0;
   }
 
@@ -209,34 +218,22 @@ class History {
 
   /** Add an answer of the stream about all devices. */
   add(answer, at) {
-    for (const device of answer.devices) {
-      const memory = device.memory ?? {};
-      this.append(this.seriesOf(device.id), at, {
-        own_mb: memory.own_used_mb,
-        others_mb: memory.others_used_mb,
-        foreign_mb: memory.foreign_mb,
-        used_mb: device.memory_used_mb,
-        utilization_percent: device.utilization_percent,
-      });
-    }
-    const {host} = answer;
-    this.append(this.host, at, {cpu_percent: host.cpu_percent, memory_used_mb: usedOf(host)});
+    for (const device of answer.devices) this.append(this.seriesOf(device.id), at, DEVICE_SERIES, device);
+    this.append(this.host, at, HOST_SERIES, answer.host);
   }
 
   seriesOf(id) {
-    if (!this.devices.has(id))
-      this.devices.set(id, Object.fromEntries([["at", []], ...SERIES.map((name) => [name, []])]));
+    if (!this.devices.has(id)) this.devices.set(id, makeSeries(DEVICE_SERIES));
     return this.devices.get(id);
   }
 
   /** Keep at most one point per step, as the daemon does; the newest value is always the last point. */
-  append(series, at, values) {
+  append(series, at, values, source) {
     const last = series.at.length - 1;
     const replaces = last > 0 && at - series.at[last - 1] < this.stepS;
     const place = replaces ? last : last + 1;
     series.at[place] = at;
-    for (const [name, value] of Object.entries(values))
-      if (series[name]) series[name][place] = value ?? null;
+    for (const [name, valueOf] of Object.entries(values)) series[name][place] = valueOf(source) ?? null;
     while (series.at.length > 2 && series.at[1] < at - this.spanS)
       for (const list of Object.values(series)) list.shift();
   }

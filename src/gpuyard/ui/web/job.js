@@ -26,7 +26,7 @@ export class JobPage {
 
   build() {
     this.title = el("h2", {id: "job-title", text: `Job ${this.id}`});
-    this.state = stateChip("queued");
+    this.state = stateChip();
     this.state.hidden = true;
     this.ran = number();
     this.actions = el("div", {class: "row actions", role: "toolbar", "aria-label": "Actions on this job"});

@@ -166,7 +166,7 @@ export class Queue {
     const cells = {
       id: job.id,
       pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(job.id)),
-      state: stateChip(job.state),
+      state: stateChip(),
       name: el("a", {href: `#/job/${job.id}`}),
       command: el("code"),
       tag: el("span", {class: "tag"}),

@@ -50,26 +50,21 @@ export const toneOf = (state) => APPEARANCE[state]?.[2] ?? "over";
 /** The tone of an attempt's outcome or, while it runs, of its state. */
 export const attemptTone = (outcome, state) => (outcome ? (OUTCOME_TONES[outcome] ?? "bad") : toneOf(state));
 
-export function icon(state) {
-  const node = svg("svg", {class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true"}, svg("path"));
-  setIcon(node, state);
-  return node;
-}
+const makeIcon = () => svg("svg", {class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true"}, svg("path"));
 
 function setIcon(node, state) {
   const [path, isFilled] = APPEARANCE[state] ?? APPEARANCE.cancelled;
   set(node.firstChild, "d", path);
   set(node, "data-filled", isFilled);
-}
-
-/** An icon and a word. */
-export function stateChip(state) {
-  const node = el("span", {class: "state"}, icon(state), el("span"));
-  setState(node, state);
   return node;
 }
 
-export function setState(node, state, word = state) {
+export const icon = (state) => setIcon(makeIcon(), state);
+
+/** An icon and a word. */
+export const stateChip = () => el("span", {class: "state"}, makeIcon(), el("span"));
+
+export function setState(node, state, word) {
   set(node, "data-tone", toneOf(state));
   setIcon(node.firstChild, state);
   say(node.lastChild, word);

@@ -3,7 +3,6 @@
 import {note} from "./dialogs.js";
 import {button, byId, el, remember, remembered, say, set, setAll} from "./dom.js";
 import {asSize, asTime, plural} from "./format.js";
-import {asWords, needsShell} from "./shell.js";
 import {SUBMIT_OPTIONS} from "./submit_options.js";
 import {Refusal, post} from "./api.js";
 
@@ -11,6 +10,10 @@ const PLAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag
 const MORE = ["array", "sweep", "env"];
 const FLAGS = ["exclusive", "hold", "preempt"];
 const AGAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag"];
+// Characters that a shell interprets, and an assignment before the command; not placeholders such as {lr}.
+const SHELL_SYNTAX = /[|&;<>()$`\\*?[\]#~!\n]|^\s*\w+=|\{(?!\w+\})/;
+const QUOTED = /"([^"]*)"|'([^']*)'/g;
+const WORDS = /(?:"[^"]*"|'[^']*'|[^\s"'])+/g;
 
 /** Whether an option takes several values, one per line. */
 const isMany = (name) => SUBMIT_OPTIONS[name].kind === "texts";
@@ -219,3 +222,16 @@ const asTyped = (job) => ({
   retries: String(job.retries),
   tag: job.tag ?? "",
 });
+
+const needsShell = (line) => SHELL_SYNTAX.test(withoutQuotes(line));
+
+/** Drop quoted parts; a shell interprets $, ` and \ in double quotes too, so such a part becomes `$`. */
+const withoutQuotes = (line) =>
+  line.replace(/'[^']*'|"([^"]*)"/g, (_, inner = "") => (/[$`\\]/.test(inner) ? "$" : ""));
+
+/** The arguments of a typed command line; null if a quote is not closed. A shell runs a line with shell syntax. */
+export function asWords(line) {
+  if (needsShell(line)) return ["/bin/sh", "-c", line];
+  if (line.replace(WORDS, "").trim()) return null;
+  return (line.match(WORDS) ?? []).map((word) => word.replace(QUOTED, "$1$2"));
+}

@@ -7,7 +7,6 @@
 import {hideTip, noteRefusal, showTip} from "./dialogs.js";
 import {byId, keep, makeSpans, say, set, setAll, svg} from "./dom.js";
 import {clock, clockShort, duration, memory, plural} from "./format.js";
-import {eachSecond} from "./clock.js";
 import {attemptTone} from "./states.js";
 import {get} from "./api.js";
 
@@ -40,7 +39,7 @@ export class Timeline {
 
   listen() {
     new ResizeObserver(() => byId("timeline").clientWidth !== this.width && this.draw()).observe(byId("timeline"));
-    eachSecond(() => this.move());
+    setInterval(() => this.move(), 1000);
     const {moving} = this.layers;
     const stretchOf = (event) => event.target.closest("[data-job]");
     moving.addEventListener("click", (event) => open(stretchOf(event)));
