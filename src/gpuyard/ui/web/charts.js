@@ -4,7 +4,7 @@
  */
 
 import {el, number, say, set, svg} from "./dom.js";
-import {duration, memory} from "./format.js";
+import {duration, isKnown, memory} from "./format.js";
 
 const WIDTH = 300;
 const HEIGHT = 100;
@@ -26,8 +26,6 @@ export function makeChart(title, kinds) {
   const node = el("figure", {class: "plot"}, el("figcaption", {}, el("span", {text: title}), most), drawing);
   return {node, drawing, paths, most};
 }
-
-const isKnown = (value) => value !== null && value !== undefined;
 
 /** Segments of known points `[time, value, index]`, split where a value is unknown or a gap is too long. */
 function segments(at, values, longestGap) {

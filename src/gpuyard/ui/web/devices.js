@@ -3,7 +3,7 @@
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
 import {byId, el, keep, makeSpans, number, say, set} from "./dom.js";
-import {degrees, memory, percent, watts} from "./format.js";
+import {degrees, isKnown, memory, percent, watts} from "./format.js";
 import {get} from "./api.js";
 
 /** The series that are drawn, and their values in an answer of the stream about a device, or about the host. */
@@ -110,7 +110,7 @@ export class Devices {
 
   /** Describe a chart for screen readers; its peak is also shown beside its title. */
   describe(chart, title, values, format) {
-    const known = values.filter((value) => value !== null && value !== undefined);
+    const known = values.filter(isKnown);
     const most = known.length ? Math.max(...known) : null;
     say(chart.most, `peak ${format(most)}`);
     const text = known.length ? `now ${format(known.at(-1))}, peak ${format(most)}` : "no data yet";
@@ -189,8 +189,8 @@ function makeHost() {
 
 /** RAM in use in MB; null if unknown. */
 function usedOf(host) {
-  const isKnown = host.memory_total_mb !== null && host.memory_available_mb !== null;
-  return isKnown ? host.memory_total_mb - host.memory_available_mb : null;
+  const {memory_total_mb: total, memory_available_mb: available} = host;
+  return isKnown(total) && isKnown(available) ? total - available : null;
 }
 
 const makeSeries = (values) => Object.fromEntries(["at", ...Object.keys(values)].map((name) => [name, []]));

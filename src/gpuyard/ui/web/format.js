@@ -2,36 +2,36 @@
 
 export const UNKNOWN = "–";
 
-const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+export const isKnown = Number.isFinite;
 
 const oneDecimal = (value) => value.toFixed(1).replace(/\.0$/, "");
 
 /** `512 MB`, `13.8 GB` or `24 GB`, as `core/units.format_size` writes it. */
 export function memory(mb) {
-  if (!known(mb)) return UNKNOWN;
+  if (!isKnown(mb)) return UNKNOWN;
   if (mb >= 1024) return `${oneDecimal(mb / 1024)} GB`;
   return `${mb >= 9.95 ? Math.round(mb) : oneDecimal(mb)} MB`;
 }
 
 /** A size as --vram takes it: exact, and as short as possible. */
-export const asSize = (mb) => (known(mb) ? (mb % 1024 === 0 ? `${mb / 1024}G` : `${Math.round(mb)}M`) : "");
+export const asSize = (mb) => (isKnown(mb) ? (mb % 1024 === 0 ? `${mb / 1024}G` : `${Math.round(mb)}M`) : "");
 
-export const percent = (value) => (known(value) ? `${Math.round(value)}%` : UNKNOWN);
+export const percent = (value) => (isKnown(value) ? `${Math.round(value)}%` : UNKNOWN);
 
 export function watts(value, limit) {
-  if (!known(value)) return UNKNOWN;
-  return known(limit) ? `${Math.round(value)} / ${Math.round(limit)} W` : `${Math.round(value)} W`;
+  if (!isKnown(value)) return UNKNOWN;
+  return isKnown(limit) ? `${Math.round(value)} / ${Math.round(limit)} W` : `${Math.round(value)} W`;
 }
 
-export const degrees = (value) => (known(value) ? `${Math.round(value)} °C` : UNKNOWN);
+export const degrees = (value) => (isKnown(value) ? `${Math.round(value)} °C` : UNKNOWN);
 
-export const count = (value) => (known(value) ? value.toLocaleString("en") : UNKNOWN);
+export const count = (value) => (isKnown(value) ? value.toLocaleString("en") : UNKNOWN);
 
 export const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 
 /** The two largest units that are not 0, as `core/units.format_duration` writes them. */
 export function duration(seconds) {
-  if (!known(seconds)) return UNKNOWN;
+  if (!isKnown(seconds)) return UNKNOWN;
   const whole = Math.max(0, Math.floor(seconds));
   for (const [unit, below, size, part] of [["d", "h", 86400, 3600], ["h", "m", 3600, 60], ["m", "s", 60, 1]]) {
     if (whole < size) continue;
@@ -42,7 +42,7 @@ export function duration(seconds) {
 }
 
 /** A duration as --time-limit takes it. */
-export const asTime = (seconds) => (known(seconds) ? `${Math.round(seconds)}s` : "");
+export const asTime = (seconds) => (isKnown(seconds) ? `${Math.round(seconds)}s` : "");
 
 // Created once: creating a formatter takes longer than using it a hundred times.
 const TIME = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23"});

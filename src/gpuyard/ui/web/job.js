@@ -4,11 +4,10 @@ import {act, actButton} from "./actions.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, say, set} from "./dom.js";
-import {UNKNOWN, clock, duration, memory, title} from "./format.js";
+import {UNKNOWN, clock, duration, isKnown, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
 import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
-import {get} from "./api.js";
 
 const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Details"];
 
@@ -116,24 +115,14 @@ export class JobPage {
   }
 
   showWhy(why) {
-    this.lastWhy = why;
     this.whyPart.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
     say(this.why.summary, why.summary);
-    if (!this.gpus && why.reasons.some((reason) => reason.device_id)) this.nameGpus();
-    const nameOf = (device) => this.gpus?.get(device) ?? device;
+    const nameOf = (device) => (isKnown(why.device_indexes[device]) ? `GPU ${why.device_indexes[device]}` : device);
     const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
     const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
     keep(this.why.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
     say(this.why.estimate, why.estimate);
-  }
-
-  /** Reasons name devices by id; show their index instead. */
-  async nameGpus() {
-    this.gpus = new Map();
-    const {devices} = await get("/devices").catch(() => ({devices: []}));
-    this.gpus = new Map(devices.map((device) => [device.id, `GPU ${device.index}`]));
-    this.showWhy(this.lastWhy);
   }
 
   showHistory(history) {
