@@ -81,7 +81,8 @@ class Top(App[None]):
             "log": self.screen_state.log_lines, "notice": self.screen_state.notices, "keys": self.screen_state.keys,
         }  # fmt: skip
         wheels = {"devices": self.action_devices, "queue": self.action_move}
-        self._panels = {name: LinePanel(glyphs, name, wheels.get(name)) for name in self._made}
+        clicks = {"queue": self._select_line}
+        self._panels = {name: LinePanel(glyphs, name, wheels.get(name), clicks.get(name)) for name in self._made}
         self._acting = asyncio.Lock()
         self._log_reader: TextDialog | None = None
         self._stop_forgetting: Callable[[], None] = lambda: None
@@ -141,10 +142,10 @@ class Top(App[None]):
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self.screen_state.window.height - 1))
 
-    def on_click(self, event: events.Click) -> None:
+    def _select_line(self, line: int) -> None:
         """Select the job of the line; the first two lines of the queue are headings."""
-        at = self.screen_state.window.top + event.y - 2
-        if event.widget is self._panels["queue"] and event.y >= 2 and at < self.screen_state.page.total:
+        at = self.screen_state.window.top + line - 2
+        if line >= 2 and at < self.screen_state.page.total:
             self.action_move(at - self.screen_state.window.at)
 
     def action_devices(self, by: int) -> None:

@@ -18,15 +18,17 @@ from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.header_view import rule
 from gpuyard.ui.tui.log_text import LogText
 
+Heard = Callable[[int], None]
+
 
 class LinePanel(Widget):
-    """Lines of text; redraws only those that changed. `on_wheel` is called with 1 or -1."""
+    """Lines of text; redraws only those that changed. `wheeled` is called with 1 or -1, `clicked` with the line."""
 
     ALLOW_SELECT = False
 
-    def __init__(self, glyphs: Glyphs, name: str, on_wheel: Callable[[int], None] | None) -> None:
+    def __init__(self, glyphs: Glyphs, name: str, wheeled: Heard | None, clicked: Heard | None = None) -> None:
         super().__init__(id=name)
-        self._glyphs, self._on_wheel = glyphs, on_wheel
+        self._glyphs, self._wheeled, self._clicked = glyphs, wheeled, clicked
         self._lines: list[Text] = []
 
     def show(self, lines: list[Text]) -> None:
@@ -45,6 +47,10 @@ class LinePanel(Widget):
         spelled = [Segment(self._glyphs.spell(segment.text), segment.style) for segment in drawn]
         return Strip(spelled).adjust_cell_length(width, style)
 
+    def on_click(self, event: events.Click) -> None:
+        if self._clicked is not None:
+            self._clicked(event.y)
+
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         self._turn_wheel(event, 1)
 
@@ -53,8 +59,8 @@ class LinePanel(Widget):
 
     def _turn_wheel(self, event: events.Event, by: int) -> None:
         event.stop()
-        if self._on_wheel is not None:
-            self._on_wheel(by)
+        if self._wheeled is not None:
+            self._wheeled(by)
 
 
 class TextDialog(ModalScreen[None]):
