@@ -59,8 +59,7 @@ class Ledger:
         return self._read()[1]
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
-        """Return a ticket. It keeps its place until it is released or this process ends; child processes do not inherit
-        it."""
+        """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
         content = msgspec.json.encode(_TicketRecord(holder=holder, need=need, priority=priority))
         with hold_mutex(self.folder, timeout_s), self._as_fault():
             return LockFile(self._new_path(_TICKET), content, is_inherited=False)
@@ -157,9 +156,9 @@ class Ledger:
         if not (self.folder / MUTEX).exists():
             return (), ()  # no process has claimed anything here yet
         with hold_mutex(self.folder, _READ_TIMEOUT_S):
-            return self._live(None)
+            return self._live([])
 
-    def _live(self, dead: list[str] | None) -> _Live:
+    def _live(self, dead: list[str]) -> _Live:
         """Return all live leases and tickets, and add the names of dead files to `dead`. Needs the mutex."""
         leases: list[Lease] = []
         tickets: list[Ticket] = []
@@ -167,7 +166,7 @@ class Ledger:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
             # In a private directory no other user can lock a file.
             table = None if is_private else LockTable()
-            for found in held_files(self.folder, (_LEASE, _TICKET), dead=dead):
+            for found in held_files(self.folder, (_LEASE, _TICKET), dead):
                 record = _record(found, table)
                 if isinstance(record, _TicketRecord):
                     need, priority = record.need, record.priority

@@ -170,7 +170,7 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
         os.close(descriptor)
 
 
-def held_files(folder: Path, suffixes: tuple[str, ...], *, dead: list[str] | None = None) -> Iterator[HeldFile]:
+def held_files(folder: Path, suffixes: tuple[str, ...], dead: list[str]) -> Iterator[HeldFile]:
     """Yield the files that are held, and add the names of dead files to `dead`."""
     for name in sorted(os.listdir(folder)):
         try:
@@ -190,7 +190,7 @@ def remove_dead(folder: Path, names: Iterable[str]) -> None:
             os.unlink(f"{folder}/{name}")
 
 
-def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | None:
+def _read_held(folder: str, name: str, dead: list[str]) -> HeldFile | None:
     # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -199,8 +199,7 @@ def _read_held(folder: str, name: str, dead: list[str] | None) -> HeldFile | Non
             return None
         if try_lock(descriptor):
             unlock(descriptor)
-            if dead is not None:
-                dead.append(name)
+            dead.append(name)
             return None
         return HeldFile(
             name=name,

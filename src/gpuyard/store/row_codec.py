@@ -88,11 +88,11 @@ def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
 
 def phase_to_values(attempt: Attempt) -> tuple[Any, ...]:
     started, over = attempt.started, attempt.over
-    return (
-        *((attempt.since, None, 0, None, None) if started is None else
-          (None, started.at, started.keeper_pid, started.pid, printable(started.place))),
-        *((None, None, None) if over is None else (over.at, to_json(over.outcome), to_json(over.lack))),
-    )  # fmt: skip
+    live: tuple[Any, ...] = (attempt.since, None, 0, None, None)
+    if started is not None:
+        live = (None, started.at, started.keeper_pid, started.pid, printable(started.place))
+    end = (None, None, None) if over is None else (over.at, to_json(over.outcome), to_json(over.lack))
+    return (*live, *end)
 
 
 def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
@@ -107,6 +107,7 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
 
 
 def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
+    """Each phase takes its own fields: `convert` ignores the others."""
     fields = _read_fields(_ATTEMPT_FIELDS, row, ("outcome", "lack", "usage"))
     if "started_at" in fields:
         phase = {**fields, "type": "started", "at": fields["started_at"]}

@@ -19,7 +19,7 @@ from tests.unit.leases import DEADLINE_S, child, wait_for_message
 
 def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
     dead: list[str] = []
-    found = list(held_files(folder, (".lease",), dead=dead))
+    found = list(held_files(folder, (".lease",), dead))
     if may_clean:
         remove_dead(folder, dead)
     return found
