@@ -47,11 +47,9 @@ class HostProbe(Protocol):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it.
-
-    The engine creates `folder` if it is missing (its parent must exist). `place` is where a workspace `task` runs, as
-    its session name shows it. `terms` are set only for an `engine` that places work itself.
-    """
+    """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it. The engine
+    creates `folder` if it is missing (its parent must exist). `place` is where a workspace `task` runs, as its session
+    name shows it. `terms` are set only for an `engine` that places work itself."""
 
     job_id: int
     attempt: int

@@ -179,7 +179,7 @@ FAULTS = (
     ),
     Fault(
         id="core-cancelled-dependency-counts-as-done",
-        file=f"{_CORE}/job/dependencies.py",
+        file=f"{_CORE}/job/job.py",
         old="DependencyKind.OK: state is JobState.SUCCEEDED,",
         new="DependencyKind.OK: state is not JobState.FAILED,",
         breaks="A job starts after its dependency was cancelled, as if that had succeeded.",
@@ -187,7 +187,7 @@ FAULTS = (
     ),
     Fault(
         id="core-success-before-reboot-runs-again",
-        file=f"{_CORE}/job/crash_recovery.py",
+        file=f"{_CORE}/job/retry.py",
         old="return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)",
         new="return outcome.kind in (OutcomeKind.NEVER_STARTED,)",
         breaks="A job that had succeeded before the machine rebooted runs a second time.",

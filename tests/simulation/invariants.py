@@ -7,10 +7,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.crash_recovery import REBOOTED
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook, outlook_of_all
-from gpuyard.core.job.job import Attempt, DependencyKind, Job, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import (
+    Attempt,
+    DependencyKind,
+    DependencyOutlook,
+    Job,
+    OutcomeKind,
+    SuspendedBy,
+    outlook,
+    outlook_of_all,
+)
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.core.job.retry import REBOOTED
 from gpuyard.core.scheduling.queue_order import current_priority
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, outcome_of
 from gpuyard.store.database import Database

@@ -8,10 +8,16 @@ from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.crash_recovery import REBOOTED, after_reboot, died_with_the_machine, ended_before_reboot
 from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.retry import Verdict, judge_shortage
+from gpuyard.core.job.retry import (
+    REBOOTED,
+    Verdict,
+    after_reboot,
+    died_with_the_machine,
+    ended_before_reboot,
+    judge_shortage,
+)
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.memory.sizing import grow, largest_mb
 from gpuyard.core.snapshot import Sample

@@ -15,10 +15,9 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.crash_recovery import after_loss
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent
-from gpuyard.core.job.retry import Verdict
+from gpuyard.core.job.retry import Verdict, after_loss
 from gpuyard.core.lease import PartOfDevice
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue

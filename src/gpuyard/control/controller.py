@@ -27,10 +27,9 @@ from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.crash_recovery import died_with_the_machine
-from gpuyard.core.job.job import Job
+from gpuyard.core.job.job import Job, PublishedEvent
 from gpuyard.core.job.lifecycle import JobEvent
-from gpuyard.core.job.published_events import PublishedEvent
+from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob

@@ -10,10 +10,21 @@ from msgspec.structs import replace
 
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
-from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Over, SuspendedBy, Usage
+from gpuyard.core.job.job import (
+    Attempt,
+    DependencyOutlook,
+    Job,
+    MemoryLack,
+    Outcome,
+    OutcomeKind,
+    Over,
+    PublishedEvent,
+    PublishedEventKind,
+    SuspendedBy,
+    Usage,
+    outlook_of_all,
+)
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.lease import Claim
 from gpuyard.core.scheduling.preemption import RunningJob

@@ -15,8 +15,15 @@ from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
-from gpuyard.core.job.job import Dependency, DependencyKind, Job, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import (
+    Dependency,
+    DependencyKind,
+    DependencyOutlook,
+    Job,
+    OutcomeKind,
+    SuspendedBy,
+    outlook_of_all,
+)
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import ArrayElement, Submission

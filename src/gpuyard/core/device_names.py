@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.units import format_size
+from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
 
 
 def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Device]) -> None:
     """Raise UserError for a request that would wait for ever: too few devices, or too little memory on them."""
     if len(candidates) < count:
-        plural = "" if count == 1 else "s"
         raise UserError(
-            f"{count} GPU{plural} needed, but only {len(candidates)} can be used",
+            f"{format_count(count, 'GPU')} needed, but only {len(candidates)} can be used",
             hint="`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some",
             code="impossible",
         )

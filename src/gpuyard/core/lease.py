@@ -22,10 +22,8 @@ class RestOfDevice(Struct, frozen=True, tag="rest"):
 
 
 class PartOfDevice(Struct, frozen=True, tag="part"):
-    """Share each device with jobs of the same tag, and reserve a part of it: for a first run of unknown use.
-
-    Placement gets it as FixedMemory, once the free memory of a device is known (`tag_sharing`).
-    """
+    """Share each device with jobs of the same tag, and reserve a part of it: for a first run of unknown use. Placement
+    gets it as FixedMemory, once the free memory of a device is known (`tag_sharing`)."""
 
     part: float
     is_exclusive: ClassVar[bool] = False
@@ -135,8 +133,6 @@ class Lease(Struct, frozen=True, kw_only=True):
 
 
 class Ticket(Struct, frozen=True, kw_only=True):
-    """A place in the ledger's queue."""
-
     id: str
     holder: Holder
     need: Need

@@ -1,6 +1,5 @@
 """The state of a machine at one moment: a Snapshot of its host and its devices.
 
-Rules:
 - Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
 - Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
 - The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the part that it may use.
@@ -120,10 +119,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 class Sample(Struct, frozen=True, kw_only=True):
     """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
-
     `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
-    live attempt hold, by (job id, attempt number); only the daemon measures it.
-    """
+    live attempt hold, by (job id, attempt number); only the daemon measures it."""
 
     snapshot: Snapshot
     cpu_percent: float | None = None

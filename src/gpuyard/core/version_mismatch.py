@@ -1,12 +1,7 @@
-"""How a command and a daemon of different versions treat each other.
-
-Rules:
-- Only a newer command restarts an older daemon, so two environments that are used in turn never restart each other's.
-- It restarts only a daemon that is idle, in the background, and that the command could have started itself. In all
-  other cases the command tells the user what to do, and continues.
-- A daemon that does not report its version is older: such daemons were made before versions were compared.
-- Versions that cannot be ordered (a local build, a typing mistake) are different, and neither is newer.
-"""
+"""Which of two versions is newer. Only a newer command restarts an older daemon, so two environments that are used in
+turn never restart each other's. A daemon that does not report its version is older: such daemons were made before
+versions were compared. Versions that cannot be ordered (a local build, a typing mistake) are different, and neither is
+newer."""
 
 import re
 

@@ -14,10 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from gpuyard.control.controller import Step
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.job import OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
-from gpuyard.core.memory.device_breakdown import Breakdown
+from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.plan import Plan
@@ -71,7 +70,7 @@ class Metrics:
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
 
-    async def _device_users(self) -> tuple[dict[str, Breakdown], dict[str, int]]:
+    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int]]:
         """Return the memory of each device, and the number of leases.
 
         Both are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
@@ -171,7 +170,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     is_paused: bool
     counts: Mapping[JobState, int]
     snapshot: Snapshot
-    breakdowns: Mapping[str, Breakdown]
+    breakdowns: Mapping[str, MemoryParts]
     leases: Mapping[str, int]
     counters: EventCounters
 
@@ -215,11 +214,11 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("healthy", "0 if the device is unusable: it has a fault or has vanished.", lambda device: device.healthy),
 )
 _CHARGED = "reserved, or used where that is more"
-_BREAKDOWN_METRICS: tuple[tuple[str, str, Callable[[Breakdown], float | None]], ...] = (
-    ("memory_own_bytes", f"Memory of this queue's jobs: {_CHARGED}.", lambda parts: _bytes(parts.own.charged_mb)),
-    ("memory_own_used_bytes", "Memory that this queue's jobs use.", lambda parts: _bytes(parts.own.used_mb)),
-    ("memory_others_bytes", f"Memory of other leases: {_CHARGED}.", lambda parts: _bytes(parts.others.charged_mb)),
-    ("memory_others_used_bytes", "Memory that other leases use.", lambda parts: _bytes(parts.others.used_mb)),
+_BREAKDOWN_METRICS: tuple[tuple[str, str, Callable[[MemoryParts], float | None]], ...] = (
+    ("memory_own_bytes", f"Memory of this queue's jobs: {_CHARGED}.", lambda parts: _bytes(parts.own_mb)),
+    ("memory_own_used_bytes", "Memory that this queue's jobs use.", lambda parts: _bytes(parts.own_used_mb)),
+    ("memory_others_bytes", f"Memory of other leases: {_CHARGED}.", lambda parts: _bytes(parts.others_mb)),
+    ("memory_others_used_bytes", "Memory that other leases use.", lambda parts: _bytes(parts.others_used_mb)),
     ("memory_foreign_bytes", "Memory that processes without a lease use.", lambda parts: _bytes(parts.foreign_mb)),
     ("memory_free_bytes", "Memory that is neither used nor reserved.", lambda parts: _bytes(parts.free_mb)),
 )
@@ -230,7 +229,7 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
 )
 
 
-def _devices(devices: Iterable[Device], breakdowns: Mapping[str, Breakdown]) -> Iterator[str]:
+def _devices(devices: Iterable[Device], breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:
     labels: dict[str, Labels] = {}
     for device in devices:
         index = "" if device.index is None else str(device.index)

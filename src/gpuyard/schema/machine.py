@@ -3,25 +3,13 @@
 from msgspec import Struct, field
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.report.hourly import HourlyPicture
 from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy, ReportGroup, ReportTotals
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.schema.queue import Iso
 
 Series = list[float | None]
-
-
-class MemoryParts(Struct, frozen=True, kw_only=True):
-    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the part of a charge that is
-    used."""
-
-    capacity_mb: float | None
-    own_mb: float | None
-    own_used_mb: float | None
-    others_mb: float | None
-    others_used_mb: float | None
-    foreign_mb: float | None
-    free_mb: float | None
 
 
 class LeaseRow(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook_of_all
-from gpuyard.core.job.job import Dependency, DependencyKind
+from gpuyard.core.job.job import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import ArrayElement, Submission

@@ -3,9 +3,8 @@
 import pytest
 
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, PublishedEvent, PublishedEventKind, Started
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from tests.unit.store import QueueDb
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=3, reason="status 3")

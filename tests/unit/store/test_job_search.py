@@ -49,7 +49,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 
 def walked(queue: Queue, used: dict[tuple[str, str], float]) -> list[int]:
-    line = QueueOrder(queue.store.ready_queues(), used, NOW, all_lanes=True)
+    line = QueueOrder(queue.store.ready_queues(), used, NOW)
     found = []
     while (first := line.first()) is not None:
         found.append(first[1].job_id)

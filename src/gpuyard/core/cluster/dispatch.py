@@ -25,24 +25,19 @@ _ROUNDING = 1e-6
 
 
 class DispatchView(Struct, frozen=True, kw_only=True):
-    """Input of `plan_dispatch`.
-
-    - `live`: number of live attempts of each engine. `running`: all live attempts, here and on other machines.
-    - `terms`: called only for jobs that may start.
-    - `refused`: reasons of lanes that their engine refused a short time ago, by lane id.
-    """
+    """Input of `plan_dispatch`."""
 
     now: float
     queues: Sequence[LaneQueue]
     offers: Mapping[str, Offer]
-    live: Mapping[str, int]
-    terms: Callable[[int], ClusterTerms]
-    running: Sequence[RunningJob] = ()
+    live: Mapping[str, int]  # number of live attempts of each engine
+    terms: Callable[[int], ClusterTerms]  # called only for jobs that may start
+    running: Sequence[RunningJob] = ()  # all live attempts, here and on other machines
     used: Mapping[Party, float] = {}
     shut: tuple[Reason, ...] = ()
     stopped: frozenset[str] = frozenset()
     tags: Mapping[str, int] = {}
-    refused: Mapping[int, Reason] = {}
+    refused: Mapping[int, Reason] = {}  # reasons of lanes that their engine refused a short time ago, by lane id
 
 
 def plan_dispatch(view: DispatchView, *, about: int | None = None) -> Plan:
@@ -97,8 +92,8 @@ class _Dispatcher:
     def _offer(self, lane: Lane) -> Offer:
         return self._view.offers.get(lane.engine, Offer())
 
-    def _refuse(self, lane: Lane) -> tuple[Reason, ...]:
-        view, trouble = self._view, self._offer(lane).trouble
+    def _refuse(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each reason
+        view, trouble, most = self._view, self._offer(lane).trouble, self._offer(lane).most_jobs
         if view.shut:
             return view.shut
         if trouble is not None:
@@ -107,12 +102,8 @@ class _Dispatcher:
             return (Reason(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
         if lane.id in view.refused:
             return (view.refused[lane.id],)
-        return self._refuse_by_number(lane)
-
-    def _refuse_by_number(self, lane: Lane) -> tuple[Reason, ...]:
         if reached := self._counts.refusals(lane, self._view.tags):
             return reached
-        most = self._offer(lane).most_jobs
         if most is not None and self._live.get(lane.engine, 0) >= most:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()

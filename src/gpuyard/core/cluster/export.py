@@ -8,8 +8,15 @@ from typing import Self
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook
-from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, DependencyKind, Job, OnPreempt
+from gpuyard.core.job.job import (
+    DEFAULT_GRACE_S,
+    DEFAULT_LOG_CAP_MB,
+    DependencyKind,
+    DependencyOutlook,
+    Job,
+    OnPreempt,
+    outlook,
+)
 from gpuyard.core.job.lifecycle import JobState
 
 

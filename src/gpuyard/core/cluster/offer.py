@@ -21,27 +21,19 @@ class Amount(Struct, frozen=True, kw_only=True):
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What an engine accepts now.
+    """What an engine accepts now. An engine with its own queue reports neither `free` nor `total`."""
 
-    - `trouble`: why it accepts nothing at the moment; None if it works.
-    - `free`: free resources; only jobs that fit are handed over, in queue order. `total`, which may grow, is the upper
-      limit. Both are None for an engine with its own queue.
-    - `most_jobs`: limit of live jobs. `card_mb`: memory of each of its GPUs, if configured.
-    """
-
-    trouble: str | None = None
-    free: Amount | None = None
-    total: Amount | None = None
-    most_jobs: int | None = None
-    card_mb: float | None = None
+    trouble: str | None = None  # why it accepts nothing at the moment; None if it works
+    free: Amount | None = None  # only jobs that fit into it are handed over, in queue order
+    total: Amount | None = None  # the upper limit, which may grow
+    most_jobs: int | None = None  # limit of live jobs
+    card_mb: float | None = None  # memory of each of its GPUs, if configured
 
 
 class ClusterTerms(Struct, frozen=True, kw_only=True):
-    """What an attempt needs from an engine that places it, in place of a claim.
-
-    `limit_s` is the user's time limit. Without one, `expected_s` is far longer than the job ever took. At most
-    `at_most` jobs of `group` run at once. `options` are passed to the engine as the user typed them.
-    """
+    """What an attempt needs from an engine that places it, in place of a claim. `limit_s` is the user's time limit.
+    Without one, `expected_s` is far longer than the job ever took. At most `at_most` jobs of `group` run at once.
+    `options` are passed to the engine as the user typed them."""
 
     need: Need
     name: str

@@ -5,12 +5,12 @@ or in a whole `command` of their own.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.out_of_memory import Shortage
@@ -21,6 +21,12 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PAST = {
+    JobState.SUCCEEDED: "succeeded",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
+    JobState.REJECTED: "was rejected",
+}
 
 
 class OnReboot(StrEnum):
@@ -59,6 +65,37 @@ class Dependency(Struct, frozen=True, kw_only=True):
     kind: DependencyKind = DependencyKind.OK
 
 
+class DependencyOutlook(StrEnum):
+    MET = "met"
+    PENDING = "pending"
+    NEVER = "never"
+
+
+def outlook(kind: DependencyKind, state: JobState) -> DependencyOutlook:
+    """Return what the state of the other job means for a dependency of this kind."""
+    if state not in FINISHED:
+        return DependencyOutlook.PENDING
+    met = {
+        DependencyKind.OK: state is JobState.SUCCEEDED,
+        DependencyKind.ANY: True,
+        DependencyKind.FAILED: state is JobState.FAILED,
+    }
+    return DependencyOutlook.MET if met[kind] else DependencyOutlook.NEVER
+
+
+def outlook_of_all(others: Iterable[tuple[int, DependencyKind, JobState]]) -> tuple[DependencyOutlook, str | None]:
+    """Return the worst outlook of all dependencies (job id, kind, state), and the reason if it is NEVER."""
+    worst = DependencyOutlook.MET
+    for job_id, kind, state in others:
+        found = outlook(kind, state)
+        if found is DependencyOutlook.NEVER:
+            wanted = "" if kind is DependencyKind.OK else " (had to fail)"
+            return found, f"skipped: dependency {job_id} {_PAST[state]}{wanted}"
+        if found is DependencyOutlook.PENDING:
+            worst = found
+    return worst, None
+
+
 class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -81,14 +118,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
-
-    - `configuration`: digest of the files that the command names.
-    - `pace`: how fast the runs of a batch start.
-    - `sees_all_devices`: no probe found a device, so none is leased and none is hidden from the program.
-    - `tag_sharing`: how jobs of the same tag share devices. `task`: set for a task of a workspace.
-    - `engine`: engine that places the job, with `engine_options`; empty for this machine.
-    """
+    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`."""
 
     command: tuple[str, ...]
     cwd: str
@@ -104,14 +134,14 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
     log_cap_mb: float = DEFAULT_LOG_CAP_MB
     is_array: bool = False
-    configuration: str = ""
+    configuration: str = ""  # digest of the files that the command names
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
-    pace: BatchPace | None = None
-    sees_all_devices: bool = False
-    tag_sharing: TagSharing | None = None
-    task: Task | None = None
-    engine: str = ""
+    pace: BatchPace | None = None  # how fast the runs of a batch start
+    sees_all_devices: bool = False  # no probe found a device, so none is leased and none is hidden from the program
+    tag_sharing: TagSharing | None = None  # how jobs of the same tag share devices
+    task: Task | None = None  # set for a task of a workspace
+    engine: str = ""  # engine that places the job, with `engine_options`; empty for this machine
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
     notify: tuple[Subscription, ...] = ()
@@ -177,22 +207,16 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What an attempt was measured to use.
+    """What an attempt was measured to use."""
 
-    - `peaks_mb`: peak memory on each device. `ram_mb`: peak RAM of all its processes together.
-    - `load_percent`: how busy it kept its devices by itself, from `load_looks` samples.
-    - `curve`: device memory over time, as pairs of seconds and MB. It last grew at `grew_at_s`, to `levels_mb`.
-    - `idle_looks`: number of samples in which no process at all was on its devices.
-    """
-
-    peaks_mb: dict[str, float] = {}
-    ram_mb: float | None = None
-    load_percent: float | None = None
+    peaks_mb: dict[str, float] = {}  # peak memory on each device
+    ram_mb: float | None = None  # peak RAM of all its processes together
+    load_percent: float | None = None  # how busy it kept its devices by itself, from `load_looks` samples
     load_looks: int = 0
-    curve: tuple[tuple[float, float], ...] = ()
-    grew_at_s: float = 0.0
+    curve: tuple[tuple[float, float], ...] = ()  # device memory over time, as pairs of seconds and MB
+    grew_at_s: float = 0.0  # when its device memory last grew, to `levels_mb`
     levels_mb: dict[str, float] = {}
-    idle_looks: int = 0
+    idle_looks: int = 0  # number of samples in which no process at all was on its devices
 
     @property
     def peak_mb(self) -> float | None:
@@ -214,17 +238,12 @@ class HandedOver(Struct, frozen=True, kw_only=True, tag="handed-over"):
 
 
 class Started(Struct, frozen=True, kw_only=True, tag="started"):
-    """The attempt runs. `at`: when it was recorded, right before its keeper got it; on another machine, when it started
-    there.
+    """The attempt runs."""
 
-    - `keeper_pid`: process that is the parent of the program; 0 on another machine. `pid`: the program, once known.
-    - `place`: where its engine runs it; None on this machine.
-    """
-
-    at: float
-    keeper_pid: int = 0
-    pid: int | None = None
-    place: str | None = None
+    at: float  # when it was recorded, right before its keeper got it; on another machine, when it started there
+    keeper_pid: int = 0  # process that is the parent of the program; 0 on another machine
+    pid: int | None = None  # the program, once known
+    place: str | None = None  # where its engine runs it; None on this machine
 
 
 class Over(Struct, frozen=True, kw_only=True, tag="over"):
@@ -237,32 +256,25 @@ class Over(Struct, frozen=True, kw_only=True, tag="over"):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One run of a job. It is live from the moment it is recorded until its phase is Over.
-
-    - `boot_id`: boot of this machine in which it was recorded; None if it runs on another machine.
-    - `stop_at`: when it is asked to stop; `kill_at`: when it is killed. `stopping`: its outcome once it has stopped.
-    - `reserved_mb`: memory reserved on each device. `predicted_mb`: what it was estimated to need.
-    - `suspended_at`: since when it is suspended; `suspended_s`: how long it was suspended before. `parked`: why.
-    - `engine`: set if an engine places it, which calls it `site_id`.
-    """
+    """One run of a job. It is live from the moment it is recorded until its phase is Over."""
 
     job_id: int
     number: int
     phase: HandedOver | Started | Over
-    boot_id: str | None = None
+    boot_id: str | None = None  # boot of this machine in which it was recorded; None if it runs on another machine
     lease_id: str | None = None
     devices: tuple[str, ...] = ()
     log: str | None = None
-    stop_at: float | None = None
-    kill_at: float | None = None
-    stopping: OutcomeKind | None = None
-    reserved_mb: float | None = None
-    predicted_mb: float | None = None
-    parked: SuspendedBy | None = None
-    suspended_at: float | None = None
-    suspended_s: float = 0.0
+    stop_at: float | None = None  # when it is asked to stop
+    kill_at: float | None = None  # when it is killed
+    stopping: OutcomeKind | None = None  # its outcome once it has stopped
+    reserved_mb: float | None = None  # memory reserved on each device
+    predicted_mb: float | None = None  # what it was estimated to need
+    parked: SuspendedBy | None = None  # why it is suspended
+    suspended_at: float | None = None  # since when it is suspended
+    suspended_s: float = 0.0  # how long it was suspended before
     usage: Usage | None = None
-    engine: str = ""
+    engine: str = ""  # set if an engine places it, which calls it `site_id`
     site_id: str | None = None
 
     @property
@@ -323,3 +335,23 @@ class Attempt(Struct, frozen=True, kw_only=True):
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
         return max(0.0, now - self.started.at - paused)
+
+
+class PublishedEventKind(StrEnum):
+    STARTED = "started"
+    ENDED = "ended"  # an attempt: its job may run again
+    FINISHED = "finished"  # a job: it will not run again
+
+
+class PublishedEvent(Struct, frozen=True, kw_only=True):
+    """What the controller publishes after a step, for metrics and notifications. `job` is the job after the event;
+    `attempt` is its last attempt, if it had one."""
+
+    kind: PublishedEventKind
+    job: Job
+    at: float
+    attempt: Attempt | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return None if self.attempt is None else self.attempt.outcome

@@ -62,6 +62,8 @@ _ENDS: dict[JobEvent, JobState] = {
     E.STOP: S.STOPPING,
 }
 
+_FINISHED = (S.SUCCEEDED, S.FAILED, S.CANCELLED, S.REJECTED)
+
 TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.BLOCKED, E.UNBLOCK): S.QUEUED,
     (S.BLOCKED, E.HOLD): S.HELD,
@@ -96,20 +98,14 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.STOPPING, E.FAIL): S.FAILED,
     (S.STOPPING, E.RETRY): S.DELAYED,
     (S.STOPPING, E.REQUEUE): S.QUEUED,
-    (S.SUCCEEDED, E.REQUEUE): S.QUEUED,
-    (S.FAILED, E.REQUEUE): S.QUEUED,
-    (S.CANCELLED, E.REQUEUE): S.QUEUED,
-    (S.REJECTED, E.REQUEUE): S.QUEUED,
-    (S.SUCCEEDED, E.BLOCK): S.BLOCKED,
-    (S.FAILED, E.BLOCK): S.BLOCKED,
-    (S.CANCELLED, E.BLOCK): S.BLOCKED,
-    (S.REJECTED, E.BLOCK): S.BLOCKED,
+    **{(state, E.REQUEUE): S.QUEUED for state in _FINISHED},
+    **{(state, E.BLOCK): S.BLOCKED for state in _FINISHED},
 }
 
 # The program of such a job does not run, although its attempt is live and may still hold device memory.
 IN_SUSPENSION = frozenset({S.SUSPENDING, S.SUSPENDED, S.RESUMING})
 LIVE = IN_SUSPENSION | {S.PENDING, S.RUNNING, S.STOPPING}
-FINISHED = frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.REJECTED})
+FINISHED = frozenset(_FINISHED)
 WAITING = frozenset(S) - LIVE - FINISHED
 
 

@@ -9,10 +9,8 @@ from gpuyard.errors import UserError
 
 
 class Options:
-    """The options of one submission: `options["vram"]` is the parsed value, or its default.
-
-    `name in options` is whether the option was given; None and False count as not given.
-    """
+    """The options of one submission: `options["vram"]` is the parsed value, or its default. `name in options` is
+    whether the option was given; None and False count as not given."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         unknown = sorted(set(given) - set(SUBMIT_OPTIONS))

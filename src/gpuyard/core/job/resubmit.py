@@ -13,10 +13,8 @@ from gpuyard.errors import UserError
 
 
 def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, Any], token: str = "") -> Submission:
-    """Return a submission of one job like this one, with its directory and environment.
-
-    `options` replace those of the job; an option that is None is removed.
-    """
+    """Return a submission of one job like this one, with its directory and environment. `options` replace those of the
+    job; an option that is None is removed."""
     spec = job.spec
     belongs_to = ""
     if spec.task is not None:

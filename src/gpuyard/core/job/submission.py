@@ -247,9 +247,8 @@ def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable
         return _expand_array(array)
     found = list(_expand_list(request, options))
     _refuse_too_many(len(found))
-    if "concurrency" not in options:
-        return len(found), found, None
-    return len(found), list(map(_with_index, found)), options["concurrency"]
+    at_once: int | None = options["concurrency"]
+    return len(found), found if at_once is None else list(map(_with_index, found)), at_once
 
 
 def _expand_list(request: SubmissionRequest, options: Options) -> Iterator[ArrayElement]:
@@ -272,9 +271,8 @@ def _expand_array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
     match = _ARRAY.fullmatch(text.strip())
     if match is None:
         raise UserError(f"'{text}' is not a range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
-    first, last, step, limit = (int(group) if group is not None else None for group in match.groups())
-    assert first is not None
-    assert last is not None
+    first, last = int(match[1]), int(match[2])
+    step, limit = (None if group is None else int(group) for group in match.group(3, 4))
     if step == 0 or limit == 0 or last < first:
         raise UserError(f"'{text}' is an empty range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
     indexes = range(first, last + 1, step or 1)

@@ -9,36 +9,43 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, charged_mb
 from gpuyard.core.snapshot import Device
 
 
-class MemoryPart(Struct, frozen=True, kw_only=True):
-    """Memory of some leases on a device: charged in total, and measured use. None is unknown."""
+class MemoryParts(Struct, frozen=True, kw_only=True):
+    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the part of a charge that is
+    used."""
 
-    charged_mb: float | None = None
-    used_mb: float | None = None
-
-
-class Breakdown(Struct, frozen=True, kw_only=True):
     capacity_mb: float | None
-    own: MemoryPart
-    others: MemoryPart
+    own_mb: float | None
+    own_used_mb: float | None
+    others_mb: float | None
+    others_used_mb: float | None
     foreign_mb: float | None
     free_mb: float | None
 
 
-def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> Breakdown:
-    """Return the breakdown of a device. `own` has the ids of this queue's leases."""
+def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> MemoryParts:
+    """Return the parts of a device's memory; None is unknown. `own` has the ids of this queue's leases."""
     mine = [promise for promise in promises if promise.lease_id in own]
     others = [promise for promise in promises if promise.lease_id not in own]
     mine_mb, others_mb = _used(mine), _used(others)
     state = DeviceState(device, promises, None)
+    parts = MemoryParts(
+        capacity_mb=None,
+        own_mb=None,
+        own_used_mb=mine_mb,
+        others_mb=None,
+        others_used_mb=others_mb,
+        foreign_mb=None,
+        free_mb=None,
+    )
     size = state.capacity_mb
     if size is None or state.free_mb is None:
-        own_part, other_part = MemoryPart(used_mb=mine_mb), MemoryPart(used_mb=others_mb)
-        return Breakdown(capacity_mb=None, own=own_part, others=other_part, foreign_mb=None, free_mb=None)
+        return parts
     charged = [sum((charged_mb(promise, size) for promise in part), 0.0) for part in (mine, others)]
     left = size
     mine_used, left = _take(left, mine_mb or 0.0)
@@ -46,13 +53,8 @@ def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractS
     foreign, left = _take(left, size - state.free_mb - sum(charged))
     mine_reserved, left = _take(left, charged[0] - mine_used)
     others_reserved, left = _take(left, charged[1] - others_used)
-    return Breakdown(
-        capacity_mb=size,
-        own=MemoryPart(charged_mb=mine_used + mine_reserved, used_mb=mine_mb),
-        others=MemoryPart(charged_mb=others_used + others_reserved, used_mb=others_mb),
-        foreign_mb=foreign,
-        free_mb=left,
-    )
+    own_mb, others_mb = mine_used + mine_reserved, others_used + others_reserved
+    return replace(parts, capacity_mb=size, own_mb=own_mb, others_mb=others_mb, foreign_mb=foreign, free_mb=left)
 
 
 def _take(left: float, wanted: float) -> tuple[float, float]:

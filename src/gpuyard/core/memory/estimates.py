@@ -30,43 +30,33 @@ _ALIKE, _MANY_RUNS = 1.5, 8
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What was learned under one fingerprint.
-
-    count, least_s, mean_s, most_s: number and duration of successful runs.
-    peaks_mb: the peak on one device of each of the last runs, up to KEPT_PEAKS.
-    floor_mb: memory that was not enough.
-    predicted_mb, actual_mb: the last prediction and the peak of that run.
-    """
+    """What was learned under one fingerprint."""
 
     label: str = ""
     is_exact: bool = True
-    count: int = 0
+    count: int = 0  # number of successful runs; the next three are their durations
     least_s: float | None = None
     mean_s: float | None = None
     most_s: float | None = None
-    peaks_mb: tuple[float, ...] = ()
-    floor_mb: float | None = None
+    peaks_mb: tuple[float, ...] = ()  # the peak on one device of each of the last runs, up to KEPT_PEAKS
+    floor_mb: float | None = None  # memory that was not enough
     ram_mb: float | None = None
     load_percent: float | None = None
-    predicted_mb: float | None = None
-    actual_mb: float | None = None
+    predicted_mb: float | None = None  # the last prediction
+    actual_mb: float | None = None  # the peak of that run
     seen_at: float = 0.0
 
 
 class FinishedRun(Struct, frozen=True, kw_only=True):
-    """What one attempt teaches; None is unmeasured.
-
-    lacked_mb: after running out of memory, the least that would have been enough.
-    is_whole: false for a run that was cut short.
-    """
+    """What one attempt teaches; None is unmeasured."""
 
     seconds: float | None = None
     peak_mb: float | None = None
     ram_mb: float | None = None
     load_percent: float | None = None
     predicted_mb: float | None = None
-    lacked_mb: float | None = None
-    is_whole: bool = True
+    lacked_mb: float | None = None  # after running out of memory, the least that would have been enough
+    is_whole: bool = True  # false for a run that was cut short
     at: float = 0.0
 
 
@@ -106,7 +96,14 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
     if run.lacked_mb is not None:
         after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))
     if run.seconds is not None and run.is_whole:
-        after = _with_duration(after, run.seconds)
+        mean = before.mean_s or 0.0
+        after = replace(
+            after,
+            count=before.count + 1,
+            least_s=run.seconds if before.least_s is None else min(before.least_s, run.seconds),
+            mean_s=mean + (run.seconds - mean) / (before.count + 1),
+            most_s=run.seconds if before.most_s is None else max(before.most_s, run.seconds),
+        )
     if run.peak_mb is not None and (run.is_whole or run.peak_mb > max(before.peaks_mb, default=math.inf)):
         after = replace(after, peaks_mb=(*before.peaks_mb, run.peak_mb)[-KEPT_PEAKS:])
     if run.is_whole and run.peak_mb is not None:
@@ -130,10 +127,8 @@ def memory_estimate(profile: Profile) -> float | None:
 
 
 def is_consistent(profile: Profile) -> bool:
-    """Return whether the peaks are alike enough, or enough of them, to predict the next run.
-
-    Where a program's arguments change what it needs, a few runs with other arguments do not predict it.
-    """
+    """Return whether the peaks are alike enough, or enough of them, to predict the next run. Where a program's
+    arguments change what it needs, a few runs with other arguments do not predict it."""
     peaks = profile.peaks_mb
     if profile.is_exact or len(peaks) >= _MANY_RUNS:
         return True
@@ -162,18 +157,6 @@ def estimate(spec: JobSpec, learned: Profile | None) -> Estimate:
         least_s=None if found.least_s is None else min(found.least_s, limit),
         likely_s=None if found.likely_s is None else min(found.likely_s, limit),
         most_s=min(limit + spec.grace_s, math.inf if found.most_s is None else found.most_s),
-    )
-
-
-def _with_duration(before: Profile, seconds: float) -> Profile:
-    count = before.count + 1
-    mean = before.mean_s or 0.0
-    return replace(
-        before,
-        count=count,
-        least_s=seconds if before.least_s is None else min(before.least_s, seconds),
-        mean_s=mean + (seconds - mean) / count,
-        most_s=seconds if before.most_s is None else max(before.most_s, seconds),
     )
 
 

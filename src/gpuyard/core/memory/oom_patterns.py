@@ -1,6 +1,5 @@
 """Patterns of out-of-memory errors, by the framework that writes them.
 
-Rules:
 - A pattern matches one line of output, and is specific: it names an error, a status or a failed call, never only a
   subject.
 - The order matters: the first pattern that matches a line counts. More informative patterns come first.

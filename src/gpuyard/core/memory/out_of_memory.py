@@ -115,17 +115,14 @@ class ShortageKind(StrEnum):
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
-    """What ran out: the error line (`says`) and its numbers; None where it gives none.
-
-    held_mb: the memory that the program itself held at that moment.
-    """
+    """What ran out: the error line (`says`) and its numbers; None where it gives none."""
 
     where: ShortageKind
     says: str
     asked_mb: float | None = None
     free_mb: float | None = None
     total_mb: float | None = None
-    held_mb: float | None = None
+    held_mb: float | None = None  # the memory that the program itself held at that moment
     device_index: int | None = None
     framework: str | None = None
 
@@ -163,11 +160,9 @@ def killed_by_kernel(
     ram_peak_mb: float | None,
     ram_total_mb: float | None,
 ) -> Shortage | None:
-    """Return the shortage behind a SIGKILL that we did not send, or None without evidence of one.
-
-    The evidence is the kernel's count of out-of-memory kills, or a program that held nearly all RAM: kills by another
-    guard, such as systemd-oomd, are not in the count.
-    """
+    """Return the shortage behind a SIGKILL that we did not send, or None without evidence of one. The evidence is the
+    kernel's count of out-of-memory kills, or a program that held nearly all RAM: kills by another guard, such as
+    systemd-oomd, are not in the count."""
     if status != _KILLED:
         return None
     is_counted = kills_before is not None and kills_after is not None and kills_after > kills_before

@@ -16,15 +16,11 @@ _NO = frozenset({"0", "false", "f", "no", "off"})
 
 
 class _Framework(Struct, frozen=True, kw_only=True):
-    """How a framework preallocates.
-
-    least: the part of a device that it holds at least if it preallocates.
-    variables, flags: how users limit it. A variable counts with one of its values, or with any value if none is listed.
-    """
+    """How a framework preallocates, and how users limit it: by a variable or a flag."""
 
     pattern: re.Pattern[str]
-    least: float
-    variables: dict[str, frozenset[str]]
+    least: float  # the part of a device that it holds at least if it preallocates
+    variables: dict[str, frozenset[str]]  # with the values that limit it; any value does if none is listed
     flags: tuple[str, ...] = ()
     advice: str
 
@@ -70,11 +66,7 @@ _FRAMEWORKS = (
 
 
 def preallocation_advice(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    text: str,
-    peak_mb: float | None,
-    total_mb: float | None,
+    command: Sequence[str], environment: Mapping[str, str], text: str, peak_mb: float | None, total_mb: float | None
 ) -> str | None:
     """Return a sentence that says what to set; None where the program is not known to preallocate, or did not.
 

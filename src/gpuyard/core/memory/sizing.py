@@ -99,19 +99,13 @@ def _first_run(
 
 
 class SuitableSizes(Struct, frozen=True, kw_only=True):
-    """The sizes of the devices that suit a need. Tuples of sizes are sorted, the largest first.
+    """The sizes of the devices that suit a need. Tuples of sizes are sorted, the largest first."""
 
-    devices: ids with their sizes.
-    usable: what each device offers when it is nearly empty.
-    listed: sizes of the devices whose driver lists processes.
-    free: free memory of the other devices; `least_mb` is the least that a first run needs there.
-    """
-
-    devices: tuple[tuple[str, float], ...]
+    devices: tuple[tuple[str, float], ...]  # ids with their sizes
     sizes: tuple[float, ...]
-    usable: tuple[float, ...]
-    listed: tuple[float, ...]
-    free: tuple[float, ...]
+    usable: tuple[float, ...]  # what each device offers when it is nearly empty
+    listed: tuple[float, ...]  # sizes of the devices whose driver lists processes
+    free: tuple[float, ...]  # free memory of the other devices; `least_mb` is the least that a first run needs there
     least_mb: float
 
 
@@ -126,23 +120,19 @@ class DeviceSizes:
         kind = (need.only, need.banned, need.vendor, need.model)
         found = self._found.get(kind)
         if found is None:
-            suitable = [each for each in self.devices if check_suitable(need, each) is None]
-            found = self._found[kind] = _suitable_sizes(suitable)
+            devices = [each for each in self.devices if check_suitable(need, each) is None]
+            sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
+            usable = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
+            unlisted = [device for device in devices if device.hides_processes]
+            found = self._found[kind] = SuitableSizes(
+                devices=sized,
+                sizes=_largest_first(size for _, size in sized),
+                usable=_largest_first(usable),
+                listed=_largest_first(capacity(device) or 0.0 for device in devices if not device.hides_processes),
+                free=_largest_first((capacity(device) or 0.0) - (device.memory_used_mb or 0.0) for device in unlisted),
+                least_mb=min(map(tiny_mb, unlisted), default=0.0),
+            )
         return found
-
-
-def _suitable_sizes(devices: Sequence[Device]) -> SuitableSizes:
-    sized = tuple((device.id, capacity(device) or 0.0) for device in devices)
-    usable = (math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices)
-    unlisted = [device for device in devices if device.hides_processes]
-    return SuitableSizes(
-        devices=sized,
-        sizes=_largest_first(size for _, size in sized),
-        usable=_largest_first(usable),
-        listed=_largest_first(capacity(device) or 0.0 for device in devices if not device.hides_processes),
-        free=_largest_first((capacity(device) or 0.0) - (device.memory_used_mb or 0.0) for device in unlisted),
-        least_mb=min(map(tiny_mb, unlisted), default=0.0),
-    )
 
 
 def _largest_first(figures: Iterable[float]) -> tuple[float, ...]:
@@ -160,11 +150,9 @@ def _alone(need: Need, sizes: DeviceSizes) -> Need:
 
 
 def _first_run_mb(need: Need, program: Profile | None, sizes: DeviceSizes, part: float) -> float | None:
-    """Return the memory that must be free for a first run; None for a whole device, as where a size is unknown.
-
-    It is `part` of the largest device, as far as the smallest has that much, or of the free memory where no driver
-    lists processes. Where runs of the program differ, it is at least the estimate from the largest of them.
-    """
+    """Return the memory that must be free for a first run; None for a whole device, as where a size is unknown. It is
+    `part` of the largest device, as far as the smallest has that much, or of the free memory where no driver lists
+    processes. Where runs of the program differ, it is at least the estimate from the largest of them."""
     found = sizes.suitable(need)
     if part >= 1.0 or not found.sizes or not found.sizes[-1]:
         return None
@@ -222,10 +210,8 @@ def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
 def settled_shares(
     attempt: Attempt, shares: Sequence[Share], devices: Sequence[Device], now: float, settle_s: float
 ) -> tuple[Share, ...] | None:
-    """Return the shares that the lease shrinks to.
-
-    None where the attempt was not observed for long enough, still grows, or would leave nothing to others.
-    """
+    """Return the shares that the lease shrinks to. None where the attempt was not observed for long enough, still
+    grows, or would leave nothing to others."""
     usage = attempt.usage
     if usage is None or any(share.device_id not in usage.peaks_mb for share in shares):
         return None

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity

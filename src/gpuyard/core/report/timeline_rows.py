@@ -6,6 +6,7 @@ row is opened only while all others are in use: the number of rows is the larges
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -22,13 +23,18 @@ class TimelineSpan(Struct, frozen=True, kw_only=True):
 def assign_rows(spans: Sequence[TimelineSpan]) -> list[int]:
     """Return the row of each span. A span may start in the moment in which another one of its row ends."""
     rows = [0] * len(spans)
-    lanes: dict[int, list[tuple[float, float, int]]] = {}
-    for index, span in enumerate(spans):
-        # A clock that was set back must not make a span end before its start.
-        end = math.inf if span.end is None else max(span.start, span.end)
-        lanes.setdefault(span.lane, []).append((span.start, end, index))
-    for lane in lanes.values():
-        _assign(sorted(lane), rows)
+    free: defaultdict[int, list[int]] = defaultdict(list)  # free rows of each lane
+    taken: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # others, with the time at which they are free
+    # A clock that was set back must not make a span end before its start.
+    ends = [math.inf if span.end is None else max(span.start, span.end) for span in spans]
+    for index in sorted(range(len(spans)), key=lambda each: (spans[each].start, ends[each])):
+        span = spans[index]
+        lane_free, lane_taken = free[span.lane], taken[span.lane]
+        while lane_taken and lane_taken[0][0] <= span.start:
+            heapq.heappush(lane_free, heapq.heappop(lane_taken)[1])
+        # Without a free row all are taken, and the next one is opened.
+        rows[index] = heapq.heappop(lane_free) if lane_free else len(lane_taken)
+        heapq.heappush(lane_taken, (ends[index], rows[index]))
     return rows
 
 
@@ -38,22 +44,6 @@ def count_rows(spans: Sequence[TimelineSpan], rows: Sequence[int]) -> dict[int, 
     for span, row in zip(spans, rows, strict=True):
         counted[span.lane] = max(counted.get(span.lane, 0), row + 1)
     return counted
-
-
-def _assign(spans: Sequence[tuple[float, float, int]], rows: list[int]) -> None:
-    """Set the rows of the spans of one lane, given as (start, end, index) in the order of their starts."""
-    free: list[int] = []
-    taken: list[tuple[float, int]] = []
-    opened = 0
-    for start, end, index in spans:
-        while taken and taken[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(taken)[1])
-        if free:
-            row = heapq.heappop(free)
-        else:
-            row, opened = opened, opened + 1
-        rows[index] = row
-        heapq.heappush(taken, (end, row))
 
 
 def suspensions(

@@ -1,6 +1,5 @@
 """A usage report of a time window: totals for each group of jobs and for all jobs.
 
-Rules:
 - An attempt counts with the part of its run time that lies in the window, without the time in which it was suspended.
   An attempt that still runs counts up to the end of the window.
 - GPU-hours are the run time of an attempt on each of its devices, so attempts that share a device all count. How long a
@@ -38,12 +37,9 @@ _CauseKey = tuple[str, int | None, str | None]
 
 
 class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
-    """An attempt as a report reads it.
-
-    Without `started_at` it never started: it has no run time and is not counted as running. `queued_at` is when its job
-    was queued, if this was its first start. For an attempt on another machine only the
-    number of `gpus` is known, not the `devices`. `suspended` are intervals, in order.
-    """
+    """An attempt as a report reads it. Without `started_at` it never started: it has no run time and is not counted as
+    running. `queued_at` is when its job was queued, if this was its first start. For an attempt on another machine only
+    the number of `gpus` is known, not the `devices`. `suspended` are intervals, in order."""
 
     job: int
     group: str
@@ -168,42 +164,34 @@ def _bounds(started_at: float, ended_at: float | None, window: TimeWindow) -> tu
 
 
 class TotalsBuilder:
-    """Running sums of one group of jobs."""
-
     def __init__(self) -> None:
         self.gpu_s = self.suspended_s = self.unknown_s = 0.0
         self.reserved_mb_s = self.unused_mb_s = 0.0
         self.attempts = self.succeeded = self.running = 0
         self.jobs: set[int] = set()
         self.waits: list[float] = []
-        self.causes: dict[_CauseKey, tuple[int, int]] = {}
+        self.causes: Counter[_CauseKey] = Counter()
+        self.healed: Counter[_CauseKey] = Counter()
 
-    def note_end(
-        self, outcome: str | None, status: int | None, lacked: str | None, *, is_healed: bool, has_started: bool
-    ) -> None:
-        """Count an attempt by its outcome; None for an attempt that still runs."""
-        if outcome is None:
-            self.running += has_started
-        elif outcome == OutcomeKind.SUCCEEDED:
+    def note_end(self, ran: PastAttempt) -> None:
+        if ran.outcome is None:
+            self.running += ran.started_at is not None
+        elif ran.outcome == OutcomeKind.SUCCEEDED:
             self.succeeded += 1
         else:
             # The exit status of a stopped program only says which signal ended it.
-            cause = (outcome, status if outcome == OutcomeKind.FAILED else None, lacked)
-            self._add_cause(cause, 1, int(is_healed))
-
-    def _add_cause(self, cause: _CauseKey, attempts: int, healed: int) -> None:
-        before = self.causes.get(cause, (0, 0))
-        self.causes[cause] = (before[0] + attempts, before[1] + healed)
+            cause = (ran.outcome, ran.status if ran.outcome == OutcomeKind.FAILED else None, ran.lacked)
+            self.causes[cause] += 1
+            self.healed[cause] += ran.is_healed
 
     def merge(self, other: "TotalsBuilder") -> None:
-        """Add the sums of another group."""
         for name in ("gpu_s", "suspended_s", "unknown_s", "reserved_mb_s", "unused_mb_s", "attempts", "succeeded",
                      "running"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.jobs |= other.jobs
         self.waits += other.waits
-        for cause, (attempts, healed) in other.causes.items():
-            self._add_cause(cause, attempts, healed)
+        self.causes.update(other.causes)
+        self.healed.update(other.healed)
 
     def totals(self) -> ReportTotals:
         waits = sorted(self.waits)
@@ -226,16 +214,15 @@ class TotalsBuilder:
                 unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
                 unknown_gpu_hours=self.unknown_s / HOUR_S,
             ),
-            causes=tuple(_causes(self.causes)),
+            causes=tuple(self._most_frequent_causes()),
         )
 
-
-def _causes(causes: Mapping[_CauseKey, tuple[int, int]]) -> Iterator[Cause]:
-    """Yield causes, the most frequent first."""
-    for (outcome, status, where), (attempts, healed) in sorted(
-        causes.items(), key=lambda item: (-item[1][0], item[0][0], item[0][1] or 0, item[0][2] or "")
-    ):
-        yield Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed)
+    def _most_frequent_causes(self) -> Iterator[Cause]:
+        ordered = sorted(self.causes, key=lambda cause: (-self.causes[cause], cause[0], cause[1] or 0, cause[2] or ""))
+        for cause in ordered:
+            outcome, status, where = cause
+            attempts, healed = self.causes[cause], self.healed[cause]
+            yield Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed)
 
 
 class Reporter:
@@ -254,8 +241,7 @@ class Reporter:
         group = self._groups[ran.group]
         group.attempts += 1
         group.jobs.add(ran.job)
-        has_started = ran.started_at is not None
-        group.note_end(ran.outcome, ran.status, ran.lacked, is_healed=ran.is_healed, has_started=has_started)
+        group.note_end(ran)
         if ran.queued_at is not None and ran.started_at is not None and ran.started_at >= self._window.since:
             group.waits.append(max(0.0, ran.started_at - ran.queued_at))
         self._add_time(ran, group)
@@ -273,8 +259,7 @@ class Reporter:
         for device_id in ran.devices:
             self._intervals[device_id].extend(found)
             self._attempts_on[device_id] += 1
-        if ran.gpus:
-            self._add_memory(ran, ran_s, group)
+        self._add_memory(ran, ran_s, group)
 
     def _add_memory(self, ran: PastAttempt, ran_s: float, group: TotalsBuilder) -> None:
         group.unknown_s += ran_s * (ran.gpus - len(ran.devices))

@@ -29,22 +29,17 @@ _ROUNDING_MB = 1e-6
 
 
 class BatchPace(Struct, frozen=True, kw_only=True):
-    """The limits of a batch. A limit that is None does not apply.
-
-    run_ram_mb: the RAM of one run; learned where it is None.
-    stagger_s: the least time between two starts.
-    sample_log: a file for the figures.
-    """
+    """The limits of a batch. A limit that is None does not apply."""
 
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
     max_gpu_percent: float | None = None
     max_gpu_memory_mb: float | None = None
-    run_ram_mb: float | None = None
+    run_ram_mb: float | None = None  # the RAM of one run; learned where it is None
     smoothing_s: float = DEFAULT_SMOOTHING_S
     steady_s: float = DEFAULT_STEADY_S
-    stagger_s: float = 0.0
-    sample_log: str | None = None
+    stagger_s: float = 0.0  # the least time between two starts
+    sample_log: str | None = None  # a file for the figures
 
     @property
     def gates_devices(self) -> bool:
@@ -52,32 +47,22 @@ class BatchPace(Struct, frozen=True, kw_only=True):
 
 
 class GateFigure(Struct, frozen=True, kw_only=True):
-    """A figure and its gate.
+    """A figure and its gate."""
 
-    now: as last read.
-    seen: the figure that closes the gate.
-    judged: `seen` with the expected use of runs added; a run may start only while it is within the limit.
-    """
-
-    now: float | None = None
+    now: float | None = None  # as last read
     smoothed: Smoothed = Smoothed()
-    seen: float | None = None
-    judged: float | None = None
+    seen: float | None = None  # the figure that closes the gate
+    judged: float | None = None  # `seen` with the expected use of runs; has to be within the limit for a start
     gate: SteadyGate = SteadyGate()
 
 
 class PaceState(Struct, frozen=True, kw_only=True):
-    """The gates of a batch: figures of the host, and of each device by its id.
+    """The gates of a batch: figures of the host, and of each device by its id."""
 
-    sampled_at: when the last snapshot was taken.
-    launched_at: when the last run of this batch started; `any_launched_at`: of any batch.
-    running: the number of its runs that have not ended; the largest of them holds `run_vram_mb` of a device.
-    """
-
-    sampled_at: float | None = None
-    launched_at: float | None = None
+    sampled_at: float | None = None  # when the last snapshot was taken
+    launched_at: float | None = None  # when the last run of this batch started; `any_launched_at`: of any batch
     any_launched_at: float | None = None
-    running: int = 0
+    running: int = 0  # the number of its runs that have not ended; the largest of them holds `run_vram_mb` of a device
     run_vram_mb: float = 0.0
     cpu: GateFigure = GateFigure()
     memory: GateFigure = GateFigure()
@@ -86,22 +71,16 @@ class PaceState(Struct, frozen=True, kw_only=True):
 
 
 class ExpectedUse(Struct, frozen=True, kw_only=True):
-    """Use that is not measured yet.
+    """Use that is not measured yet."""
 
-    unshown_mb: RAM that running runs have not taken yet.
-    run_mb, run_vram_mb: RAM, and memory of a device, that one more run would take.
-    cpu_percent, loads: load that the averages do not show yet, of the CPU and of each device by its id.
-    """
-
-    unshown_mb: float = 0.0
-    run_mb: float = 0.0
-    run_vram_mb: float = 0.0
-    cpu_percent: float = 0.0
-    loads: Mapping[str, float] = {}
+    unshown_mb: float = 0.0  # RAM that running runs have not taken yet
+    run_mb: float = 0.0  # RAM that one more run would take
+    run_vram_mb: float = 0.0  # memory of a device that one more run would take
+    cpu_percent: float = 0.0  # load that the average does not show yet
+    loads: Mapping[str, float] = {}  # the same of each device, by its id
 
 
 def update_pace(before: PaceState, pace: BatchPace, snapshot: Snapshot, expected: ExpectedUse, now: float) -> PaceState:
-    """Return the state with one more snapshot."""
     host = snapshot.host
     cpu = _smoothed(before.cpu, host.cpu_percent, pace, now)
     memory = _smoothed(before.memory, host.memory_available_mb, pace, now)
@@ -125,10 +104,8 @@ def update_pace(before: PaceState, pace: BatchPace, snapshot: Snapshot, expected
 
 
 def unreadable_bounds(pace: BatchPace, state: PaceState, *, has_devices: bool) -> Iterator[str]:
-    """Yield the options whose limit cannot be enforced, because no probe reads the figure.
-
-    A batch with devices, none of which is present at the moment, waits for them instead.
-    """
+    """Yield the options whose limit cannot be enforced, because no probe reads the figure. A batch with devices, none
+    of which is present at the moment, waits for them instead."""
     if pace.max_cpu_percent is not None and state.cpu.judged is None:
         yield "--max-cpu"
     if pace.min_free_memory_mb is not None and state.memory.judged is None:
@@ -166,10 +143,8 @@ def watches(need: Need, device_id: str) -> bool:
 
 
 def watched_device_refusals(pace: BatchPace, state: PaceState, need: Need, now: float) -> Iterator[Reason]:
-    """Yield why no run without devices of its own may start now.
-
-    Such a run may use any device that it finds, so all watched devices must be within their limits.
-    """
+    """Yield why no run without devices of its own may start now. Such a run may use any device that it finds, so all
+    watched devices must be within their limits."""
     for device_id in state.device_loads:
         if watches(need, device_id) and (reason := _gate_refusal(pace, state, device_id, now)) is not None:
             yield reason
@@ -203,11 +178,9 @@ def _gate_refusal(pace: BatchPace, state: PaceState, device_id: str, now: float)
 
 
 def _charged_mb(device: DeviceState, need: Need, state: PaceState) -> float | None:
-    """Return the memory that is used and reserved on a device, with one more run unless that is the first there.
-
-    The first run is not counted, as a limit below its need would keep it out for ever. A run of unknown memory counts
-    as the largest running one of its batch.
-    """
+    """Return the memory that is used and reserved on a device, with one more run unless that is the first there. The
+    first run is not counted, as a limit below its need would keep it out for ever. A run of unknown memory counts as
+    the largest running one of its batch."""
     charged = device.charged_mb
     if charged is None:
         return None

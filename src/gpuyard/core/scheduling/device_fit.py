@@ -24,15 +24,11 @@ _NAMED_PROCESSES = 3
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """Limits for sharing a device. `None` is no limit.
-
-    max_load_percent: how busy all jobs and foreign processes together may keep a device.
-    max_foreign_load_percent: how busy foreign processes alone may keep a device that gets another job.
-    """
+    """Limits for sharing a device. `None` is no limit."""
 
     max_jobs_per_device: int | None = None
-    max_load_percent: float | None = None
-    max_foreign_load_percent: float | None = None
+    max_load_percent: float | None = None  # how busy all jobs and foreign processes together may keep a device
+    max_foreign_load_percent: float | None = None  # the same for foreign processes alone, on a device that gets a job
 
 
 def is_of_kind(need: Need, device: Device) -> bool:
@@ -52,11 +48,9 @@ def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
 
 
 def would_have_run_out(need: Need, reasons: Sequence[Reason], snapshot: Snapshot) -> bool:
-    """Return whether a job waits for memory that is free now but promised to others.
-
-    A scheduler that goes by free memory alone would start it, and one of the jobs would run out of memory. False where
-    the job's memory is unknown, or where it waits for a whole device.
-    """
+    """Return whether a job waits for memory that is free now but promised to others. A scheduler that goes by free
+    memory alone would start it, and one of the jobs would run out of memory. False where the job's memory is unknown,
+    or where it waits for a whole device."""
     if not need.devices or need.required_mb is None or need.is_exclusive:
         return False
     promised = {each.device_id for each in reasons if each.kind in (ReasonKind.NO_ROOM, ReasonKind.LEASED)}
@@ -155,7 +149,6 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
-    """Return the reason with its text, figures and remedy."""
     remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
     return replace(_describe(kind, need, state, packing), remedy=remedy)
 

@@ -57,7 +57,25 @@ class DeviceState:
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
-        self._add_up()
+        self.is_exclusive = False
+        self.lease_count = 0
+        known = expected = 0.0
+        for each in promises:
+            share = each.share
+            self.is_exclusive = self.is_exclusive or share.is_exclusive
+            self.lease_count += not each.is_reservation
+            known += share.load_percent or 0.0
+            expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
+        foreign_percent = foreign.percent if foreign.percent > IDLE_PERCENT else 0.0
+        # On a device without leases, the measured load may come from a job that has just ended.
+        measured = (measured_percent or 0.0) if promises else 0.0
+        self.load_percent = max(known + foreign_percent, measured)
+        self.expected_percent = max(expected + foreign_percent, measured)
+        self.is_loaded = bool(promises) or foreign_percent > 0.0
+        size = self.capacity_mb
+        self.free_mb = (
+            None if size is None else size - self.foreign_mb - sum(charged_mb(promise, size) for promise in promises)
+        )
 
     @property
     def charged_mb(self) -> float | None:
@@ -82,28 +100,6 @@ class DeviceState:
             power_draw_w=None,
         )
         return DeviceState(device, left, None, self.foreign)
-
-    def _add_up(self) -> None:
-        promises = self.promises
-        self.is_exclusive = False
-        self.lease_count = 0
-        known = expected = 0.0
-        for each in promises:
-            share = each.share
-            self.is_exclusive = self.is_exclusive or share.is_exclusive
-            self.lease_count += not each.is_reservation
-            known += share.load_percent or 0.0
-            expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
-        foreign = self.foreign.percent if self.foreign.percent > IDLE_PERCENT else 0.0
-        # On a device without leases, the measured load may come from a job that has just ended.
-        measured = (self.measured_percent or 0.0) if promises else 0.0
-        self.load_percent = max(known + foreign, measured)
-        self.expected_percent = max(expected + foreign, measured)
-        self.is_loaded = bool(promises) or foreign > 0.0
-        size = self.capacity_mb
-        self.free_mb = (
-            None if size is None else size - self.foreign_mb - sum(charged_mb(promise, size) for promise in promises)
-        )
 
     @property
     def foreign_mb(self) -> float:

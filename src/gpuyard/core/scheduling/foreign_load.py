@@ -33,13 +33,10 @@ class ForeignProcess(Struct, frozen=True, kw_only=True):
 
 
 class ForeignLoad(Struct, frozen=True, kw_only=True):
-    """How busy foreign processes keep a device, and these processes, the busiest first.
-
-    is_over: the load is above the limit, or was and is not well below yet.
-    """
+    """How busy foreign processes keep a device, and these processes, the busiest first."""
 
     average: Smoothed = Smoothed()
-    is_over: bool = False
+    is_over: bool = False  # the load is above the limit, or was and is not well below yet
     processes: tuple[ForeignProcess, ...] = ()
 
     @property

@@ -34,6 +34,7 @@ from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.units import format_count
 
 PATIENCE_S = 60.0
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
@@ -42,27 +43,19 @@ _MOST_EXPLAINED_DEVICES = 64
 
 
 class PlacementView(Struct, frozen=True, kw_only=True):
-    """The input of a placement.
-
-    measured: the memory that a lease's processes hold on a device, by (lease id, device id).
-    loads: the smoothed measured load of each device.
-    foreign: the foreign load of each device.
-    ahead: the tickets ahead of the request, in queue order.
-    """
+    """The input of a placement."""
 
     now: float
     snapshot: Snapshot
     leases: tuple[Lease, ...] = ()
-    measured: Mapping[tuple[str, str], float | None] = {}
-    loads: Mapping[str, float | None] = {}
-    foreign: Mapping[str, ForeignLoad] = {}
+    measured: Mapping[tuple[str, str], float | None] = {}  # MB that its processes hold, by (lease id, device id)
+    loads: Mapping[str, float | None] = {}  # the smoothed measured load of each device
+    foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
     packing: Packing = Packing()
-    ahead: tuple[Ticket, ...] = ()
+    ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
 
 
 class PlacementChoice(Struct, frozen=True, kw_only=True):
-    """A claim, or the reasons why there is none."""
-
     claim: Claim | None
     reasons: tuple[Reason, ...] = ()
 
@@ -70,27 +63,25 @@ class PlacementChoice(Struct, frozen=True, kw_only=True):
 def choose(need: Need, view: PlacementView) -> PlacementChoice:
     """Return a claim on the best devices for `need`, or the reasons why none is possible now."""
     placement = PlacementState(view)
-    choice = placement.choose(need)
+    claim = placement.find_claim(need)
     for ticket in view.ahead:
-        if choice.claim is None:
-            return choice  # more reservations would not change that
+        if claim is None:
+            break  # more reservations would not change that
         placement.reserve_for_ticket(ticket)
-        choice = placement.choose(need)
-    if choice.claim is None:
-        return choice
-    blocked = _first_blocked(choice.claim, view)
+        claim = placement.find_claim(need)
+    if claim is None:
+        return PlacementChoice(claim=None, reasons=tuple(placement.explain(need)))
+    blocked = _first_blocked(claim, view)
     if blocked is None:
-        return choice
-    reasons = (wait_reasons.awaited(share.device_id, (blocked,)) for share in choice.claim.shares)
+        return PlacementChoice(claim=claim)
+    reasons = (wait_reasons.awaited(share.device_id, (blocked,)) for share in claim.shares)
     return PlacementChoice(claim=None, reasons=tuple(reasons))
 
 
 def _first_blocked(claim: Claim, view: PlacementView) -> Holder | None:
-    """Return the holder of the first ticket ahead that this claim would block, or None.
-
-    Reservations alone do not rule this out: beside the claim, the requests ahead may be placed on other devices than
-    reserved, and then block each other.
-    """
+    """Return the holder of the first ticket ahead that this claim would block, or None. Reservations alone do not rule
+    this out: beside the claim, the requests ahead may be placed on other devices than reserved, and then block each
+    other."""
     before, after = PlacementState(view), PlacementState(view)
     after.add_claim(claim, _NO_HOLDER)
     for ticket in view.ahead:
@@ -111,13 +102,10 @@ class PlacementState:
         self._view = view
         promises = _leased_shares(view)
         self.states = {
-            device.id: DeviceState(
-                device,
-                promises.get(device.id, ()),
-                view.loads.get(device.id),
-                view.foreign.get(device.id, NO_FOREIGN_LOAD),
+            each.id: DeviceState(
+                each, promises.get(each.id, ()), view.loads.get(each.id), view.foreign.get(each.id, NO_FOREIGN_LOAD)
             )
-            for device in view.snapshot.unsplit_devices()  # also unhealthy ones, to be explained
+            for each in view.snapshot.unsplit_devices()  # also unhealthy ones, to be explained
         }
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
@@ -137,12 +125,7 @@ class PlacementState:
             for state in self.states.values()
         )
 
-    def choose(self, need: Need) -> PlacementChoice:
-        claim = self.find_claim(need)
-        return PlacementChoice(claim=claim, reasons=() if claim is not None else tuple(self.explain(need)))
-
     def find_claim(self, need: Need) -> Claim | None:
-        """Return a claim on the best devices for the need, or None."""
         if self.host_refuses(need):
             return None
         if not need.devices:
@@ -157,7 +140,6 @@ class PlacementState:
         return Claim(shares=tuple(_claimed_share(need, state) for state in chosen))
 
     def explain(self, need: Need) -> Iterator[Reason]:
-        """Yield the reasons why no claim is possible."""
         yield from host_refusals(need, self._view.snapshot.host)
         fits = explained = 0
         for state in self.states.values():
@@ -167,7 +149,7 @@ class PlacementState:
                 explained += 1
                 yield reason_for(kind, need, state, self._view.packing)
         if fits < need.devices:
-            available = f"{fits} GPU{'' if fits == 1 else 's'}" if fits else "no GPU"
+            available = format_count(fits, "GPU") if fits else "no GPU"
             yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
 
     def add_claim(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
@@ -181,11 +163,9 @@ class PlacementState:
         self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
 
     def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
-        """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway.
-
-        With `ends` (the expected end of each lease): the devices that become available first. Without: every device
-        that would serve the head once leases end.
-        """
+        """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
+        `ends` (the expected end of each lease): the devices that become available first. Without: every device that
+        would serve the head once leases end."""
         if self.host_refuses(need):
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
@@ -203,10 +183,8 @@ class PlacementState:
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
-        all that will have. `ends` is the end of each lease; a lease without a known end may end at any moment.
-
-        A device is examined only when its first lease ends before any device that is known to be available.
-        """
+        all that will have. `ends` is the end of each lease; a lease without a known end may end at any moment. A device
+        is examined only when its first lease ends before any device that is known to be available."""
         now = self._view.now
         fitting = {state.device.id for state in self._fitting(need)}
         queue = [(now, device_id, True) for device_id in fitting]
@@ -239,7 +217,6 @@ class PlacementState:
         return any(host_refusals(need, self._view.snapshot.host))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
-        """Return whether nothing speaks against the need on this device."""
         return self._refusal(need, state) is None
 
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
@@ -284,10 +261,8 @@ class PlacementState:
         return [state.device for state in self.suitable_devices(need) if self.fits(need, state.without())]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
-        """Return the shares to reserve for a request that needs more than is free.
-
-        Empty where it would not fit even without any lease.
-        """
+        """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
+        without any lease."""
         need = ticket.need
         has_waited = self._view.now - ticket.since > PATIENCE_S
         now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]

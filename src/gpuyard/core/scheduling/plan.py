@@ -22,55 +22,38 @@ class SchedulingLimits(Struct, frozen=True, kw_only=True):
 
 
 class PlannerView(Struct, frozen=True, kw_only=True):
-    """All input of a plan. The functions are called only where their result matters.
-
-    holder: this queue, as it appears in the ledger.
-    closed_reasons: why no job at all may start now.
-    my_ticket: this queue's own ticket in the ledger; `tickets` are those of others.
-    estimate: how long a job takes.
-    ends_after, ends_about: the earliest and the likely end of a running job.
-    need: the need of a job in a lane that sizes each.
-    pace_states: the state of each batch, by its group.
-    stopped_tags: tags of which no job starts.
-    last_starts: when a job of a tag last started, for tags with sharing rules.
-    """
+    """All input of a plan. The functions are called only where their result matters."""
 
     now: float
     placement: PlacementView
     queues: Sequence[LaneQueue]
-    holder: Holder
+    holder: Holder  # this queue, as it appears in the ledger
     limits: SchedulingLimits
     running: Sequence[RunningJob] = ()
     used: Mapping[Party, float] = {}
-    closed_reasons: tuple[Reason, ...] = ()
+    closed_reasons: tuple[Reason, ...] = ()  # why no job at all may start now
     tickets: tuple[Ticket, ...] = ()
-    my_ticket: Ticket | None = None
-    estimate: Callable[[int], Estimate] = lambda _: Estimate()
-    ends_after: Callable[[int], float | None] = lambda _: None
-    ends_about: Callable[[int], float | None] = lambda _: None
-    need: Callable[[Lane, int], Need] = lambda lane, _: lane.need
-    pace_states: Mapping[int, PaceState] = {}
-    stopped_tags: frozenset[str] = frozenset()
-    last_starts: Mapping[str, float] = {}
+    my_ticket: Ticket | None = None  # this queue's own ticket in the ledger; `tickets` are those of others
+    estimate: Callable[[int], Estimate] = lambda _: Estimate()  # how long a job takes
+    ends_after: Callable[[int], float | None] = lambda _: None  # the earliest end of a running job
+    ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
+    need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
+    pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
+    stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
+    last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """A proposed start: the ledger grants its claim, or the job keeps waiting. In a lane that resumes, the job resumes.
-
-    charged_mb: for a run of a batch, the memory that is used and reserved on its device, including the run.
-    terms: for a job on a cluster, what is asked of the cluster instead of a claim.
-    """
+    """A proposed start (in a lane that resumes: a resume). The ledger grants its claim, or the job keeps waiting."""
 
     job_id: int
     lane: Lane
     claim: Claim
-    charged_mb: float | None = None
-    terms: ClusterTerms | None = None
+    charged_mb: float | None = None  # of a run of a batch: memory used and reserved on its device, including the run
+    terms: ClusterTerms | None = None  # for a job on a cluster, what is asked of the cluster instead of a claim
 
 
 class WaitingJob(Struct, frozen=True, kw_only=True):
-    """A job that does not start, and why."""
-
     job_id: int
     lane: Lane
     need: Need
@@ -78,17 +61,13 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
 
 
 class Preempt(Struct, frozen=True, kw_only=True):
-    """A running job to preempt for another."""
-
     job_id: int
     for_job: int
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """`waiting` has the first job of each lane that was considered and did not start.
-
-    `head` is the head of the queue, which has devices reserved; without one, the first job that waits for devices.
-    """
+    """`waiting` has the first job of each lane that was considered and did not start. `head` is the head of the queue,
+    which has devices reserved; without one, the first job that waits for devices."""
 
     starts: tuple[Start, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()

@@ -10,12 +10,7 @@ from gpuyard.core.scheduling.placement import PlacementState
 
 
 class RunningJob(Struct, frozen=True, kw_only=True):
-    """A live attempt.
-
-    preempt_cost_s: the cost of preempting it; None where it may not be preempted.
-    is_leaving: it is already being preempted.
-    takes_slot: it counts as a job without devices; false for runs of a batch and jobs on a cluster.
-    """
+    """A live attempt."""
 
     job_id: int
     user: str
@@ -25,19 +20,17 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     group: int | None = None
     lease_id: str | None = None
     priority: int = 0
-    preempt_cost_s: float | None = None
-    is_leaving: bool = False
-    takes_slot: bool = True
+    preempt_cost_s: float | None = None  # the cost of preempting it; None where it may not be preempted
+    is_leaving: bool = False  # it is already being preempted
+    takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
     device_ids: tuple[str, ...] = ()
 
 
 def find_victims(
     need: Need, placement: PlacementState, running: Sequence[RunningJob], priority: int
 ) -> tuple[RunningJob, ...]:
-    """Return the jobs to preempt so that the need fits.
-
-    Empty where preemption would not help, or where the jobs that are already leaving free enough.
-    """
+    """Return the jobs to preempt so that the need fits. Empty where preemption would not help, or where the jobs that
+    are already leaving free enough."""
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
     may_leave = {
         run.lease_id: run

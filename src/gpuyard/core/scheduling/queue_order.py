@@ -30,33 +30,23 @@ Party = tuple[str, str]
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """Ready jobs that are alike.
-
-    group: the array, or the batch, that the jobs belong to; at most `group_limit` of it run at a time.
-    batch: set for a large submission, which has lanes of its own.
-    sizes_each: each job has a need of its own, which is learned or has grown.
-    resumes: the lane has a single job, which is suspended.
-    preempts: its jobs may preempt others.
-    pace: when the runs of a batch may start.
-    tag_sharing: how all jobs with the tag share devices.
-    engine: the cluster engine that places its jobs; `demands` are the engine's options that they have in common.
-    """
+    """Ready jobs that are alike."""
 
     id: int
     priority: int
     user: str
     tag: str
     need: Need
-    group: int | None = None
+    group: int | None = None  # the array or batch of the jobs; at most `group_limit` of it run at a time
     group_limit: int | None = None
-    batch: int | None = None
-    sizes_each: bool = False
-    resumes: bool = False
-    preempts: bool = False
-    pace: BatchPace | None = None
-    tag_sharing: TagSharing | None = None
-    engine: str = ""
-    demands: tuple[str, ...] = ()
+    batch: int | None = None  # set for a large submission, which has lanes of its own
+    sizes_each: bool = False  # each job has a need of its own, which is learned or has grown
+    resumes: bool = False  # the lane has a single job, which is suspended
+    preempts: bool = False  # its jobs may preempt others
+    pace: BatchPace | None = None  # when the runs of a batch may start
+    tag_sharing: TagSharing | None = None  # how all jobs with the tag share devices
+    engine: str = ""  # the cluster engine that places its jobs
+    demands: tuple[str, ...] = ()  # the engine's options that they have in common
 
     @property
     def party(self) -> Party:
@@ -101,20 +91,14 @@ class QueueOrder:
     """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward."""
 
     def __init__(
-        self,
-        queues: Sequence[LaneQueue],
-        used: Mapping[Party, float],
-        now: float,
-        *,
-        explained_lane: int | None = None,
-        all_lanes: bool = False,
+        self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, explained_lane: int | None = None
     ) -> None:
-        """Consider MOST_LANES lanes, and always `explained_lane`; with `all_lanes`, all of them."""
+        """Consider MOST_LANES lanes, and always `explained_lane`."""
         self._now = now
         self._used = dict(used)
         first = ((queue, next(queue.jobs, None)) for queue in queues)
         self._heads = {queue.lane.id: (queue, head) for queue, head in first if head is not None}
-        if len(self._heads) > MOST_LANES and not all_lanes:
+        if len(self._heads) > MOST_LANES:
             ranked = sorted(self._heads.values(), key=self._rank)
             with_devices = [queue.lane.id for queue, _ in ranked if queue.lane.need.devices]
             without = [queue.lane.id for queue, _ in ranked if not queue.lane.need.devices]
@@ -151,11 +135,9 @@ class QueueOrder:
 
 
 def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:
-    """Yield all jobs in the order of a QueueOrder with `all_lanes`, at a cost that hardly grows with the lanes.
-
-    A start changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a
-    heap, and after each job only its party is placed again in the heap of parties.
-    """
+    """Yield the jobs of all lanes in the order of a QueueOrder, at a cost that hardly grows with the lanes. A start
+    changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a heap, and
+    after each job only its party is placed again in the heap of parties."""
     weights = dict(used)
     parties: dict[Party, list[tuple[int, int, int]]] = {}
     heads: list[Candidate | None] = [next(queue.jobs, None) for queue in queues]

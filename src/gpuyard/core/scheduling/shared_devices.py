@@ -43,25 +43,18 @@ class SharedDevices:
 
     def best(self, need: Need, packing: Packing) -> DeviceState | None:
         """Return the best device for a job that needs a share of one device."""
-        slowing = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
-        return self._fullest(need, packing, slowing) or self._first(need, packing, slowing)
-
-    def _fullest(self, need: Need, packing: Packing, end: int) -> DeviceState | None:
-        """Return the fullest device before `end` that has capacity for the need."""
         least = -math.inf if need.required_mb is None else need.required_mb
+        slowing = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
         best, free_mb = None, math.inf
-        for offer in self._offers[:end]:
+        for offer in self._offers[:slowing]:
             is_fuller = least <= offer[1] <= free_mb and (best is None or offer[1:4] < best[1:4])
             if is_fuller and not check_capacity(need, offer[-1], packing):
                 best, free_mb = offer, offer[1]
-        return None if best is None else best[-1]
-
-    def _first(self, need: Need, packing: Packing, start: int) -> DeviceState | None:
-        """Return the first device from `start` on that has capacity for the need."""
-        least = -math.inf if need.required_mb is None else need.required_mb
+        if best is not None:
+            return best[-1]
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
         most -= (need.load_percent or 0.0) - _ROUNDING
-        large = (offer[-1] for offer in self._offers[start:] if offer[1] >= least and offer[4] <= most)
+        large = (offer[-1] for offer in self._offers[slowing:] if offer[1] >= least and offer[4] <= most)
         return next((state for state in large if not check_capacity(need, state, packing)), None)
 
 

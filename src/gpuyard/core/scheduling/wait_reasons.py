@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.lease import Holder, Need
+from gpuyard.core.units import format_count
 
 
 class ReasonKind(StrEnum):
@@ -77,9 +78,7 @@ REMEDIES = {
 
 class Reason(Struct, frozen=True):
     """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
-
-    `remedy` names the option or setting that changes it, where waiting may not help.
-    """
+    `remedy` names the option or setting that changes it, where waiting may not help."""
 
     kind: ReasonKind
     text: str
@@ -105,7 +104,6 @@ def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
-    """Return the reason that a figure exceeds its limit."""
     what, unit = _MEASURES[kind]
     text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"
     return Reason(kind, text, device_id, had, allowed)
@@ -134,5 +132,4 @@ def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str
     for reason in reasons:
         places.setdefault(reason.text, []).append(names.get(reason.device_id or "", reason.device_id or ""))
     why = "; ".join(f"GPU {', '.join(at)}: {text}" if any(at) else text for text, at in places.items())
-    devices = f"{need.devices} GPU{'' if need.devices == 1 else 's'}" if need.devices else "the machine"
-    return f"waiting for {devices}: {why}"
+    return f"waiting for {format_count(need.devices, 'GPU') if need.devices else 'the machine'}: {why}"

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import Attempt, DependencyOutlook, Job, OutcomeKind, SuspendedBy, outlook
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gpuyard.control.controller import Step
 from gpuyard.core.lease import Lease
-from gpuyard.core.memory.device_breakdown import Breakdown, break_down
+from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
@@ -34,7 +34,6 @@ from gpuyard.schema.machine import (
     HostSeries,
     LeaseRow,
     MachineState,
-    MemoryParts,
 )
 from gpuyard.schema.requests import DeviceHistoryQuery
 
@@ -60,7 +59,7 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
     measured: Measured
     jobs: dict[str, int]
 
-    def breakdown(self, device: Device) -> Breakdown:
+    def breakdown(self, device: Device) -> MemoryParts:
         shares = [
             PromisedShare(
                 share=share,
@@ -117,19 +116,11 @@ class DeviceList:
 
 
 def _as_device(users: DeviceUsers, device: Device) -> DeviceRow:
-    parts = users.breakdown(device)
     return copy_fields(
         device,
         DeviceRow,
         is_usable=device in users.snapshot.usable_devices(),
-        memory=copy_fields(
-            parts,
-            MemoryParts,
-            own_mb=parts.own.charged_mb,
-            own_used_mb=parts.own.used_mb,
-            others_mb=parts.others.charged_mb,
-            others_used_mb=parts.others.used_mb,
-        ),
+        memory=users.breakdown(device),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     )
 
@@ -264,5 +255,5 @@ class UsageHistory:
 
 def _device_row(users: DeviceUsers, device: Device) -> Values:
     parts = users.breakdown(device)
-    memory = parts.own.used_mb, parts.others.used_mb, parts.foreign_mb, device.memory_used_mb
+    memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb
     return (*memory, device.utilization_percent, device.power_draw_w)

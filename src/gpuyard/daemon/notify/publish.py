@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuyard.config import NotifyConfig, load_config
 from gpuyard.control.controller import Step
+from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Lease
 from gpuyard.core.notify.messages import FreedDevices, Occurrence, label_of, occurrence_of, queue_summary, targets_of
 from gpuyard.core.notify.subscriptions import Event

@@ -1,7 +1,6 @@
 import pytest
 
-from gpuyard.core.job.dependencies import DependencyOutlook, outlook, outlook_of_all
-from gpuyard.core.job.job import DependencyKind
+from gpuyard.core.job.job import DependencyKind, DependencyOutlook, outlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED

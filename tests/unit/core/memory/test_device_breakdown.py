@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Holder, Share
-from gpuyard.core.memory.device_breakdown import Breakdown, MemoryPart, break_down
+from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.snapshot import Device, Vendor
 
@@ -27,11 +27,13 @@ def promise(
     return PromisedShare(share=share, holder=ME, measured_mb=measured_mb, lease_id=lease_id)
 
 
-def parts(own: tuple[float, float], others: tuple[float, float], foreign: float, free: float) -> Breakdown:
-    return Breakdown(
+def parts(own: tuple[float, float], others: tuple[float, float], foreign: float, free: float) -> MemoryParts:
+    return MemoryParts(
         capacity_mb=24_000.0,
-        own=MemoryPart(charged_mb=own[0], used_mb=own[1]),
-        others=MemoryPart(charged_mb=others[0], used_mb=others[1]),
+        own_mb=own[0],
+        own_used_mb=own[1],
+        others_mb=others[0],
+        others_used_mb=others[1],
         foreign_mb=foreign,
         free_mb=free,
     )
@@ -55,14 +57,14 @@ def test_a_device_without_leases_is_free() -> None:
 
 def test_hidden_use_is_unknown_and_still_charged() -> None:
     found = break_down(device(6_000.0), [promise("own", 8_000.0, None)], OWN)
-    assert (found.own.charged_mb, found.own.used_mb) == (8_000.0, None)
+    assert (found.own_mb, found.own_used_mb) == (8_000.0, None)
     assert (found.foreign_mb, found.free_mb) == (0.0, 16_000.0)
 
 
 def test_of_a_device_without_figures_nothing_is_known() -> None:
     unknown = Device(id="GPU-a", vendor=Vendor.INTEL)
     found = break_down(unknown, [promise("own", 8_000.0, None)], OWN)
-    assert (found.capacity_mb, found.own.charged_mb, found.foreign_mb, found.free_mb) == (None, None, None, None)
+    assert (found.capacity_mb, found.own_mb, found.foreign_mb, found.free_mb) == (None, None, None, None)
 
 
 @given(
@@ -71,6 +73,6 @@ def test_of_a_device_without_figures_nothing_is_known() -> None:
 )
 def test_the_parts_are_never_negative_and_add_up_to_the_device(used_mb: float, promises: list[PromisedShare]) -> None:
     found = break_down(device(used_mb), promises, OWN)
-    given_out = [found.own.charged_mb, found.others.charged_mb, found.foreign_mb, found.free_mb]
+    given_out = [found.own_mb, found.others_mb, found.foreign_mb, found.free_mb]
     assert all(part is not None and part >= 0 for part in given_out)
     assert abs(sum(part or 0.0 for part in given_out) - 24_000.0) < 0.01

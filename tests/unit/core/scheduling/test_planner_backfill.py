@@ -200,7 +200,7 @@ def head_fits(planner_view: PlannerView, need: Need, gone: tuple[Lease, ...], pl
     placement = placement_without(PlacementState(planner_view.placement), frozenset(lease.id for lease in gone))
     for start in plan.starts if plan else ():
         placement.add_claim(start.claim, ME)
-    return placement.choose(need).claim is not None
+    return placement.find_claim(need) is not None
 
 
 # Needs of several devices wait most often, and so have the most to lose.

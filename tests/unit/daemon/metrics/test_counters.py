@@ -6,9 +6,20 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Step
-from gpuyard.core.job.job import Attempt, HandedOver, Job, JobSpec, MemoryLack, Outcome, OutcomeKind, Over, Started
+from gpuyard.core.job.job import (
+    Attempt,
+    HandedOver,
+    Job,
+    JobSpec,
+    MemoryLack,
+    Outcome,
+    OutcomeKind,
+    Over,
+    PublishedEvent,
+    PublishedEventKind,
+    Started,
+)
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.published_events import PublishedEvent, PublishedEventKind
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.plan import Plan
