@@ -18,7 +18,7 @@ VALUES: list[Any] = [
     "1-999999999999999999", f"name={NUL}", f"tag={LONE}", "999999999999d", [None], [LONE], {"a": 1},
 ]  # fmt: skip
 BODIES = [b"", b"null", b"[]", b"1", b'"x"', b"{", b"\0", b"\xff\xfe", DEEP.encode(), b'{"ids": ' + DEEP.encode()]
-SUBMITTED = ["command", "list", "table", "cwd", "environment", "token", "configuration", "task", "crew"]
+SUBMITTED = ["command", "list", "table", "cwd", "environment", "token", "configuration", "task", "tag_sharing"]
 OPTIONS = [
     "name", "tag", "priority", "gpus", "vram", "retries", "grace", "time-limit", "duration", "after", "env", "stdin",
     "device", "gpu-name", "sweep", "array", "engine", "engine-option", "log-cap", "cpus", "concurrency", "sample-log",

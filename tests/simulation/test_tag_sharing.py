@@ -25,7 +25,7 @@ SharingRules = dict[str, TagSharing]
 def task(at: float, token: str, rule: TagSharing, *command: str, tag: str = "w", **options: Any) -> Operation:
     asked = submit(at, token, *command, tag=tag, **options).asked
     assert asked is not None
-    return Operation(at=at, kind="submit", asked=replace(asked, crew=rule))
+    return Operation(at=at, kind="submit", asked=replace(asked, tag_sharing=rule))
 
 
 def random_tasks(seed: int) -> tuple[Script, SharingRules, dict[str, str]]:

@@ -85,7 +85,7 @@ class QueueUnderTest:
     def submit(self, *command: str, rule: TagSharing | None = None, **options: Any) -> int:
         typed = {"gpus": "0", "engine": "yonder", **{name.replace("_", "-"): each for name, each in options.items()}}
         own = {"CUDA_VISIBLE_DEVICES": "7"}
-        asked = SubmissionRequest(cwd="/", environment=own, token="", command=command, options=typed, crew=rule)
+        asked = SubmissionRequest(cwd="/", environment=own, token="", command=command, options=typed, tag_sharing=rule)
         pieces = self.daemon.requests.submit(parse_submission(asked), "me")
         while True:
             try:

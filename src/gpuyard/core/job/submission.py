@@ -48,8 +48,8 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
     however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
     are learned separately for each. Default of `cwd` and `environment`: the user's home and the daemon's own
-    environment. An option `concurrency` makes it a batch. A workspace sends a `task`, and a `crew`, the rule by which
-    jobs of its tag share GPUs."""
+    environment. An option `concurrency` makes it a batch. A workspace sends a `task`, and `tag_sharing`, the rule by
+    which jobs of its tag share GPUs."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
@@ -60,7 +60,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     table: str | None = None
     options: dict[str, Any] = {}
     task: Task | None = None
-    crew: TagSharing | None = None
+    tag_sharing: TagSharing | None = None
 
 
 class ArrayElement(Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         preempts=options["preempt"],
         on_preempt=OnPreempt(options["on-preempt"]),
         pace=pace,
-        tag_sharing=request.crew,
+        tag_sharing=request.tag_sharing,
         task=request.task,
         engine=engine,
         engine_options=tuple(options["engine-option"]),
@@ -169,8 +169,8 @@ def _check(request: SubmissionRequest, options: Options, engine: str) -> None:
     times = len(options["notify"])
     if times > MAX_SUBSCRIPTIONS:
         raise UserError(f"--notify is given {times} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
-    if request.crew is not None and not options["tag"]:
-        raise UserError("`crew` is the sharing rule of a tag, and these jobs have no tag", hint="give them a tag")
+    if request.tag_sharing is not None and not options["tag"]:
+        raise UserError("`tag_sharing` is the rule of a tag, and these jobs have no tag", hint="give them a tag")
 
 
 def _parse_pace(options: Options) -> BatchPace:

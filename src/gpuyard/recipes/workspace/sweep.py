@@ -186,7 +186,7 @@ class _Sweep:
             environment={**self._environment, **task_variables, **each.options.env},
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
-            crew=msgspec.to_builtins(sharing),
+            tag_sharing=msgspec.to_builtins(sharing),
             configuration=_digest(each.path),
         )
 

@@ -402,14 +402,15 @@ def test_an_invalid_request_body_is_a_user_error(body: bytes) -> None:
 
 
 def test_tag_sharing_needs_a_tag_and_at_least_one_job_per_device() -> None:
-    asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": {"tag": "w"}, "crew": {"most_per_device": 2}}
+    options, rule = {"tag": "w"}, {"most_per_device": 2}
+    asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": options, "tag_sharing": rule}
     spec = parse_submission(decode_submission(json.dumps(asked).encode())).spec
     assert spec.tag_sharing == TagSharing(most_per_device=2)
-    with pytest.raises(UserError, match="`crew` is the sharing rule of a tag"):
+    with pytest.raises(UserError, match="`tag_sharing` is the rule of a tag"):
         parse_submission(decode_submission(json.dumps({**asked, "options": {}}).encode()))
-    for rule in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
+    for refused in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
         with pytest.raises(UserError, match="the submission cannot be decoded"):
-            decode_submission(json.dumps({**asked, "crew": rule}).encode())
+            decode_submission(json.dumps({**asked, "tag_sharing": refused}).encode())
 
 
 # Batches

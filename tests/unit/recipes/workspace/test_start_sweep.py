@@ -112,7 +112,7 @@ def test_all_tasks_of_a_workspace_share_gpus_as_configured(
 ) -> None:
     queue = Queue([])
     start(workspace, queue, monkeypatch)
-    assert [each["crew"]["most_per_device"] for each in queue.submitted] == [3, 3]
+    assert [each["tag_sharing"]["most_per_device"] for each in queue.submitted] == [3, 3]
     assert len({each["options"]["tag"] for each in queue.submitted}) == 1
     assert len({each["token"] for each in queue.submitted}) == 2
 
