@@ -120,10 +120,12 @@ class ClusterPlace(Programs):
 
     def kill_supervisor(self, prepared: Prepared) -> None:
         key = f"{prepared.job_id}.{prepared.attempt}"
-        for submission in self.queue.glob("*/parcels/*/parcel.json"):
+        for submission in self.queue.glob("*/submissions/*/submission.json"):
             for number, element in enumerate(json.loads(submission.read_text())["elements"]):
                 if element["key"] == key:
-                    supervisor = psutil.Process(json.loads((submission.parent / f"{number}.began").read_text())["pid"])
+                    supervisor = psutil.Process(
+                        json.loads((submission.parent / f"{number}.started").read_text())["pid"]
+                    )
                     self._orphans += supervisor.children(recursive=True)
                     supervisor.kill()
 

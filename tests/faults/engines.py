@@ -52,15 +52,15 @@ FAULTS = (
     Fault(
         id="engines-job-in-the-keepers-session",
         file=f"{_ENGINES}/common/spawn_program.py",
-        old="setsid=True, setsigmask=(), setsigdef=_EVERY_SIGNAL",
-        new="setsid=False, setsigmask=(), setsigdef=_EVERY_SIGNAL",
+        old="setsid=True, setsigmask=(), setsigdef=EVERY_SIGNAL",
+        new="setsid=False, setsigmask=(), setsigdef=EVERY_SIGNAL",
         breaks="A job that signals its process group kills its keeper, and with it all other jobs.",
         near=(f"{_TESTS}/test_engine.py", f"{_TESTS}/test_engine_tree.py"),
     ),
     Fault(
         id="engines-signal-reported-as-a-status",
-        file=f"{_ENGINES}/local/keeper.py",
-        old="code if code >= 0 else _BY_SIGNAL - code",
+        file=f"{_ENGINES}/common/spawn_program.py",
+        old="code if code >= 0 else BY_SIGNAL - code",
         new="code if code >= 0 else -code",
         breaks="A job that was killed by signal 9 is reported as exited with status 9.",
         near=(f"{_TESTS}/test_engine_outcomes.py",),
@@ -77,7 +77,7 @@ FAULTS = (
     Fault(
         id="engines-next-daemon-misses-ends",
         file=f"{_ENGINES}/local/engine.py",
-        old="for name, entry in self._entries.items() if name in self._watched and _is_last(entry)]",
+        old="for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]",
         new="for name, entry in self._entries.items() if name not in self._watched]",
         breaks="A job that ended while no daemon ran is reported as running forever.",
         near=("tests/contract/test_engine_contract.py",),
@@ -224,7 +224,7 @@ FAULTS = (
     Fault(
         id="engines-suspension-waits-for-ever",
         file=f"{_ENGINES}/suspend/helper_process.py",
-        old="        timer.start()\n",
+        old="        self._timer.start()\n",
         new="",
         breaks="A driver that hangs while it suspends a job keeps that job suspending forever.",
         near=(f"{_TESTS}/test_suspend_helpers.py",),

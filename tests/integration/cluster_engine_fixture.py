@@ -114,7 +114,7 @@ class EngineHarness:
         return 0
 
     def submissions(self) -> list[Path]:
-        return list((self.folder / "shared/yonder/parcels").glob("[!.]*"))
+        return list((self.folder / "shared/yonder/submissions").glob("[!.]*"))
 
     def trouble(self) -> str:
         return self.engine.offer().trouble or ""

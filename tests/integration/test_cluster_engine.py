@@ -363,7 +363,7 @@ def test_adopting_waits_for_a_missing_shared_folder(harness: EngineHarness, site
 
 def test_adopting_reports_a_job_that_failed_meanwhile(harness: EngineHarness) -> None:
     attempts = harness.hand_over(harness.launch(1, "exit 3"))
-    until(lambda: [*harness.folder.glob("shared/yonder/parcels/*/0.ended")], "the record of its end")
+    until(lambda: [*harness.folder.glob("shared/yonder/submissions/*/0.ended")], "the record of its end")
     harness.take_over(*attempts)
     assert harness.until_ended(1) == [(OutcomeKind.FAILED, 3)]
     assert any(each.place for each in harness.statuses)
@@ -418,7 +418,7 @@ def test_a_shared_folder_missing_for_a_while_loses_nothing(harness: EngineHarnes
     harness.until_runs(1)
     shared, away = harness.folder / "shared", harness.folder / "away"
     shared.rename(away)
-    harness.until(lambda: "parcels" in harness.trouble(), "that the folder is missed")
+    harness.until(lambda: "submissions" in harness.trouble(), "that the folder is missed")
     assert harness.ends == {}
     harness.let_go(1)
     away.rename(shared)

@@ -41,7 +41,7 @@ def harness(tmp_path: Path, site: ProcessSite) -> Iterator[EngineHarness]:
 
 
 def submissions(harness: EngineHarness) -> list[Path]:
-    return sorted((harness.folder / "shared" / "yonder" / "parcels").iterdir())
+    return sorted((harness.folder / "shared" / "yonder" / "submissions").iterdir())
 
 
 def test_a_removed_submission_is_reported_by_the_site_and_others_continue(
@@ -82,7 +82,7 @@ def test_a_job_running_under_the_old_folder_is_never_reported_as_not_started(har
     )
     shared = harness.folder / "shared"
     shared.rename(harness.folder / "elsewhere")
-    (shared / "yonder" / "parcels").mkdir(parents=True)
+    (shared / "yonder" / "submissions").mkdir(parents=True)
     harness.take_over(replace(known, log=str(harness.folder / "elsewhere" / "logs" / "1.1.log")))
     harness.until(lambda: "set the folder back" in (harness.engine.offer().trouble or ""), "the hint")
     assert not harness.ends
@@ -103,7 +103,7 @@ def test_a_job_that_started_without_a_record_is_lost_with_its_node(
     harness.until_runs(1)
     [submission] = submissions(harness)
     harness.close()
-    os.truncate(submission / "0.began", 0)
+    os.truncate(submission / "0.started", 0)
     site.forget_all()
     harness.take_over(*attempts)
     assert harness.until_ended(1)[0][0] is OutcomeKind.LOST

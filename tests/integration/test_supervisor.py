@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs
+from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish, SubmissionDirs
 from gpuyard.engines.common.program_outcome import outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
@@ -120,12 +122,12 @@ def test_the_supervisor_records_and_returns_the_status_of_its_program(node: Node
     assert process.wait(60) == 7
     assert node.log(1) == "out\nerr\n/usr\n"
     trace = node.trace(1)
-    assert isinstance(trace.began, Began)
-    assert trace.began.node == os.uname().nodename
-    assert trace.began.pid == process.pid
+    assert isinstance(trace.started, ElementStart)
+    assert trace.started.node == os.uname().nodename
+    assert trace.started.pid == process.pid
     assert trace.ended is not None
     assert trace.ended.word == "7"
-    assert before - 0.01 <= trace.began.at <= trace.ended.at <= time.time()
+    assert before - 0.01 <= trace.started.at <= trace.ended.at <= time.time()
     assert node.trace(0) == ElementTrace()
 
 
@@ -173,11 +175,12 @@ def test_a_program_that_cannot_start_has_the_same_reason_as_a_local_job(
     node: Node, word: str, status: int, fields: dict[str, object]
 ) -> None:
     command = fields.pop("command", ("true",))
-    node.write(launch_of(1, *command, **fields))  # type: ignore[misc]
+    terms = ClusterTerms(need=Need(), name="job")
+    node.write(launch_of(1, *command, terms=terms, **fields))  # type: ignore[misc]
     assert node.start().wait(60) == status
     end = node.end_of()
     assert (end.word, end.pid, end.usage) == (word, None, None)
-    outcome = outcome_of(end.word, node.submissions.read(TOKEN)[0].context)
+    outcome = outcome_of(end.word, node.submissions.read(TOKEN)[1][0].context)
     assert outcome.kind is OutcomeKind.CANNOT_START
     assert outcome.status == status
 
@@ -195,12 +198,12 @@ def test_a_supervisor_that_cannot_begin_reports_it_and_leaves_no_trace(node: Nod
     if hindrance == "forgotten":
         node.submissions.forget(TOKEN)
     if hindrance == "garbled":
-        Path(node.submissions.path(TOKEN), "parcel.json").write_text("{")
+        Path(node.submissions.path(TOKEN), "submission.json").write_text("{")
     process = node.start(9 if hindrance == "no such element" else 0)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"of the submission in {node.submissions.path(TOKEN)} cannot start" in errors
-    assert not list(Path(node.submissions.path(TOKEN)).glob("*.began"))
+    assert not list(Path(node.submissions.path(TOKEN)).glob("*.started"))
 
 
 # At most once
@@ -223,7 +226,7 @@ def test_an_element_is_either_voided_or_run(node: Node, tmp_path: Path) -> None:
     voided = {number: node.submissions.void(TOKEN, number) for number in reversed(numbers)}
     assert [process.wait(60) for process in processes] == [NOT_FIRST if voided[number] else 7 for number in numbers]
     assert [(tmp_path / f"ran{number}").exists() for number in numbers] == [not voided[n] for n in numbers]
-    assert [node.trace(number).began is VOID for number in numbers] == [voided[n] for n in numbers]
+    assert [node.trace(number).started is VOID for number in numbers] == [voided[n] for n in numbers]
     assert [node.trace(number).ended is None for number in numbers] == [voided[n] for n in numbers]
 
 
@@ -232,7 +235,7 @@ def test_a_voided_element_never_runs(node: Node, tmp_path: Path) -> None:
     assert node.submissions.void(TOKEN, 0)
     assert node.start().wait(60) == NOT_FIRST
     assert not (tmp_path / "ran").exists()
-    assert node.trace() == ElementTrace(began=VOID)
+    assert node.trace() == ElementTrace(started=VOID)
 
 
 def test_a_killed_supervisor_records_no_end_and_its_element_never_runs_again(
@@ -246,7 +249,7 @@ def test_a_killed_supervisor_records_no_end_and_its_element_never_runs_again(
     assert not is_gone(pid)  # the site ends the remaining processes
     assert node.start().wait(60) == NOT_FIRST
     assert (tmp_path / "ran").read_text() == "ran\n"
-    assert isinstance(node.trace().began, Began)
+    assert node.trace().started not in (None, VOID)
     assert node.trace().ended is None
 
 

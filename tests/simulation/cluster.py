@@ -1,8 +1,8 @@
 """A simulated cluster: it accepts submissions, queues their elements, runs them, loses some, and is not always up.
 
-Its supervisors do what `engines/cluster/node_supervisor.py` does, to real files: the supervisor that creates `N.began`
-runs the program and writes its exit status to `N.ended`; `N.lost` makes it end the program. What programs do follows
-from the seed, the command and the number of the attempt.
+Its supervisors do what `engines/cluster/node_supervisor.py` does, to real files: the supervisor that creates
+`N.started` runs the program and writes its exit status to `N.ended`; `N.lost` makes it end the program. What programs
+do follows from the seed, the command and the number of the attempt.
 """
 
 import json
@@ -236,10 +236,10 @@ class Cluster:
         if element.at is not SiteState.RUNNING and self._random("cancelled").random() < 0.5:
             return
         try:
-            content = json.loads(Path(element.submission.folder, "parcel.json").read_bytes())["elements"][
+            content = json.loads(Path(element.submission.folder, "submission.json").read_bytes())["elements"][
                 element.ref[1]
             ]
-            file = os.open(f"{element.path}.began", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            file = os.open(f"{element.path}.started", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             self._over(element, SiteState.SUCCEEDED, 0)
             return

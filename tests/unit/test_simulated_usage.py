@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.engines.suspend.move_memory import CudaProcessState, DriverError
-from gpuyard.engines.suspend.simulated_driver import Simulated
+from gpuyard.engines.suspend.drivers import CudaProcessState, DriverError, Simulated
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 
 # Takes 1,000 MB at once and 500 MB more on request.
@@ -128,7 +127,7 @@ def test_without_simulated_devices_there_is_no_simulated_driver(monkeypatch: pyt
 def test_another_users_share_cannot_be_suspended(owner: Owner, devices: SimulatedDevices) -> None:
     program = (
         "import os, sys\n"
-        "from gpuyard.engines.suspend.simulated_driver import Simulated\n"
+        "from gpuyard.engines.suspend.drivers import Simulated\n"
         "driver = Simulated()\n"
         "driver.state(int(sys.argv[1]))\n"
         "os.setuid(65534)\n"

@@ -21,9 +21,10 @@ import psutil
 
 from gpuyard.core.job.job import Usage
 from gpuyard.core.memory.usage_curve import add_sample
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot import Snapshot
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import SnapshotSource
+from gpuyard.system.atomic_files import write_atomically
 
 _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
 _REST_FOR_WORK = 50
@@ -43,25 +44,39 @@ class Meter:
         self._usage = Usage()
         self._written = Usage()
         self._written_at_s = 0.0
+        self._end: select.poll | None = None
+        with contextlib.suppress(AttributeError, OSError):  # where the system has pidfds
+            descriptor = os.pidfd_open(program.pid)
+            self._end = select.poll()
+            self._end.register(descriptor, select.POLLIN)
 
     def run(self) -> None:
-        end = _ProgramEnd(self._program)
         while True:
             used_before = time.process_time()
             self._measure()
-            if end.happens_within(self._pause_s(time.process_time() - used_before)):
+            every_s = _FIRST_EVERY_S if time.monotonic() < self._started + _FIRST_S else _EVERY_S
+            if self._ends_within(max(every_s, (time.process_time() - used_before) * _REST_FOR_WORK)):
                 break
         self._write(self._ran_s())
 
-    def _pause_s(self, used_s: float) -> float:
-        is_new = time.monotonic() < self._started + _FIRST_S
-        return max(_FIRST_EVERY_S if is_new else _EVERY_S, used_s * _REST_FOR_WORK)
+    def _ends_within(self, seconds: float) -> bool:
+        if self._end is not None:
+            return bool(self._end.poll(seconds * 1000)) or not self._program.is_running()
+        time.sleep(seconds)
+        try:
+            return self._program.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
     def _measure(self) -> None:
         processes = _processes_of(self._program)
         memory = memory_of({process.pid for process in processes}, self._machine.snapshot())
+        ram_mb = []
+        for process in processes:  # memory shared between processes counts for each of them
+            with contextlib.suppress(psutil.Error):
+                ram_mb.append(process.memory_info().rss / _MB)
         ran_s = self._ran_s()
-        self._usage = add_sample(self._usage, ran_s, memory, ram_mb=_ram_mb(processes))
+        self._usage = add_sample(self._usage, ran_s, memory, ram_mb=sum(ram_mb) if ram_mb else None)
         if _has_grown(self._written, self._usage) or ran_s > self._written_at_s * _LONGER:
             self._write(ran_s)
 
@@ -70,11 +85,8 @@ class Meter:
 
     def _write(self, ran_s: float) -> None:
         """A failed write is repeated with the next measurement."""
-        draft = f"{self._path}.draft"
         with contextlib.suppress(OSError):
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(self._usage))
-            os.replace(draft, self._path)
+            write_atomically(self._path, msgspec.json.encode(self._usage), mode=0o600, is_synced=False)
             self._written, self._written_at_s = self._usage, ran_s
 
 
@@ -84,40 +96,15 @@ def _has_grown(before: Usage, now: Usage) -> bool:
     return any((new or 0.0) > (old or 0.0) * _GREW for new, old in pairs)
 
 
-class _ProgramEnd:
-    """Wait for the end of a program: with a pidfd where the system has one, else by polling."""
-
-    def __init__(self, program: psutil.Process) -> None:
-        self._program = program
-        self._poll: select.poll | None = None
-        with contextlib.suppress(AttributeError, OSError):
-            descriptor = os.pidfd_open(program.pid)
-            self._poll = select.poll()
-            self._poll.register(descriptor, select.POLLIN)
-
-    def happens_within(self, seconds: float) -> bool:
-        if self._poll is not None:
-            return bool(self._poll.poll(seconds * 1000)) or not self._program.is_running()
-        time.sleep(seconds)
-        try:
-            return self._program.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-
 def memory_of(pids: Collection[int], snapshot: Snapshot) -> dict[str, float | None]:
     """Return the memory of these processes on each device they use; None where the driver hides it."""
-    return {
-        device.id: _held_on(device, pids)
-        for device in snapshot.usable_devices()
-        if any(process.pid in pids for process in device.processes or ())
-    }
-
-
-def _held_on(device: Device, pids: Collection[int]) -> float | None:
-    held = [process.memory_mb for process in device.processes or () if process.pid in pids]
-    known = [memory_mb for memory_mb in held if memory_mb is not None]
-    return sum(known) if len(known) == len(held) else None
+    found: dict[str, float | None] = {}
+    for device in snapshot.usable_devices():
+        held = [process.memory_mb for process in device.processes or () if process.pid in pids]
+        known = [memory_mb for memory_mb in held if memory_mb is not None]
+        if held:
+            found[device.id] = sum(known) if len(known) == len(held) else None
+    return found
 
 
 def _processes_of(program: psutil.Process) -> list[psutil.Process]:
@@ -129,15 +116,6 @@ def _processes_of(program: psutil.Process) -> list[psutil.Process]:
             if pid not in found and os.getsid(pid) == program.pid:
                 found[pid] = psutil.Process(pid)
     return list(found.values())
-
-
-def _ram_mb(processes: Collection[psutil.Process]) -> float | None:
-    """Return the sum of their RAM. Memory shared between processes counts for each of them."""
-    held = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            held.append(process.memory_info().rss / _MB)
-    return sum(held) if held else None
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.server.connection import serve
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.ram_usage import RamMeter
+from gpuyard.engines.local.process_tree import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND, exit_status
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.signal_pipe import open_signal_pipe
 
@@ -44,7 +45,6 @@ _UNDONE_BY: dict[int, int] = {signal.SIGCONT: signal.SIGTSTP, signal.SIGTSTP: si
 # Python ignores these two from the start, and the program must not inherit that.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SET_CHILD_SUBREAPER = 36
-CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 
 
 class ForegroundProgram(Struct, frozen=True, kw_only=True):
@@ -162,21 +162,17 @@ def _handle_reports(lines: list[bytes], keeper: int) -> int | None:
     for line in lines:
         word, number = line.split()
         if word == b"stopped":
-            _stop_with(int(number))
+            import psutil
+
+            # Stop as the shell that started us expects, unless the program was continued in the meantime.
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(int(number)).status() == psutil.STATUS_STOPPED:
+                    os.kill(os.getpid(), signal.SIGSTOP)
             continue
         if word == b"ended":  # no process is left, so the keeper exits too
             os.waitpid(keeper, 0)
         return int(number)
     return None
-
-
-def _stop_with(pid: int) -> None:
-    """Stop ourselves, as the shell that started us expects, unless the program was continued in the meantime."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 # The keeper
@@ -185,33 +181,26 @@ def _stop_with(pid: int) -> None:
 def _keep(
     program: ForegroundProgram, settings: _SignalSettings, lease: Path, descriptor: int, front: socket.socket
 ) -> int:
-    adopts = _adopt_orphans()
+    adopts = sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     starter = _fork(lambda: _supervise(program, settings, descriptor, front))
     os.setsid()
     os.chdir("/")  # do not keep a folder in use
     _close_all_but(descriptor, front.fileno())
-    status = _reap_until(starter)
+    pid = status = 0
+    while pid != starter:
+        pid, status = os.wait()
     is_last = not _has_children()
     if is_last:
         _release(lease, descriptor, is_only_holder=adopts)
     with contextlib.suppress(OSError):
-        front.sendall(b"%s %d\n" % (b"ended" if is_last else b"survived", status))
+        front.sendall(b"%s %d\n" % (b"ended" if is_last else b"survived", exit_status(status)))
     front.close()
     if not is_last:
-        _reap_all()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
         _release(lease, descriptor, is_only_holder=adopts)
     return 0
-
-
-def _adopt_orphans() -> bool:
-    return sys.platform == "linux" and bool(ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-
-
-def _reap_until(awaited: int) -> int:
-    while True:
-        pid, status = os.wait()
-        if pid == awaited:
-            return _exit_status(status)
 
 
 def _has_children() -> bool:
@@ -221,12 +210,6 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _reap_all() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
 
 
 def _release(lease: Path, descriptor: int, *, is_only_holder: bool) -> None:
@@ -285,7 +268,7 @@ def _check_program(pid: int, front: socket.socket) -> int | None:
         with contextlib.suppress(OSError):
             front.sendall(b"stopped %d\n" % pid)
         return None
-    return _exit_status(status)
+    return exit_status(status)
 
 
 # The program
@@ -302,11 +285,6 @@ def _become(program: ForegroundProgram, settings: _SignalSettings, descriptor: i
     except OSError as error:
         os.write(2, os.fsencode(f"gpuyard: {program.path}: {error.strerror}\n"))
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
-
-
-def _exit_status(status: int) -> int:
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else BY_SIGNAL - code
 
 
 def _poll(*descriptors: int) -> "select.poll":

@@ -12,15 +12,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from gpuyard.config import ClusterConfig, load_config
 from gpuyard.engines.cluster.engine import ClusterEngine
+from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Engine
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
+_OWN = ("slurm", "ray")
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -72,24 +75,20 @@ def check_engines() -> Iterator[Checked]:
     except UserError as error:
         yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
     for name in names():
-        if name != LOCAL:
-            yield _check(name)
-
-
-def _check(name: str) -> Checked:
-    if name == "slurm" and shutil.which("sbatch") is None:
-        return Checked(name=name, problem="there is no sbatch on PATH", is_absent=True)
-    try:
-        _load(name)
-    except EnvironmentFault as error:
-        return Checked(name=name, problem=str(error))
-    return Checked(name=name)
+        if name == "slurm" and shutil.which("sbatch") is None:
+            yield Checked(name=name, problem="there is no sbatch on PATH", is_absent=True)
+        elif name != LOCAL:
+            try:
+                _load(name)
+            except EnvironmentFault as error:
+                yield Checked(name=name, problem=str(error))
+            else:
+                yield Checked(name=name)
 
 
 def _load(name: str) -> Opener:
-    own = _OWN.get(name)
-    if own is not None:
-        return own
+    if name in _OWN:
+        return _open_own
     found = next((each for each in _plugins() if each.name == name), None)
     if found is None:
         raise EnvironmentFault(f"the engine {name} is not installed here", hint="install the package that provides it")
@@ -112,36 +111,26 @@ def _plugins() -> list[metadata.EntryPoint]:
 # Our own
 
 
-def _open_slurm(context: Context) -> Engine:
-    from gpuyard.engines.cluster.slurm_commands import SlurmSettings
-    from gpuyard.engines.cluster.slurm_site import SlurmSite
+def _open_own(context: Context) -> Engine:
+    config: ClusterConfig
+    site: Site
+    if context.name == "slurm":
+        from gpuyard.engines.cluster.slurm_commands import SlurmSettings
+        from gpuyard.engines.cluster.slurm_site import SlurmSite
 
-    config = load_config().slurm
-    settings = SlurmSettings(
-        partition=config.partition,
-        account=config.account,
-        qos=config.qos,
-        options=config.options,
-        shard_mb=config.shard_mb,
-        card_mb=config.card_mb,
-        nice_base=config.nice_base,
-        most_jobs=config.most_jobs,
-    )
-    return ClusterEngine(SlurmSite(settings), _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
+        config = load_config().slurm
+        site = SlurmSite(msgspec.convert(config, SlurmSettings, from_attributes=True))
+    else:
+        from gpuyard.engines.cluster.ray_api import RaySettings
+        from gpuyard.engines.cluster.ray_site import RaySite
 
-
-def _open_ray(context: Context) -> Engine:
-    from gpuyard.engines.cluster.ray_api import RaySettings
-    from gpuyard.engines.cluster.ray_site import RaySite
-
-    config = load_config().ray
-    settings = RaySettings(address=config.address, card_mb=config.card_mb, most_jobs=config.most_jobs)
-    return ClusterEngine(RaySite(settings), _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
+        config = load_config().ray
+        site = RaySite(msgspec.convert(config, RaySettings, from_attributes=True))
+    return ClusterEngine(site, _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
 
 
 def _folder(queue: Path, config: ClusterConfig) -> Path:
-    """Return the engine's folder. Several queues, as one per login node, may share a configured folder: each has a
-    subfolder of its own there."""
+    """Return the engine's folder. Queues that share a configured folder, one per login node, have subfolders."""
     if config.folder is None:
         return queue
     return Path(config.folder).expanduser() / _queue_name(queue)
@@ -157,6 +146,3 @@ def _queue_name(queue: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written or read: {error.strerror}") from error
-
-
-_OWN: dict[str, Opener] = {"slurm": _open_slurm, "ray": _open_ray}

@@ -19,16 +19,12 @@ class PrivateFileError(EnvironmentFault):
 
 def open_private(path: str) -> int:
     """Open a file in a folder that has to be ours too. Creates both, for this user alone."""
-    place, name = os.path.split(path)
-    _make_folder(place)
-    return _open(place, name, _FOLDER | os.O_NOFOLLOW, is_own=True)
+    return _open(path, _FOLDER | os.O_NOFOLLOW, is_own=True)
 
 
 def open_in_shared(path: str) -> int:
     """Open a file of ours in a folder of any user, such as /tmp."""
-    place, name = os.path.split(path)
-    _make_folder(place)
-    return _open(place, name, _FOLDER, is_own=False)
+    return _open(path, _FOLDER, is_own=False)
 
 
 def _make_folder(place: str) -> None:
@@ -43,7 +39,9 @@ def _make_folder(place: str) -> None:
             ) from error
 
 
-def _open(place: str, name: str, flags: int, *, is_own: bool) -> int:
+def _open(path: str, flags: int, *, is_own: bool) -> int:
+    place, name = os.path.split(path)
+    _make_folder(place)
     folder = _descriptor(place, flags, None)
     try:
         if is_own and os.fstat(folder).st_uid != os.geteuid():

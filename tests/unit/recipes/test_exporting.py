@@ -169,7 +169,7 @@ def test_needs_are_requested_as_the_engine_does() -> None:
 
 def test_the_script_contains_nothing_of_the_engines_own_files() -> None:
     text = slurm(packed(1)).text
-    assert not any(word in text for word in ("--comment", "--output", "--chdir", "parcel"))
+    assert not any(word in text for word in ("--comment", "--output", "--chdir", "submission.json"))
 
 
 def test_an_estimated_duration_is_not_a_time_limit() -> None:

@@ -158,7 +158,7 @@ def test_only_this_queues_part_of_a_shared_cluster_folder_is_removed(user: Path,
     write(user / ".config/gpuyard/config.toml", f"[slurm]\nfolder = '{shared}'\n")
     write(state / "name", "queue-0123abcd")
     write(shared / "queue-0123abcd/logs/1.1.log")
-    write(shared / "queue-0123abcd/slurm/parcels/0123456789ab/parcel.json")
+    write(shared / "queue-0123abcd/slurm/submissions/0123456789ab/submission.json")
     write(shared / "queue-ffffffff/logs/1.1.log")
     assert removed() == []
     assert files_in(shared) == ["queue-ffffffff/logs/1.1.log"]

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, subtract
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.engines.cluster.in_flight import InFlightJobs, split_launches
-from gpuyard.engines.cluster.site import Site, SiteReport, SiteUnreachable
+from gpuyard.engines.cluster.site import Site, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
-from gpuyard.engines.common.argument_checks import check_arguments
+from gpuyard.engines.common.program_outcome import check_arguments
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
@@ -39,8 +39,7 @@ class ClusterEngine:
     """Implements `ports.Engine`, for one thread of one process. Calls `on_news` from any thread."""
 
     def __init__(self, site: Site, folder: Path, on_news: Callable[[], None], *, poll_s: float = 10.0) -> None:
-        """`folder` is visible to the site's nodes; it also holds the logs. Nothing is created there until there is
-        work: a network file system may be mounted later."""
+        """`folder` is visible to nodes and holds the logs. It is created when there is work: it may be mounted late."""
         self._site = site
         self._folder = folder
         self._on_news = on_news
@@ -172,7 +171,7 @@ class ClusterEngine:
             self._work()
         except EnvironmentFault as error:
             self._note_trouble(error)
-        except Exception as error:  # noqa: BLE001 - the outermost place: else the thread would end
+        except Exception as error:  # noqa: BLE001 - the site may be a plugin's
             _log.exception("the cluster engine for %s failed", self._site.name)
             self._note_trouble(EnvironmentFault(f"a bug: {type(error).__name__}: {error}"))
         if self._has_news:
@@ -181,16 +180,27 @@ class ClusterEngine:
 
     def _pause_s(self) -> float | None:
         waits = [] if self._ask_at is None else [max(0.0, self._ask_at - time.monotonic())]
-        if self._in_flight.has_live:
+        if self._in_flight.live:
             waits.append(_TICK_S)
         return min(waits, default=None)
 
     def _work(self) -> None:
-        self._forget_recorded()
+        with self._lock:
+            recorded, self._recorded = self._recorded, []
+        self._in_flight.forget(recorded)  # first: an attempt that never started may be submitted again under its key
         self._adopt_pending()
         self._submit_all()
-        self._cancel_new()
-        fault = self._collect_files()
+        with self._lock:
+            has_new_to_cancel, self._has_new_to_cancel = self._has_new_to_cancel, False
+        if has_new_to_cancel:
+            self._ask_within(_SOON_S)
+            self._cancel()
+        try:
+            self._publish(self._in_flight.collect())
+        finally:  # also if files cannot be read
+            self._ask_if_due()
+
+    def _ask_if_due(self) -> None:
         if self._in_flight.wants_report:
             self._ask_within(0.0)
         with self._lock:
@@ -199,22 +209,6 @@ class ClusterEngine:
             self._ask_within(self._interval_s)
         if self._ask_at is not None and time.monotonic() >= self._ask_at:
             self._ask_site()
-        if fault is not None:
-            raise fault
-
-    def _collect_files(self) -> EnvironmentFault | None:
-        """Return a fault in reading files instead of raising it, so that the site is asked all the same."""
-        try:
-            self._publish(self._in_flight.collect())
-        except EnvironmentFault as fault:
-            return fault
-        return None
-
-    def _forget_recorded(self) -> None:
-        """Do this first: an attempt that never started may be submitted again under the same key."""
-        with self._lock:
-            recorded, self._recorded = self._recorded, []
-        self._in_flight.forget(recorded)
 
     def _adopt_pending(self) -> None:
         with self._lock:
@@ -248,32 +242,26 @@ class ClusterEngine:
         reasons = {launch.key: self._offer.trouble or "" for launch in unsent}
         new = [launch for launch in unsent if self._explained.get(launch.key) != reasons[launch.key]]
         self._explained = reasons
-        self._publish(_waiting(launch, reasons[launch.key]) for launch in new)
+        self._publish(
+            SiteStatus(job_id=each.job_id, attempt=each.attempt, site_id="", reason=reasons[each.key]) for each in new
+        )
 
     def _submit(self, launches: Sequence[Launch]) -> None:
         self._ask_within(_SOON_S)
         try:
-            self._in_flight.send(launches, [self._log_of(launch) for launch in launches])
+            self._in_flight.send([(launch, self._log_of(launch)) for launch in launches])
         except SiteUnreachable as error:
             self._note_trouble(error)
         except EnvironmentFault as error:  # the site refused it, or its folder cannot be written
             self._publish(_never_started(launch, _with_hint(error)) for launch in launches)
         except Exception as error:
-            # A bug, of ours or of the site's. The next report shows what the site took; all else never started.
+            # The site may be a plugin's. The next report shows what it took; all else never started.
             why = f"a bug: {type(error).__name__}: {error}"
-            self._publish(_never_started(launch, why) for launch in launches if not self._in_flight.has(launch.key))
+            self._publish(_never_started(launch, why) for launch in launches if launch.key not in self._in_flight.live)
             raise
 
-    def _cancel_new(self) -> None:
-        with self._lock:
-            is_new, self._has_new_to_cancel = self._has_new_to_cancel, False
-        if is_new:
-            self._ask_within(_SOON_S)
-            self._cancel()
-
     def _cancel(self) -> None:
-        """Cancel at the site. Elements that the site has not reported yet are tried again after the next report, which
-        also shows whether the site is reachable."""
+        """Cancel at the site. Elements that the site has not reported yet are tried again after the next report."""
         with self._lock:
             wanted = set(self._to_cancel)
         if not wanted:
@@ -304,22 +292,17 @@ class ClusterEngine:
             return
         with self._lock:
             is_wanted, self._is_wanted = self._is_wanted, False
-        has_changed = self._store_offer(report, shown) | self._publish(self._in_flight.collect(report))
-        self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
-        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = self._in_flight.has_live or bool(self._to_cancel or self._to_send)
-        self._ask_at = time.monotonic() + self._interval_s if has_work else None
-        self._cancel()
-
-    def _store_offer(self, report: SiteReport, shown: Iterable[str]) -> bool:
-        """Store the site's offer, which takes into account the launches in `shown`. Return whether it has changed."""
-        with self._lock:
             before, self._offer = self._offer, report.offer
-            for key in shown:
+            for key in shown:  # the offer takes these into account
                 self._promised.pop(key, None)
         if before.trouble is not None and report.offer.trouble is None:
             self._has_news = True
-        return before != report.offer
+        has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
+        self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
+        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
+        has_work = bool(self._in_flight.live or self._to_cancel or self._to_send)
+        self._ask_at = time.monotonic() + self._interval_s if has_work else None
+        self._cancel()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
         """Offer nothing while the site or its folder cannot be reached."""
@@ -337,7 +320,7 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or self._in_flight.has_live
+        has_reason = is_awaited or bool(self._in_flight.live)
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:
@@ -355,10 +338,6 @@ class ClusterEngine:
 
 def _with_hint(error: EnvironmentFault) -> str:
     return f"{error} ({error.hint})" if error.hint else str(error)
-
-
-def _waiting(launch: Launch, reason: str) -> SiteStatus:
-    return SiteStatus(job_id=launch.job_id, attempt=launch.attempt, site_id="", reason=reason)
 
 
 def _never_started(launch: Launch, reason: str) -> Ended:

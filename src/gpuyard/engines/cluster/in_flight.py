@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms
@@ -19,6 +19,7 @@ from gpuyard.engines.cluster.outcome import decide
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
+    ElementRef,
     Sighting,
     Site,
     SiteRefused,
@@ -26,39 +27,32 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
-from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, SubmissionDirs
+from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace, SubmissionDirs
 from gpuyard.engines.common import oom_evidence
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, SiteStatus
-from gpuyard.system.atomic_files import write_atomically
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
-_TERMS = "terms.json"
 # A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
 _KEEP_LOST_S = 120.0
 # A site may still start an element for a moment after it gave it up.
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED)
 
 
-class InFlightElement:
+class InFlightElement(Struct, eq=False):
     """One attempt, and its state in the last report. It has been the same for `waited` reports."""
 
-    def __init__(self, key: str, log: str, context: StartContext) -> None:
-        self.key = key
-        self.log = log
-        self.context = context
-        self.sighting: Sighting | None = None
-        self.trace = _NOTHING
-        self.waited = 0
-        self.reported: tuple[str, str | None] | None = None
-
-    @property
-    def name(self) -> tuple[int, int]:
-        job_id, _, number = self.key.partition(".")
-        return int(job_id), int(number)
+    ref: ElementRef
+    key: str
+    log: str
+    context: StartContext
+    sighting: Sighting | None = None
+    trace: ElementTrace = _NOTHING
+    waited: int = 0
+    reported: tuple[str, str | None] | None = None
 
     def update(self, sighting: Sighting | None) -> None:
         is_same = (sighting and sighting.at) == (self.sighting and self.sighting.at)
@@ -66,24 +60,24 @@ class InFlightElement:
         self.waited = self.waited + 1 if is_same and is_awaited else 0
         self.sighting = sighting
 
-
-class InFlightSubmission:
-    """A submission, and those of its elements that are not over."""
-
-    def __init__(self, submission: ClusterSubmission, elements: dict[int, InFlightElement]) -> None:
-        self.submission = submission
-        self.elements = elements
-        self.unrecorded = {element.key for element in elements.values()}
-
     @property
     def may_have_news(self) -> bool:
-        """Whether a supervisor may have written files about an element. If not, only the site knows more."""
-        return any(each.trace.began is not None or _may_run(each.sighting) for each in self.elements.values())
+        """Whether a supervisor may have written files about it. If not, only the site knows more."""
+        is_pending = self.sighting is not None and self.sighting.at is SiteState.PENDING
+        return self.trace.started is not None or not is_pending
 
-    def record(self, keys: Collection[str]) -> None:
-        """Note that the ends of these attempts are recorded. An attempt that never started may be submitted again under
-        its key; then it is live in another submission."""
-        self.unrecorded.difference_update(set(keys) - {element.key for element in self.elements.values()})
+    def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
+        job_id, _, attempt = self.key.partition(".")
+        site_id = self.sighting.id if self.sighting is not None else ""
+        return SiteStatus(job_id=int(job_id), attempt=int(attempt), site_id=site_id, reason=reason, place=place, at=at)
+
+
+class InFlightSubmission(Struct, eq=False):
+    """A submission, those of its elements that are not over, and the attempts whose ends are not recorded."""
+
+    submission: ClusterSubmission
+    elements: dict[int, InFlightElement]
+    unrecorded: set[str]
 
 
 class InFlightJobs:
@@ -93,35 +87,26 @@ class InFlightJobs:
         self._site = site
         self._dirs = dirs
         self._submissions: dict[str, InFlightSubmission] = {}
-        self._live: dict[str, tuple[str, int]] = {}
+        self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
         self.wants_report = False
 
-    @property
-    def has_live(self) -> bool:
-        return bool(self._live)
-
-    def has(self, key: str) -> bool:
-        return key in self._live
-
     # To the site
 
-    def send(self, launches: Sequence[Launch], logs: Sequence[str]) -> None:
-        """Submit launches on the same terms. Raises SiteRefused if the site refuses.
+    def send(self, launches: Sequence[tuple[Launch, str]]) -> None:
+        """Submit launches on the same terms, with the paths of their logs. Raises SiteRefused if the site refuses.
 
         After any other error the site may have taken the submission: the next report shows it.
         """
-        terms = launches[0].terms
+        terms = launches[0][0].terms
         assert terms is not None
         token = secrets.token_hex(6)
-        folder = self._write(token, terms, list(zip(map(_on_node, launches), logs, strict=True)))
-        elements = {
-            number: InFlightElement(
-                launch.key, log, StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
-            )
-            for number, (launch, log) in enumerate(zip(launches, logs, strict=True))
-        }
-        entry = self._add(token, folder, terms, elements)
+        self._dirs.write(token, [(_on_node(launch), log) for launch, log in launches])
+        elements = [
+            InFlightElement((token, number), launch.key, log, StartContext.of(launch))
+            for number, (launch, log) in enumerate(launches)
+        ]
+        entry = self._add(token, terms, len(elements), elements)
         try:
             known_as = self._site.submit(entry.submission)
         except SiteRefused:
@@ -130,29 +115,22 @@ class InFlightJobs:
         with contextlib.suppress(EnvironmentFault):  # the site has it, also if that cannot be noted
             self._dirs.mark_submitted(token, known_as)
 
-    def _write(self, token: str, terms: ClusterTerms, elements: Sequence[tuple[Launch, str]]) -> str:
-        """Write a submission and return its folder. If the terms are complete, the site may know the submission."""
-        self._dirs.write(token, elements)
-        folder = self._dirs.path(token)
-        try:
-            write_atomically(f"{folder}/{_TERMS}", msgspec.json.encode(terms), mode=0o600)
-        except OSError as error:
-            self._dirs.forget(token)
-            raise EnvironmentFault(f"{folder} cannot be written: {error.strerror}") from error
-        return folder
-
     def adopt(self, attempts: Sequence[Attempt]) -> Iterator[SiteStatus | Ended]:
         """Take over the attempts of an earlier daemon. Attempts that it did not submit never started."""
         if not os.path.isdir(self._dirs.path("")):
             hint = "is its network file system mounted? If it is gone for good, create it: its jobs are then lost"
             raise EnvironmentFault(f"the folder {self._dirs.path('')} is missing", hint=hint)
-        wanted = {attempt.key: attempt for attempt in attempts}
+        wanted = {attempt.key for attempt in attempts}
         for token in self._dirs.all():
             self._adopt_submission(token, wanted)
-        missing = [attempt for key, attempt in wanted.items() if key not in self._live]
+        missing = [attempt for attempt in attempts if attempt.key not in self.live]
         self._refuse_another_folder(missing)
         for attempt in missing:
-            yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=self._outcome_without_files(attempt))
+            outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
+            if attempt.site_id:
+                self._site.cancel([attempt.site_id])  # its end could not be noticed
+                outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
+            yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
     def _refuse_another_folder(self, missing: Sequence[Attempt]) -> None:
         """Raise if an attempt that the site has reported was submitted from another folder: it may still run."""
@@ -164,68 +142,47 @@ class InFlightJobs:
                     hint=f"set the folder back to {folder} until the jobs there are over",
                 )
 
-    def _outcome_without_files(self, attempt: Attempt) -> Outcome:
-        if not attempt.site_id:
-            return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
-        self._site.cancel([attempt.site_id])  # its end could not be noticed
-        return Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
-
-    def _adopt_submission(self, token: str, wanted: dict[str, Attempt]) -> None:
+    def _adopt_submission(self, token: str, wanted: Collection[str]) -> None:
         if not self._dirs.is_complete(token) and not self._dirs.is_gone(token):
             _log.warning("%s is not a submission, and is left alone", self._dirs.path(token))
             return
-        written = self._dirs.read(token)
+        terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
-        elements = {
-            number: InFlightElement(each.key, each.log, each.context)
+        elements = [
+            InFlightElement((token, number), each.key, each.log, each.context)
             for number, each in enumerate(written)
-            if each.key in wanted and traces.get(number, _NOTHING).began is not VOID
-        }
-        if not elements:
+            if each.key in wanted and traces.get(number, _NOTHING).started is not VOID
+        ]
+        if elements:
+            self._add(token, terms, len(written), elements)
+        else:
             self._remove(token)
-            return
-        folder = self._dirs.path(token)
-        try:
-            terms = msgspec.json.decode(Path(folder, _TERMS).read_bytes(), type=ClusterTerms)
-        except (FileNotFoundError, msgspec.DecodeError):  # it was never submitted
-            self._dirs.forget(token)
-            return
-        except OSError as error:
-            raise EnvironmentFault(f"{folder}/{_TERMS} cannot be read: {error.strerror}") from error
-        self._add(token, folder, terms, elements, count=len(written))
 
     def _add(
-        self,
-        token: str,
-        folder: str,
-        terms: ClusterTerms,
-        elements: dict[int, InFlightElement],
-        count: int | None = None,
+        self, token: str, terms: ClusterTerms, count: int, elements: Sequence[InFlightElement]
     ) -> InFlightSubmission:
+        folder = self._dirs.path(token)
         submission = ClusterSubmission(
             known_as=self._dirs.known_as(token),
             token=token,
             terms=terms,
-            count=len(elements) if count is None else count,
+            count=count,
             folder=folder,
             supervisor=node_supervisor.command(folder),
         )
-        entry = self._submissions[token] = InFlightSubmission(submission, elements)
-        self._live |= {element.key: (token, number) for number, element in elements.items()}
+        self.live |= {element.key: element for element in elements}
+        by_number = {element.ref[1]: element for element in elements}
+        unrecorded = {element.key for element in elements}
+        entry = self._submissions[token] = InFlightSubmission(submission, by_number, unrecorded)
         return entry
 
     def cancel(self, keys: Collection[str]) -> set[str]:
-        """Cancel at the site. Return those that need not be cancelled again: the site's id of an element is unknown
-        until the site has reported it."""
-        known = {key: self._element(key) for key in keys}
+        """Cancel at the site. Return those that are done: an element has no id before the site has reported it."""
+        known = {key: self.live.get(key) for key in keys}
         ids = [each.sighting.id for each in known.values() if each is not None and each.sighting is not None]
         if ids:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
-
-    def _element(self, key: str) -> InFlightElement | None:
-        place = self._live.get(key)
-        return None if place is None else self._submissions[place[0]].elements.get(place[1])
 
     # From the site
 
@@ -240,7 +197,7 @@ class InFlightJobs:
         """
         fault: EnvironmentFault | None = None
         for token, entry in list(self._submissions.items()):
-            if report is None and not entry.may_have_news:
+            if report is None and not any(each.may_have_news for each in entry.elements.values()):
                 continue
             try:
                 traces = self._traces(token, entry)
@@ -253,8 +210,8 @@ class InFlightJobs:
                     continue
                 element.trace = trace
                 if report is not None:
-                    element.update(report.sightings.get((token, number)))
-                yield from self._collect(entry, number, element, was_asked=report is not None)
+                    element.update(report.sightings.get(element.ref))
+                yield from self._collect(element, was_asked=report is not None)
         if fault is not None:
             raise fault
 
@@ -267,13 +224,11 @@ class InFlightJobs:
                 raise
             return {}
 
-    def _void(self, token: str, number: int) -> bool:
+    def _void(self, element: InFlightElement) -> bool:
         """Keep the element from starting; without the submission's folder no supervisor can. Return False if it has."""
-        return self._dirs.is_gone(token) or self._dirs.void(token, number)
+        return self._dirs.is_gone(element.ref[0]) or self._dirs.void(*element.ref)
 
-    def _collect(
-        self, entry: InFlightSubmission, number: int, element: InFlightElement, *, was_asked: bool
-    ) -> Iterator[SiteStatus | Ended]:
+    def _collect(self, element: InFlightElement, *, was_asked: bool) -> Iterator[SiteStatus | Ended]:
         change = _status_change(element)
         if change is not None:
             yield change
@@ -281,37 +236,29 @@ class InFlightJobs:
             return
         decided = decide(self._site.name, element.sighting, element.trace, element.context, waited=element.waited)
         outcome = decided.outcome
-        if decided.is_to_be_voided and self._void(entry.submission.token, number):
+        if decided.is_to_be_voided and self._void(element):
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
-        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.began is None:
-            if not self._void(entry.submission.token, number):
+        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
+            if not self._void(element):
                 return  # it started at the last moment
             if outcome.kind is OutcomeKind.LOST:
                 outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
         if outcome is not None:
-            yield self._end(entry, number, element, outcome, decided.shortage)
+            yield self._end(element, outcome, decided.shortage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
 
-    def _end(
-        self,
-        entry: InFlightSubmission,
-        number: int,
-        element: InFlightElement,
-        outcome: Outcome,
-        shortage: Shortage | None,
-    ) -> Ended:
-        token, finish = entry.submission.token, element.trace.ended
+    def _end(self, element: InFlightElement, outcome: Outcome, shortage: Shortage | None) -> Ended:
+        (token, number), finish, sighting = element.ref, element.trace.ended, element.sighting
         if outcome.kind is OutcomeKind.LOST and not self._dirs.is_gone(token):
             self._dirs.mark_lost(token, number)
-        self._keep_output(token, number, element)
-        job_id, attempt = element.name
-        del entry.elements[number]
-        del self._live[element.key]
-        sighting = element.sighting
+        self._keep_output(element)
+        del self._submissions[token].elements[number]
+        del self.live[element.key]
+        job_id, _, attempt = element.key.partition(".")
         return Ended(
-            job_id=job_id,
-            attempt=attempt,
+            job_id=int(job_id),
+            attempt=int(attempt),
             outcome=outcome,
             pid=finish.pid if finish is not None else None,
             at=finish.at if finish is not None else sighting.ended_at if sighting is not None else None,
@@ -319,11 +266,11 @@ class InFlightJobs:
             usage=finish.usage if finish is not None else None,
         )
 
-    def _keep_output(self, token: str, number: int, element: InFlightElement) -> None:
+    def _keep_output(self, element: InFlightElement) -> None:
         """Use the site's output as the log if no supervisor has opened one."""
         if os.path.exists(element.log) or element.sighting is None:
             return
-        written = None if self._dirs.is_gone(token) else self._dirs.output(token, number)
+        written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
         with contextlib.suppress(SiteUnreachable):
             written = written or self._site.output(element.sighting)
         if written:
@@ -333,17 +280,17 @@ class InFlightJobs:
 
     def report_trouble(self, trouble: str) -> Iterator[SiteStatus]:
         """Yield the trouble as the reason of all elements that have not started."""
-        for entry in self._submissions.values():
-            for element in entry.elements.values():
-                has_run = element.reported is not None and element.reported[1] is not None
-                if not has_run and element.trace.began is None and element.reported != (trouble, None):
-                    element.reported = (trouble, None)
-                    yield _status(element, trouble, None, None)
+        for element in self.live.values():
+            has_run = element.reported is not None and element.reported[1] is not None
+            if not has_run and element.trace.started is None and element.reported != (trouble, None):
+                element.reported = (trouble, None)
+                yield element.status(trouble, None, None)
 
     def forget(self, keys: Collection[str]) -> None:
         """Forget attempts whose ends are recorded, and remove submissions that are over."""
         for token, entry in list(self._submissions.items()):
-            entry.record(keys)
+            # An attempt that never started may be submitted again under its key: it is live in that submission.
+            entry.unrecorded -= set(keys) - {element.key for element in entry.elements.values()}
             if not entry.unrecorded:
                 self._drop(token)
         for token, until in list(self._kept.items()):
@@ -355,7 +302,7 @@ class InFlightJobs:
     def _drop(self, token: str) -> None:
         entry = self._submissions.pop(token)
         for element in entry.elements.values():
-            del self._live[element.key]
+            del self.live[element.key]
         with contextlib.suppress(EnvironmentFault):  # the next daemon does it
             self._remove(token)
 
@@ -365,10 +312,6 @@ class InFlightJobs:
             self._kept[token] = time.monotonic() + _KEEP_LOST_S
         else:
             self._dirs.forget(token)
-
-
-def _may_run(sighting: Sighting | None) -> bool:
-    return sighting is None or sighting.at is not SiteState.PENDING
 
 
 def split_launches(launches: Sequence[Launch], most: int) -> tuple[list[Launch], list[Launch]]:
@@ -388,11 +331,11 @@ def _on_node(launch: Launch) -> Launch:
 
 
 def _status_change(element: InFlightElement) -> SiteStatus | None:
-    began, sighting = element.trace.began, element.sighting
+    started, sighting = element.trace.started, element.sighting
     place: str | None
     at: float | None
-    if isinstance(began, Began):
-        place, at, reason = (sighting.place if sighting is not None else "") or began.node, began.at, ""
+    if started is not None and started is not VOID:
+        place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
     elif sighting is not None and sighting.at is SiteState.RUNNING:
         place, at, reason = sighting.place or "?", sighting.started_at, ""
     elif sighting is not None and sighting.at is SiteState.PENDING:
@@ -403,10 +346,4 @@ def _status_change(element: InFlightElement) -> SiteStatus | None:
     if element.reported == reported:
         return None
     element.reported = reported
-    return _status(element, reason, place, at)
-
-
-def _status(element: InFlightElement, reason: str, place: str | None, at: float | None) -> SiteStatus:
-    job_id, attempt = element.name
-    site_id = element.sighting.id if element.sighting is not None else ""
-    return SiteStatus(job_id=job_id, attempt=attempt, site_id=site_id, reason=reason, place=place, at=at)
+    return element.status(reason, place, at)

@@ -3,7 +3,7 @@
 `command` starts it with the element's number. It uses the standard library alone, because a node need not have more.
 Everything that it reads and writes is in the submission's folder, which the nodes share with the engine.
 
-- The first supervisor creates `N.began`; a later one finds it and exits without running anything. So an element runs
+- The first supervisor creates `N.started`; a later one finds it and exits without running anything. So an element runs
   once.
 - The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
   all processes of that session, unless the site signals them itself.
@@ -29,7 +29,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, open_above, spawn
+from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, exit_status, open_above, spawn
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
@@ -39,8 +39,7 @@ _METER_AFTER_S = 2.0
 _CHECK_LOST_EVERY_S = 2.0
 _TRY_AGAIN_S = 1.0
 _GIVE_UP_AFTER_S = 120.0
-_CANNOT_EXECUTE, _NOT_FOUND, _BY_SIGNAL = 126, 127, 128
-_KILLED = _BY_SIGNAL + signal.SIGKILL
+_KILLED = 128 + signal.SIGKILL
 _LOST = 0
 _NOT_FIRST = 75  # not 0: the site must not report success for an element that we did not run
 # Stopping a program that forks faster than this many rounds takes a cgroup.
@@ -91,32 +90,35 @@ def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) ->
 
 
 class Supervisor:
-    """Runs one element. Its files are `path` with a suffix, such as `.began`."""
+    """Runs one element. Its files are `path` with a suffix, such as `.started`."""
 
     def __init__(self, path: str, element: Mapping[str, Any], environment: dict[str, str]) -> None:
         self._path = path
         self._element = element
         self._environment = environment
         self._null = open_above(2)
-        self._signal_pipe, self._signal_pipe_end = _catch_signals()
+        self._signal_pipe, self._signal_pipe_end = open_signal_pipe()
+        for signum in _FORWARDED | {signal.SIGCHLD}:
+            with contextlib.suppress(OSError):  # the C library reserves some
+                signal.signal(signum, lambda *_: None)  # its number is written to the pipe
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._program = 0
         self._meter = 0
         self._site_reaches_all = any(name.startswith(_SITE_PREFIXES) and name != _SLURM_CONF for name in os.environ)
 
     def claim(self) -> bool:
-        """Create `N.began`. Return False if another supervisor has, or if the engine has voided the element.
+        """Create `N.started`. Return False if another supervisor has, or if the engine has voided the element.
 
-        Raises OSError if the file cannot be created. Its content may be cut off by a full disk: only its existence
-        counts.
+        Raises OSError if the file cannot be created. A full disk may cut off its content: only its existence counts.
         """
         content = json.dumps(
             {"at": time.time(), "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "pid": os.getpid()}
         )
         try:
-            began = os.open(f"{self._path}.began", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            started = os.open(f"{self._path}.started", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
-        with contextlib.suppress(OSError), open(began, "w", encoding="ascii") as file:
+        with contextlib.suppress(OSError), open(started, "w", encoding="ascii") as file:
             file.write(content)
         return True
 
@@ -126,10 +128,12 @@ class Supervisor:
             self._program = self._start()
         except StartFailure as failure:
             self._write_end(failure.word, None, None)
-            return _NOT_FOUND if failure.word == "no-program" else _CANNOT_EXECUTE
+            return failure.status
         threading.Thread(target=self._watch_for_loss, daemon=True).start()
         status = self._wait()
-        self._end_meter()
+        if self._meter > 0:
+            os.kill(self._meter, signal.SIGKILL)
+            os.waitpid(self._meter, 0)
         return status
 
     def _start(self) -> int:
@@ -159,7 +163,9 @@ class Supervisor:
                 self._meter = self._start_meter()
             pid, status, used = os.wait4(self._program, os.WNOHANG)
             if pid:
-                return self._conclude(status, _to_mb(used.ru_maxrss))
+                ram_mb = used.ru_maxrss / (1048576 if sys.platform == "darwin" else 1024)
+                self._write_end(str(exit_status(status)), self._program, self._usage(ram_mb))
+                return exit_status(status)
 
     def _handle_signal(self, signum: int) -> None:
         if signum == _LOST:
@@ -183,22 +189,10 @@ class Supervisor:
         except OSError:
             return -1
 
-    def _end_meter(self) -> None:
-        if self._meter > 0:
-            os.kill(self._meter, signal.SIGKILL)
-            os.waitpid(self._meter, 0)
-
     # After its end
 
-    def _conclude(self, wait_status: int, ram_mb: float) -> int:
-        code = os.waitstatus_to_exitcode(wait_status)
-        status = code if code >= 0 else _BY_SIGNAL - code
-        self._write_end(str(status), self._program, self._usage(ram_mb))
-        return status
-
     def _usage(self, ram_mb: float) -> dict[str, Any]:
-        """Return the meter's usage. The meter adds up all processes but may miss a peak; the system's `ram_mb` is the
-        true peak of any one process, so the larger one counts."""
+        """Return the meter's usage. It may miss a peak of RAM; `ram_mb` is that of the largest process alone."""
         try:
             with open(f"{self._path}.usage", "rb") as file:
                 usage = json.load(file)
@@ -211,10 +205,13 @@ class Supervisor:
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
-                return write_atomically(f"{self._path}.ended", content.encode(), mode=0o600)
+                write_atomically(f"{self._path}.ended", content.encode(), mode=0o600)
+                return
             except OSError as error:
                 if time.monotonic() >= until:
-                    return _report(f"{self._path}.ended cannot be written: {error.strerror}")
+                    with contextlib.suppress(OSError):  # on standard error, which the site keeps
+                        os.write(2, os.fsencode(f"gpuyard: {self._path}.ended cannot be written: {error.strerror}\n"))
+                    return
             time.sleep(_TRY_AGAIN_S)
 
 
@@ -223,30 +220,14 @@ class Supervisor:
 
 def _load(folder: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the element, and the environment it was submitted with."""
-    with open(f"{folder}/parcel.json", "rb") as file:
+    with open(f"{folder}/submission.json", "rb") as file:
         submission = json.load(file)
     element = submission["elements"][number]
     environment = {**submission["environment"], **element["environment"]}
     return element, {name: value for name, value in environment.items() if value is not None}
 
 
-def _report(text: str) -> None:
-    """Write to standard error, which the site keeps."""
-    with contextlib.suppress(OSError):
-        os.write(2, os.fsencode(f"gpuyard: {text}\n"))
-
-
 # Signals
-
-
-def _catch_signals() -> tuple[int, int]:
-    """Return both ends of a pipe for the numbers of signals. The signals have no other effect."""
-    ends = open_signal_pipe()
-    for signum in _FORWARDED | {signal.SIGCHLD}:
-        with contextlib.suppress(OSError):  # the C library reserves some
-            signal.signal(signum, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return ends
 
 
 def _signal_session(leader: int, signum: int) -> None:
@@ -271,18 +252,12 @@ def _session(leader: int) -> Sequence[int]:
         names = os.listdir("/proc")
     except OSError:
         return [-leader]
-    return [pid for pid in map(int, filter(str.isdecimal, names)) if _session_of(pid) == leader]
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
-def _to_mb(max_rss: int) -> float:
-    return max_rss / (1048576 if sys.platform == "darwin" else 1024)
+    found = []
+    for pid in map(int, filter(str.isdecimal, names)):
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return found
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def decide(
     site: str, sighting: Sighting | None, trace: ElementTrace, context: StartContext, *, waited: int
 ) -> ElementOutcome:
     """`waited` is for how many reports the element has been as it is now: unknown to the site, or over there."""
-    if trace.began is VOID:
+    if trace.started is VOID:
         return _over(OutcomeKind.NEVER_STARTED, "it was withdrawn before it started")
     if trace.ended is not None:
         return _by_supervisor(site, sighting, outcome_of(trace.ended.word, context), waited)
@@ -64,7 +64,7 @@ def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waite
 
 
 def _unknown(site: str, trace: ElementTrace, waited: int) -> ElementOutcome:
-    if trace.began is None:
+    if trace.started is None:
         return ElementOutcome(is_to_be_voided=waited > 0)
     if waited < LATE_REPORTS:
         return _NOT_YET
@@ -78,7 +78,7 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
         return _NOT_YET
     if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
-    if trace.began is None:
+    if trace.started is None:
         reason = f"{site} ran it, but its supervisor could not start: see its log, and whether the nodes see its folder"
         return _over(OutcomeKind.CANNOT_START, reason, sighting.status)
     if 0 < (sighting.status or 0) < _BY_SIGNAL:

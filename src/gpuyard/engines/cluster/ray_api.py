@@ -43,7 +43,8 @@ _OPTIONS = {
     "--entrypoint-resources": "entrypoint_resources",
     "--entrypoint-label-selector": "entrypoint_label_selector",
 }
-_PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "STOPPED": SiteState.CANCELLED}
+_PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "FAILED": SiteState.FAILED, "STOPPED": SiteState.CANCELLED}
+_OUT_OF_MEMORY = ("OUT_OF_MEMORY", "low on memory")
 _KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
 _STALE_S = 60.0
@@ -72,10 +73,6 @@ class RayJobRecord(Struct, frozen=True, kw_only=True):
     driver_exit_code: int | None = None
 
 
-class _Logs(Struct, frozen=True):
-    logs: str
-
-
 class Capacity(Struct, frozen=True, kw_only=True):
     """What the cluster has, and what was in use at the time `at`, if known."""
 
@@ -92,19 +89,16 @@ def address_of(settings: RaySettings, environment: Mapping[str, str]) -> str:
         address = next((each for each in values if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
     elif "://" not in address:
         address = f"http://{address}"
-    if not _is_url(address):
+    try:
+        parts = urlsplit(address)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
         raise EnvironmentFault(
             f"'{address}' is not the address of a Ray dashboard", hint=f"an example is {DEFAULT_ADDRESS}"
         )
     return address.rstrip("/")
-
-
-def _is_url(address: str) -> bool:
-    try:
-        parts = urlsplit(address)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 # Submitting
@@ -182,14 +176,17 @@ def records_of(body: bytes) -> list[RayJobRecord]:
 
 
 def logs_of(body: bytes) -> bytes:
-    return _read(body, _Logs).logs.encode("utf-8", "replace")
+    return _read(body, str, "logs").encode("utf-8", "replace")
 
 
-def _read(body: bytes, form: type[T]) -> T:
-    """Parse with the standard library: messages contain output of programs, and only it accepts lone surrogates."""
+def _read(body: bytes, form: type[T], *path: str) -> T:
+    """Parse a response, or the part of it at `path`. Messages may hold lone surrogates, which only `json` accepts."""
     try:
-        return msgspec.convert(json.loads(body), form)
-    except (ValueError, msgspec.ValidationError) as error:
+        content = json.loads(body)
+        for name in path:
+            content = content[name]
+        return msgspec.convert(content, form)
+    except (ValueError, TypeError, LookupError, msgspec.ValidationError) as error:
         raise SiteUnreachable(f"Ray's answer cannot be understood: {error}") from None
 
 
@@ -200,15 +197,14 @@ def sighting_of(record: RayJobRecord, *, is_stopped: bool, now: float) -> Sighti
         id=record.submission_id or "",
         at=at,
         reason=reason,
-        place=_place(record),
+        place=urlsplit(record.driver_agent_http_address or "").hostname or record.driver_node_id or "",
         ended_at=record.end_time / 1000 if record.end_time else None,
         status=_status(record),
     )
 
 
 def _status(record: RayJobRecord) -> int | None:
-    """Return the exit status as in shells. A `setsid` whose child was killed exits with the signal's number and a
-    message."""
+    """Return the status as in shells. `setsid` exits with a signal's number and a message if its child was killed."""
     code = record.driver_exit_code
     if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
         return 128 + abs(code)
@@ -216,33 +212,17 @@ def _status(record: RayJobRecord) -> int | None:
 
 
 def _state(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
-    if record.status == "PENDING":
-        return _waiting(record, is_stopped=is_stopped, now=now)
-    if record.status == "FAILED":
-        return _failure(record)
-    return _PLAIN.get(record.status, SiteState.RUNNING), ""
-
-
-def _waiting(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
-    if is_stopped:
-        return SiteState.CANCELLED, "before it started"
-    if now - (record.start_time or 0.0) / 1000 > _NEVER_STARTED_S:
-        return SiteState.LOST, "Ray never started it"
-    return SiteState.PENDING, gist(record.message or "")
-
-
-def _failure(record: RayJobRecord) -> tuple[SiteState, str]:
     message = record.message or ""
-    if record.driver_exit_code is not None:
-        return SiteState.FAILED, ""
-    if "OUT_OF_MEMORY" in message or "low on memory" in message:
-        return SiteState.OUT_OF_MEMORY, gist(message)
-    return SiteState.LOST, gist(message)
-
-
-def _place(record: RayJobRecord) -> str:
-    host = urlsplit(record.driver_agent_http_address or "").hostname
-    return host or record.driver_node_id or ""
+    if record.status == "PENDING":
+        if is_stopped:
+            return SiteState.CANCELLED, "before it started"
+        if now - (record.start_time or 0.0) / 1000 > _NEVER_STARTED_S:
+            return SiteState.LOST, "Ray never started it"
+        return SiteState.PENDING, gist(message)
+    if record.status == "FAILED" and record.driver_exit_code is None:
+        is_out_of_memory = any(text in message for text in _OUT_OF_MEMORY)
+        return SiteState.OUT_OF_MEMORY if is_out_of_memory else SiteState.LOST, gist(message)
+    return _PLAIN.get(record.status, SiteState.RUNNING), ""
 
 
 def gist(text: str) -> str:
@@ -260,17 +240,13 @@ class _Load(Struct, frozen=True):
     usage: dict[str, tuple[float, float]]
 
 
-class _Status(Struct, frozen=True, rename="camel"):
+class _ClusterStatus(Struct, frozen=True, rename="camel"):
     time: float
     load_metrics_report: _Load | None = None
 
 
 class _StatusData(Struct, frozen=True, rename="camel"):
-    cluster_status: _Status | None = None
-
-
-class _StatusAnswer(Struct, frozen=True):
-    data: _StatusData
+    cluster_status: _ClusterStatus | None = None
 
 
 class _RayNode(Struct, frozen=True):
@@ -278,26 +254,15 @@ class _RayNode(Struct, frozen=True):
     resources_total: dict[str, float] = {}
 
 
-class _Nodes(Struct, frozen=True):
-    result: list[_RayNode]
-
-
-class _NodesData(Struct, frozen=True):
-    result: _Nodes
-
-
-class _NodesAnswer(Struct, frozen=True):
-    data: _NodesData
-
-
 def capacity_of(nodes: bytes, status: bytes, now: float) -> Capacity:
     """Return the capacity, from the list of nodes and the cluster's status, which some clusters do not have."""
-    alive = [node.resources_total for node in _read(nodes, _NodesAnswer).data.result.result if node.state == "ALIVE"]
-    current = _read(status, _StatusAnswer).data.cluster_status
+    listed = _read(nodes, list[_RayNode], "data", "result", "result")
+    total = _amount([node.resources_total for node in listed if node.state == "ALIVE"])
+    current = _read(status, _StatusData, "data").cluster_status
     if current is None or current.load_metrics_report is None or now - current.time > _STALE_S:
-        return Capacity(total=_amount(alive))
+        return Capacity(total=total)
     used = {name: used for name, (used, _) in current.load_metrics_report.usage.items()}
-    return Capacity(total=_amount(alive), used=_amount([used]), at=current.time)
+    return Capacity(total=total, used=_amount([used]), at=current.time)
 
 
 def _amount(resources: Sequence[Mapping[str, float]]) -> Amount:

@@ -15,36 +15,16 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpuyard.core.cluster.offer import Offer, amount_needed
-from gpuyard.engines.cluster.ray_api import (
-    Capacity,
-    RayJobRecord,
-    RaySettings,
-    address_of,
-    capacity_of,
-    free_of,
-    gist,
-    id_of,
-    logs_of,
-    records_of,
-    ref_of,
-    request_of,
-    sighting_of,
-)
-from gpuyard.engines.cluster.site import (
-    ClusterSubmission,
-    ElementRef,
-    Sighting,
-    SiteRefused,
-    SiteReport,
-    SiteUnreachable,
-)
+from gpuyard.engines.cluster import ray_api
+from gpuyard.engines.cluster.ray_api import RaySettings, gist, id_of
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteReport, SiteUnreachable
 
 # For connecting, for the start of a response, for the whole of it; and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
@@ -68,7 +48,7 @@ class RaySite:
     def __init__(self, settings: RaySettings, environment: Mapping[str, str] = os.environ) -> None:
         """Raises EnvironmentFault if the address is invalid."""
         self._settings = settings
-        self._address = address_of(settings, environment)
+        self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)
         self._stopped: set[str] = set()
 
@@ -76,7 +56,7 @@ class RaySite:
         until = time.monotonic() + _ALL_WITHIN_S
         for index in range(submission.count):
             try:
-                self._submit(request_of(submission, index, self._settings.card_mb))
+                self._submit(ray_api.request_of(submission, index, self._settings.card_mb))
             except SiteRefused as error:
                 if index == 0:
                     raise
@@ -95,29 +75,23 @@ class RaySite:
         raise self._failure(status, body)
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        now = time.time()
+        now, card_mb = time.time(), self._settings.card_mb
         terms = {submission.token: submission.terms for submission in live}
-        ours = {ref: record for ref, record in self._records() if ref[0] in terms} if live else {}
+        records = ray_api.records_of(self._get(_JOBS)) if live else []
+        by_ref = {ray_api.ref_of(record.submission_id): record for record in records}
+        ours = {ref: record for ref, record in by_ref.items() if ref is not None and ref[0] in terms}
         self._stopped &= {id_of(*ref) for ref, record in ours.items() if record.status == "PENDING"}
         sightings = {
-            ref: sighting_of(record, is_stopped=id_of(*ref) in self._stopped, now=now) for ref, record in ours.items()
+            ref: ray_api.sighting_of(record, is_stopped=id_of(*ref) in self._stopped, now=now)
+            for ref, record in ours.items()
         }
-        card_mb = self._settings.card_mb
-        capacity = self._capacity(now)
-        free = free_of(capacity, [(record, amount_needed(terms[ref[0]], card_mb)) for ref, record in ours.items()])
+        # Without a list of nodes Ray counts as unreachable: jobs that never fit would wait there forever. Without a
+        # status only our own jobs count as using it, so that jobs do not wait forever.
+        capacity = ray_api.capacity_of(self._get(_NODES), self._get(_STATUS), now)
+        needed = [(record, amount_needed(terms[ref[0]], card_mb)) for ref, record in ours.items()]
+        free = ray_api.free_of(capacity, needed)
         offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
         return SiteReport(sightings=sightings, offer=offer)
-
-    def _records(self) -> Iterator[tuple[ElementRef, RayJobRecord]]:
-        for record in records_of(self._get(_JOBS)):
-            ref = ref_of(record.submission_id)
-            if ref is not None:
-                yield ref, record
-
-    def _capacity(self, now: float) -> Capacity:
-        """Without a list of nodes Ray counts as unreachable: jobs that never fit would wait there forever. Without a
-        status only our own jobs count as using it, so that jobs do not wait forever."""
-        return capacity_of(self._get(_NODES), self._get(_STATUS), now)
 
     def cancel(self, ids: Sequence[str]) -> None:
         until = time.monotonic() + _ALL_WITHIN_S
@@ -135,7 +109,7 @@ class RaySite:
             return None
         if status != HTTPStatus.OK:
             raise self._failure(status, body)
-        return logs_of(body) or None
+        return ray_api.logs_of(body) or None
 
     # Over HTTP
 

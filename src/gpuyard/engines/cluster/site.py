@@ -90,8 +90,7 @@ class Site(Protocol):
         """
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        """Report all elements of these submissions, in as few calls as possible. Leaves out elements that the site does
-        not know."""
+        """Report all elements of these submissions that the site knows, in as few calls as possible."""
 
     def cancel(self, ids: Sequence[str]) -> None:
         """End waiting and running elements, by the ids of their sightings. Elements that are over are no error."""

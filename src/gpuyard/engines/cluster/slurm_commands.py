@@ -1,4 +1,4 @@
-"""Slurm's commands: builds their arguments, and parses their output. Pure: runs nothing.
+"""Slurm's commands: builds their arguments, and parses their output and errors. Pure: runs nothing.
 
 How Slurm behaves beyond its manual (22.05):
 - For a job that exports nothing, or a list of names, Slurm runs a login shell on the node, which takes seconds. So we
@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
-from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteState
-from gpuyard.engines.cluster.slurm_text import reason_of, state_of, status_of
+from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 
 _OURS = "gpuyard:"
 # What the commands need to find their configuration, and defaults that a user may have set for all jobs.
@@ -52,6 +51,62 @@ _NOWHERE = "None assigned"
 _ELEMENT = re.compile(r"([0-9]+)(?:_([0-9]+))?")
 _TAKEN = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 _CANCELLED_AT_ONCE = 500
+_BY_SIGNAL = 128
+_WAITING = frozenset(
+    ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+)
+_ENDS = {
+    "COMPLETED": SiteState.SUCCEEDED,
+    "FAILED": SiteState.FAILED,
+    "TIMEOUT": SiteState.TIMED_OUT,
+    "DEADLINE": SiteState.TIMED_OUT,
+    "OUT_OF_MEMORY": SiteState.OUT_OF_MEMORY,
+    "CANCELLED": SiteState.CANCELLED,
+    "PREEMPTED": SiteState.PREEMPTED,
+    "NODE_FAIL": SiteState.LOST,
+    "BOOT_FAIL": SiteState.LOST,
+    "LAUNCH_FAILED": SiteState.LOST,
+    "RECONFIG_FAIL": SiteState.LOST,
+    "REVOKED": SiteState.LOST,
+}
+# By the start of a reason; the first match counts.
+_REASONS = {
+    "Resources": "what it asks for is in use",
+    "Priority": "others are ahead of it",
+    "Dependency": "it waits for another job",
+    "BeginTime": "its start time has not come",
+    "JobArrayTaskLimit": "its group has reached its limit of running jobs",
+    "JobHeldUser": "it is held: `scontrol release` lets it go",
+    "JobHeldAdmin": "an administrator holds it",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
+    "NodeDown": "its node went down",
+    "PartitionDown": "its partition starts nothing now",
+    "PartitionInactive": "its partition starts nothing now",
+    "PartitionTimeLimit": "its time limit is above what its partition allows",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows",
+    "PartitionConfig": "its partition cannot give what it asks for",
+    "BadConstraints": "no node can ever give what it asks for",
+    "Licenses": "it waits for a licence",
+    "Reservation": "it waits for its reservation",
+    "QOS": "a limit of its QOS is reached",
+    "Assoc": "a limit of its account or user is reached",
+    "MaxQOS": "a limit of its QOS is reached",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "JobLaunchFailure": "it could not be launched, or its supervisor was killed",
+    "Prolog": "the site's prolog is running, or has failed",
+}
+# The job's state or exit status says the same.
+_REDUNDANT_REASONS = frozenset(("", "None", "(null)", "NonZeroExitCode", "TimeLimit", "OutOfMemory"))
+_UNREACHED = re.compile(
+    r"unable to contact|connection (?:refused|timed out|reset)|timed out|munge|authentication|zero bytes|no route to"
+    r"|configuration source|standby|retrying|temporarily|communication",
+    re.IGNORECASE,
+)
+_NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+_LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
+_PREFIX = re.compile(r"^\w+: (?:error: |fatal: )?(?:Batch job submission failed: )?")
+_LONGEST = 500
 
 
 class SlurmSettings(Struct, frozen=True, kw_only=True):
@@ -98,13 +153,15 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> list[str]:
     terms = submission.terms
+    name = "".join(letter if letter.isprintable() else " " for letter in terms.name)[:_LONGEST_NAME].strip()
+    array = f"--array=0-{submission.count - 1}" + (f"%{terms.at_most}" if terms.at_most else "")
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
         *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1", "--ntasks=1"),
-        f"--job-name={_name_of(terms)}",
+        f"--job-name={name or 'gpuyard'}",
         f"--chdir={submission.folder}",
         f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
-        *_array_of(submission),
+        *([array] if submission.count > 1 else ()),
         *_resources_of(terms, settings),
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,
@@ -113,20 +170,11 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
     ]
 
 
-def _name_of(terms: ClusterTerms) -> str:
-    printable = "".join(letter if letter.isprintable() else " " for letter in terms.name)
-    return printable[:_LONGEST_NAME].strip() or "gpuyard"
-
-
-def _array_of(submission: ClusterSubmission) -> Iterator[str]:
-    if submission.count > 1:
-        at_most = submission.terms.at_most
-        yield f"--array=0-{submission.count - 1}" + (f"%{at_most}" if at_most else "")
-
-
 def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]:
     if terms.need.devices:
-        yield f"--gres={_gres_of(terms.need, settings)}"
+        kind = "" if terms.need.model is None else f":{terms.need.model}"
+        shards = _shards_of(terms.need, settings)
+        yield f"--gres=gpu{kind}:{terms.need.devices}" if shards is None else f"--gres=shard{kind}:{shards}"
     if terms.ram_mb:  # 0 would request all memory of a node
         yield f"--mem={math.ceil(terms.ram_mb)}M"
     if terms.cpus:
@@ -136,12 +184,6 @@ def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]
         yield f"--time={max(1, math.ceil(limit_s / 60))}"
     if nice := max(0, settings.nice_base - terms.priority):
         yield f"--nice={nice}"
-
-
-def _gres_of(need: Need, settings: SlurmSettings) -> str:
-    kind = "" if need.model is None else f":{need.model}"
-    shards = _shards_of(need, settings)
-    return f"gpu{kind}:{need.devices}" if shards is None else f"shard{kind}:{shards}"
 
 
 def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
@@ -169,20 +211,6 @@ def parse_submission(text: str) -> str | None:
 # Listing
 
 
-class _Cells(Struct, frozen=True, kw_only=True):
-    """A line of `squeue` or `sacct`, as text."""
-
-    job: str
-    state: str
-    code: str
-    start: str
-    end: str
-    place: str
-    number: str = ""
-    reason: str = ""
-    comment: str = ""
-
-
 def list_command(uid: int) -> list[str]:
     columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.values())
     return ["squeue", "--noheader", "--array", "--states=all", f"--user={uid}", f"--Format={columns}"]
@@ -191,21 +219,13 @@ def list_command(uid: int) -> list[str]:
 def parse_listing(text: bytes) -> list[SlurmJobRow]:
     """Ignores lines that cannot be parsed: other jobs may have line breaks in their comments."""
     ends = list(accumulate((width for _, width in _COLUMNS.values()), initial=0))
-    lines = (line.decode("ascii", "replace") for line in text.split(b"\n"))
-    cells = ([line[begin:end].strip() for begin, end in pairwise(ends)] for line in lines)
-    return [row for each in cells if (row := _listed(_Cells(**dict(zip(_COLUMNS, each, strict=True))))) is not None]
-
-
-def _listed(cells: _Cells) -> SlurmJobRow | None:
-    if not cells.job.isdigit() or not cells.state:
-        return None
-    number = int(cells.number) if cells.number.isdigit() else None
-    return SlurmJobRow(
-        job=cells.job,
-        number=number,
-        token=cells.comment.removeprefix(_OURS) if cells.comment.startswith(_OURS) else None,
-        sighting=_sighting(cells.job if number is None else f"{cells.job}_{number}", cells),
-    )
+    rows = []
+    for line in text.decode("ascii", "replace").split("\n"):
+        values = [line[begin:end].strip() for begin, end in pairwise(ends)]
+        cells = dict(zip(_COLUMNS, values, strict=True))
+        has_number = cells["number"].isdigit()
+        rows.append(_row(f"{cells['job']}_{cells['number']}" if has_number else cells["job"], cells))
+    return [row for row in rows if row is not None]
 
 
 def accounting_command(jobs: Iterable[str]) -> list[str]:
@@ -217,44 +237,74 @@ def accounting_command(jobs: Iterable[str]) -> list[str]:
 def parse_accounting(text: str) -> list[SlurmJobRow]:
     """Return only elements that are over: accounting may be late, and `squeue` lists live ones."""
     lines = (line.split("|") for line in text.splitlines())
-    cells = (_Cells(**dict(zip(_FIELDS, line, strict=True))) for line in lines if len(line) == len(_FIELDS))
-    rows = [row for each in cells if (row := _accounted(each)) is not None]
-    return [row for row in rows if row.sighting.at in OVER]
+    cells = (dict(zip(_FIELDS, line, strict=True)) for line in lines if len(line) == len(_FIELDS))
+    rows = (_row(each["job"], each) for each in cells)
+    return [row for row in rows if row is not None and row.sighting.at in OVER]
 
 
-def _accounted(cells: _Cells) -> SlurmJobRow | None:
-    element = _ELEMENT.fullmatch(cells.job)
-    if element is None:
+def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
+    """Return a line of `squeue` or `sacct`, or None if it is not about an element."""
+    element = _ELEMENT.fullmatch(id_)
+    if element is None or not cells["state"]:
         return None
-    number = None if element[2] is None else int(element[2])
-    return SlurmJobRow(job=element[1], number=number, token=None, sighting=_sighting(cells.job, cells))
-
-
-def _sighting(id_: str, cells: _Cells) -> Sighting:
-    state = cells.state.partition(" ")[0]  # of `CANCELLED by 1000`
-    place = cells.place if cells.place != _NOWHERE else ""
+    state = cells["state"].partition(" ")[0]  # of `CANCELLED by 1000`
+    place = cells["place"] if cells["place"] != _NOWHERE else ""
     at = state_of(state, place)
     is_over = at in OVER
-    return Sighting(
+    sighting = Sighting(
         id=id_,
         at=at,
-        reason=reason_of(state, cells.reason),
+        reason=reason_of(state, cells.get("reason", "")),
         place=place,
         # For a waiting job Slurm has the expected start, and for a running one the latest end.
-        started_at=_time(cells.start) if place and at is not SiteState.PENDING else None,
-        ended_at=_end_of_second(_time(cells.end)) if is_over else None,
-        status=status_of(cells.code) if place and is_over else None,
+        started_at=_time(cells["start"]) if place and at is not SiteState.PENDING else None,
+        # The latest possible end: otherwise a job would seem to have run up to a second shorter.
+        ended_at=_time(cells["end"], 1.0) if is_over else None,
+        status=status_of(cells["code"]) if place and is_over else None,
+    )
+    comment = cells.get("comment", "")
+    return SlurmJobRow(
+        job=element[1],
+        number=None if element[2] is None else int(element[2]),
+        token=comment.removeprefix(_OURS) if comment.startswith(_OURS) else None,
+        sighting=sighting,
     )
 
 
-def _time(text: str) -> float | None:
+def _time(text: str, later_s: float = 0.0) -> float | None:
     """Parse whole seconds: Slurm cuts off fractions."""
-    return float(text) if text.isdigit() else None
+    return float(text) + later_s if text.isdigit() else None
 
 
-def _end_of_second(at: float | None) -> float | None:
-    """Return the latest possible end: otherwise a job would seem to have run up to a second shorter."""
-    return None if at is None else at + 1
+# States
+
+
+def state_of(state: str, place: str) -> SiteState:
+    """Translate a state. An unknown one does not count as an end: jobs that are over leave Slurm's list."""
+    if state in _ENDS:
+        return _ENDS[state]
+    known_to_run = state not in _WAITING and bool(place)
+    return SiteState.RUNNING if known_to_run else SiteState.PENDING
+
+
+def reason_of(state: str, reason: str) -> str:
+    """Return Slurm's own word, which manuals and administrators use, followed by an explanation."""
+    if reason in _REDUNDANT_REASONS:
+        return "suspended by Slurm" if state == "SUSPENDED" else ""
+    explanation = next((text for start, text in _REASONS.items() if reason.startswith(start)), None)
+    return reason if explanation is None else f"{reason}: {explanation}"
+
+
+def status_of(code: str) -> int | None:
+    """Parse `EXIT:SIGNAL`, as in `sacct`, or a wait status, as in `squeue`. For a job that could not be launched,
+    `squeue` has the number of an error of Slurm's own instead."""
+    status, colon, signum = code.partition(":")
+    if not status.isdigit() or (colon and not signum.isdigit()):
+        return None
+    exited, killed = (int(status), int(signum)) if colon else (int(status) >> 8, int(status) & 0x7F)
+    if exited and killed:
+        return None
+    return _BY_SIGNAL + killed if killed else exited
 
 
 # Cancelling
@@ -302,3 +352,27 @@ def parse_configuration(text: str) -> SlurmLimits:
         most_in_array=max(1, min(most)) if most else SlurmLimits().most_in_array,
         listed_for_s=float(listed_for[1]) if listed_for else 0.0,
     )
+
+
+# Errors
+
+
+def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRefused | None:
+    """Return why a command failed; None if it only found nothing left to do."""
+    message = _in_one_line(errors) or f"{program} exited with status {status}"
+    if program == "scancel" and status > 0 and all(map(_NO_LONGER_THERE.search, errors.splitlines())):
+        return None
+    if program != "sbatch" or status < 0 or _UNREACHED.search(errors):
+        return SiteUnreachable(message, hint=f"run `{program}` by hand, or `scontrol ping`")
+    hint = "lower `most_jobs` in [slurm], if there are too many jobs" if _LIMITED.search(errors) else None
+    return SiteRefused(f"Slurm refused it: {message}", hint=hint)
+
+
+def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:
+    message = _in_one_line(errors)
+    return SiteUnreachable(f"{program} did not answer within {limit_s:.0f} s" + (f": {message}" if message else ""))
+
+
+def _in_one_line(errors: str) -> str:
+    lines = (_PREFIX.sub("", line).strip() for line in errors.splitlines())
+    return "; ".join(dict.fromkeys(line for line in lines if line))[:_LONGEST]

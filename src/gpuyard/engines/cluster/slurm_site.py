@@ -18,22 +18,22 @@ from gpuyard.engines.cluster.site import (
     ClusterSubmission,
     ElementRef,
     Sighting,
-    Site,
     SiteRefused,
     SiteReport,
     SiteState,
     SiteUnreachable,
 )
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
-from gpuyard.engines.cluster.slurm_text import fault_of, unanswered
 
 _LIMIT_S = 30.0
 _REAP_S = 1.0
 _ACCOUNTING_PAUSE_S = 600.0
 
 
-class SlurmSite(Site):
-    """For one thread."""
+class SlurmSite:
+    """Implements `Site`, for one thread."""
+
+    name = "slurm"
 
     def __init__(self, settings: SlurmSettings, *, limit_s: float = _LIMIT_S) -> None:
         self._settings = settings
@@ -45,10 +45,6 @@ class SlurmSite(Site):
         self._waiting: dict[ElementRef, Sighting] = {}
         self._reported_at = 0.0
         self._ask_accounting_at = 0.0
-
-    @property
-    def name(self) -> str:
-        return "slurm"
 
     @property
     def most_in_submission(self) -> int:
@@ -68,16 +64,22 @@ class SlurmSite(Site):
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         rows = commands.parse_listing(self._ask(commands.list_command(os.getuid())))
         submissions = {submission.token: submission for submission in live}
-        self._keep_only(submissions)
         self._learn_jobs(rows, submissions)
-        found = dict(self._listed(rows, submissions))
-        unseen = {ref for ref in _refs_of(live) if ref not in found and ref not in self._over}
+        # Find elements by their comments: a cluster that was reinstalled gives our job numbers to others. If a site
+        # replaces all comments by text of its own, there are only the numbers.
+        self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
+        ours = [row for row in rows if row.token is not None or not self._keeps_comments]
+        found = dict(self._sightings(ours, submissions))
+        self._over = {ref: each for ref, each in self._over.items() if ref[0] in submissions}
+        refs = ((submission.token, number) for submission in live for number in range(submission.count))
+        unseen = {ref for ref in refs if ref not in found and ref not in self._over}
         self._over.update((ref, each) for ref, each in found.items() if each.at in OVER)
         self._over.update(self._cancelled(unseen, rows))
         self._over.update(self._from_accounting(unseen - self._over.keys(), submissions))
         self._waiting = {ref: each for ref, each in found.items() if each.at is SiteState.PENDING}
         self._reported_at = time.monotonic()
-        return SiteReport(sightings={**self._over, **found}, offer=self._offer())
+        offer = Offer(most_jobs=self._settings.most_jobs, card_mb=self._settings.card_mb)
+        return SiteReport(sightings={**self._over, **found}, offer=offer)
 
     def cancel(self, ids: Sequence[str]) -> None:
         for command in commands.cancel_commands(ids):
@@ -86,28 +88,15 @@ class SlurmSite(Site):
     def output(self, sighting: Sighting) -> None:  # noqa: ARG002 - it is in the submission's folder
         return None
 
-    # Memory
-
-    def _keep_only(self, submissions: Mapping[str, ClusterSubmission]) -> None:
-        self._jobs = {token: job for token, job in self._jobs.items() if token in submissions}
-        self._over = {ref: each for ref, each in self._over.items() if ref[0] in submissions}
+    # What Slurm forgets
 
     def _learn_jobs(self, rows: Sequence[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]) -> None:
-        self._jobs = {**{each.token: each.known_as for each in submissions.values() if each.known_as}, **self._jobs}
-        for row in rows:
-            if row.token is not None and row.token in submissions:
-                self._jobs.setdefault(row.token, row.job)
+        listed = {row.token: row.job for row in reversed(rows) if row.token is not None}
+        submitted = {each.token: each.known_as for each in submissions.values() if each.known_as}
+        jobs = {**listed, **submitted, **self._jobs}
+        self._jobs = {token: job for token, job in jobs.items() if token in submissions}
 
-    def _listed(
-        self, rows: Sequence[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]
-    ) -> Iterator[tuple[ElementRef, Sighting]]:
-        """Find our elements by their comments: a cluster that was reinstalled gives our job numbers to others. If a
-        site replaces all comments by text of its own, there are only the numbers."""
-        self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
-        ours = (row for row in rows if row.token is not None) if self._keeps_comments else rows
-        return self._marked(ours, submissions)
-
-    def _marked(
+    def _sightings(
         self, rows: Iterable[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]
     ) -> Iterator[tuple[ElementRef, Sighting]]:
         tokens = {job: token for token, job in self._jobs.items()}
@@ -120,8 +109,7 @@ class SlurmSite(Site):
                 yield (submission.token, number), row.sighting
 
     def _cancelled(self, unseen: set[ElementRef], rows: Sequence[SlurmJobRow]) -> Iterator[tuple[ElementRef, Sighting]]:
-        """Yield elements that waited in the last report and are no longer listed: if they had run, they would still be,
-        as other elements of their array are."""
+        """Yield elements that waited in the last report and are no longer listed: if they had run, they would be."""
         listed = {row.job for row in rows}
         away_s = time.monotonic() - self._reported_at
         for ref in unseen & self._waiting.keys():
@@ -142,7 +130,7 @@ class SlurmSite(Site):
             self._ask_accounting_at = time.monotonic() + _ACCOUNTING_PAUSE_S
             return
         rows = commands.parse_accounting(printed.decode("utf-8", "replace"))
-        yield from ((ref, each) for ref, each in self._marked(rows, submissions) if ref in unseen)
+        yield from ((ref, each) for ref, each in self._sightings(rows, submissions) if ref in unseen)
 
     def _site_limits(self) -> SlurmLimits:
         if self._limits is None:
@@ -152,9 +140,6 @@ class SlurmSite(Site):
                 return SlurmLimits()
             self._limits = commands.parse_configuration(printed.decode("utf-8", "replace"))
         return self._limits
-
-    def _offer(self) -> Offer:
-        return Offer(most_jobs=self._settings.most_jobs, card_mb=self._settings.card_mb)
 
     # Running commands
 
@@ -169,12 +154,13 @@ class SlurmSite(Site):
             printed, errors = process.communicate(stdin, timeout=self._limit_s)
         except subprocess.TimeoutExpired as error:
             so_far = (error.stderr or b"").decode("utf-8", "replace")
-            raise unanswered(program, self._limit_s, so_far) from error
+            raise commands.unanswered(program, self._limit_s, so_far) from error
         finally:
             _end(process)
-        fault = fault_of(program, process.returncode, errors.decode("utf-8", "replace")) if process.returncode else None
-        if fault is not None:
-            raise fault
+        if process.returncode:
+            fault = commands.fault_of(program, process.returncode, errors.decode("utf-8", "replace"))
+            if fault is not None:
+                raise fault
         return printed
 
 
@@ -201,7 +187,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_REAP_S)
-
-
-def _refs_of(submissions: Sequence[ClusterSubmission]) -> Iterator[ElementRef]:
-    return ((submission.token, number) for submission in submissions for number in range(submission.count))

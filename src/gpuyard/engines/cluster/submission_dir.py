@@ -1,14 +1,13 @@
 """Submissions on disk, from the engine's side.
 
-A submission is a folder named by its token, in a folder that the engine and all nodes see. It holds `parcel.json` with
-all elements, which is always complete; `submitted`; and for each element, by its number, the files that
+A submission is a folder named by its token, in a folder that the engine and all nodes see. It holds `submission.json`
+with its terms and elements, which is always complete; `submitted`; and for each element, by its number, the files that
 `node_supervisor.py` writes and reads. Only the owner can read them: environments may hold secrets.
 
-- Either the supervisor or the engine creates `N.began`; the engine thereby *voids* the element. So the element
+- Either the supervisor or the engine creates `N.started`; the engine thereby *voids* the element. So the element
   either runs or never will, however late other messages are.
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
-- The names on disk stay as earlier versions wrote them (`parcels`, `parcel.json`): jobs may run during an upgrade.
 
 Every call may raise EnvironmentFault. For one thread at a time.
 """
@@ -20,20 +19,20 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Usage
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
-_TRACE = re.compile(r"([0-9]+)\.(began|ended)")
-_CONTENT, _SUBMITTED, _VOID = "parcel.json", "submitted", b"void"
+_TRACE = re.compile(r"([0-9]+)\.(started|ended)")
+_CONTENT, _SUBMITTED, _VOID = "submission.json", "submitted", b"void"
 # The prefix of a folder that is being written or removed. No token starts with it.
 _HIDDEN = "."
 _MOST_OUTPUT = 1 << 16
@@ -48,7 +47,7 @@ class SubmittedElement(Struct, frozen=True, kw_only=True):
     context: StartContext
 
 
-class Began(Struct, frozen=True, kw_only=True):
+class ElementStart(Struct, frozen=True, kw_only=True):
     """`pid` is the supervisor's."""
 
     at: float
@@ -56,13 +55,8 @@ class Began(Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class NeverBegan(Enum):
-    """The engine was first: the element has not started, and never will."""
-
-    VOID = "void"
-
-
-VOID: Literal[NeverBegan.VOID] = NeverBegan.VOID
+# Stands for an element that the engine has voided: it has not started, and never will.
+VOID = ElementStart(at=0.0, node="", pid=0)
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -77,15 +71,18 @@ class Finish(Struct, frozen=True, kw_only=True):
 class ElementTrace(Struct, frozen=True, kw_only=True):
     """The files about an element so far."""
 
-    began: Began | NeverBegan | None = None
+    started: ElementStart | None = None
     ended: Finish | None = None
 
 
+_FORMS: dict[str, type[ElementStart | Finish]] = {"started": ElementStart, "ended": Finish}
+
+
 class SubmissionDirs:
-    """All submissions of one engine, in `folder/parcels`, which is created with the first."""
+    """All submissions of one engine, in `folder/submissions`, which is created with the first."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder.absolute() / "parcels"
+        self._folder = folder.absolute() / "submissions"
         self._seen: dict[str, dict[int, ElementTrace]] = {}
 
     def path(self, token: str) -> str:
@@ -93,10 +90,14 @@ class SubmissionDirs:
         return f"{self._folder}/{token}"
 
     def write(self, token: str, elements: Sequence[tuple[Launch, str]]) -> None:
-        """Write launches with the paths of their logs. The submission is complete and on disk when this returns."""
+        """Write launches on the same terms, with the paths of their logs. All of it is on disk when this returns."""
         draft = self.path(f"{_HIDDEN}{token}")
-        base = elements[0][0].environment
-        content = {"environment": base, "elements": [_element(launch, log, base) for launch, log in elements]}
+        first = elements[0][0]
+        content = {
+            "terms": msgspec.json.encode(first.terms).decode(),
+            "environment": first.environment,
+            "elements": [_element(launch, log, first.environment) for launch, log in elements],
+        }
         with _using(self.path(token)):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.mkdir(draft, 0o700)
@@ -107,22 +108,26 @@ class SubmissionDirs:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
 
-    def read(self, token: str) -> tuple[SubmittedElement, ...]:
-        """Return the elements, in the order of their numbers."""
+    def read(self, token: str) -> tuple[ClusterTerms, list[SubmittedElement]]:
+        """Return the terms, and the elements in the order of their numbers."""
         path = f"{self.path(token)}/{_CONTENT}"
         with _using(path), open(path, "rb") as file:
-            content = file.read()
+            text = file.read()
         try:
-            return tuple(_as_written(each) for each in json.loads(content)["elements"])
-        except (ValueError, TypeError, LookupError) as error:
+            content = json.loads(text)
+            elements = []
+            for each in content["elements"]:
+                program, stdin = each["command"][0], each["stdin"] or None
+                context = StartContext(directory=each["cwd"], program=program, stdin=stdin)
+                elements.append(SubmittedElement(key=each["key"], log=each["log"], context=context))
+            return msgspec.json.decode(content["terms"], type=ClusterTerms), elements
+        except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
             raise EnvironmentFault(
-                f"{path} cannot be understood: {error}",
-                hint="its jobs may run or not: see the cluster",
+                f"{path} cannot be understood: {error}", hint="its jobs may run or not: see the cluster"
             ) from error
 
     def all(self) -> list[str]:
-        """Return all tokens, and remove what a dead daemon left half written or half removed. Call it only before the
-        first `write`."""
+        """Return all tokens, and remove what a dead daemon left half done. Call it only before the first `write`."""
         with _using(str(self._folder)):
             names = sorted(os.listdir(self._folder)) if self._folder.exists() else []
         for name in names:
@@ -163,7 +168,7 @@ class SubmissionDirs:
 
     def void(self, token: str, number: int) -> bool:
         """Keep the element from starting. Return False if it has started."""
-        path = f"{self.path(token)}/{number}.began"
+        path = f"{self.path(token)}/{number}.started"
         with _using(path):
             try:
                 _write(path, _VOID)
@@ -181,7 +186,10 @@ class SubmissionDirs:
     def traces(self, token: str) -> Mapping[int, ElementTrace]:
         """Return traces by number, of elements that have any. Reads a file once."""
         seen = self._seen.setdefault(token, {})
-        for number, kind in self._names(token):
+        with _using(self.path(token)):
+            names = os.listdir(self.path(token))
+        for match in filter(None, map(_TRACE.fullmatch, names)):
+            number, kind = int(match[1]), match[2]
             trace = seen.get(number, ElementTrace())
             if getattr(trace, kind) is None:
                 found = _parse(kind, f"{self.path(token)}/{number}.{kind}")
@@ -195,22 +203,15 @@ class SubmissionDirs:
         with _using(path):
             return _content(path, _MOST_OUTPUT)
 
-    def _names(self, token: str) -> Iterator[tuple[int, str]]:
-        with _using(self.path(token)):
-            names = os.listdir(self.path(token))
-        for match in filter(None, map(_TRACE.fullmatch, names)):
-            yield int(match[1]), match[2]
-
 
 # Formats
 
 
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
     own = launch.environment
-    differences: dict[str, str | None] = {name: value for name, value in own.items() if base.get(name) != value}
-    differences.update(dict.fromkeys(base.keys() - own.keys()))
+    differences = {name: own.get(name) for name in {**base, **own} if base.get(name) != own.get(name)}
     return {
-        "key": f"{launch.job_id}.{launch.attempt}",
+        "key": launch.key,
         "command": launch.command,
         "cwd": launch.cwd,
         "environment": differences,
@@ -220,38 +221,20 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _as_written(element: Mapping[str, Any]) -> SubmittedElement:
-    program, stdin = element["command"][0], element["stdin"] or None
-    return SubmittedElement(
-        key=element["key"],
-        log=element["log"],
-        context=StartContext(directory=element["cwd"], program=program, stdin=stdin),
-    )
-
-
-def _parse(kind: str, path: str) -> Began | NeverBegan | Finish | None:
+def _parse(kind: str, path: str) -> ElementStart | Finish | None:
     """Return None if the file cannot be read completely yet."""
     with _using(path):
         content = _content(path)
-    if content is None:
-        return None
-    if kind == "began" and content == _VOID:
+        if content == b"" and kind == "started":
+            # A full disk or the death of the node may leave the file empty; but it may also be written at this moment.
+            at = os.stat(path).st_mtime
+            return ElementStart(at=at, node="?", pid=0) if time.time() - at > _WRITTEN_WITHIN_S else None
+    if content == _VOID and kind == "started":
         return VOID
-    if kind == "began" and not content:
-        return _began_without_content(path)
     try:
-        if kind == "began":
-            return msgspec.json.decode(content, type=Began)
-        return msgspec.json.decode(content, type=Finish)
+        return None if content is None else msgspec.json.decode(content, type=_FORMS[kind])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _began_without_content(path: str) -> Began | None:
-    """A full disk or the death of the node may leave the file empty; but it may also be written at this moment."""
-    with _using(path):
-        at = os.stat(path).st_mtime
-    return Began(at=at, node="?", pid=0) if time.time() - at > _WRITTEN_WITHIN_S else None
 
 
 def _content(path: str, most: int | None = None) -> bytes | None:

@@ -19,7 +19,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+
+from msgspec import Struct
 
 from gpuyard.system.file_locks import lock_within, try_lock
 
@@ -82,8 +83,12 @@ def _cut(path: Path, descriptor: int) -> bool:
     with _new_file(_old(path)) as old:
         _copy(descriptor, old, 0, length)
         _set_cut_so_far(path, before + length)
-        if not _collapse(descriptor, length):
-            _empty(path, descriptor, old, length, before)
+        collapse = _fallocate()
+        if collapse is None or collapse(descriptor, _COLLAPSE_RANGE, 0, length):
+            # Truncate when the copy has caught up with the writers. Faster writers lose what it did not reach.
+            reached = _copy(descriptor, old, length, length + length // 2)
+            os.ftruncate(descriptor, 0)
+            _set_cut_so_far(path, before + reached)
     return True
 
 
@@ -111,11 +116,6 @@ def _copy(source: int, target: int, start: int, end: int) -> int:
     return at
 
 
-def _collapse(descriptor: int, length: int) -> bool:
-    call = _fallocate()
-    return call is not None and call(descriptor, _COLLAPSE_RANGE, 0, length) == 0
-
-
 @functools.lru_cache(maxsize=1)
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
     library = ctypes.CDLL(None)
@@ -125,13 +125,6 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     function: Callable[[int, int, int, int], int] = call
     return function
-
-
-def _empty(path: Path, descriptor: int, old: int, copied: int, before: int) -> None:
-    """Truncate the log when the copy has caught up with the writers. Faster writers lose what it did not reach."""
-    reached = _copy(descriptor, old, copied, copied + copied // 2)
-    os.ftruncate(descriptor, 0)
-    _set_cut_so_far(path, before + reached)
 
 
 def _cut_so_far(path: Path) -> int:
@@ -150,22 +143,14 @@ def _set_cut_so_far(path: Path, count: int) -> None:
         os.close(descriptor)
 
 
-def _open_if_there(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return -1
-
-
 # Reading
 
 
 def read_tail(path: Path, lines: int) -> bytes:
     """Return the last lines of the log; empty if there is no log."""
     try:
-        with Kept(path) as kept:
-            start = kept.start_of_last(lines)
-            return b"".join(kept.chunks(start))
+        with open_kept(path) as kept:
+            return b"".join(kept.read_all(kept.start_of_last(lines), kept.end))
     except FileNotFoundError:
         return b""
 
@@ -189,7 +174,7 @@ def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) ->
 
 def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
     try:
-        with Kept(path) as kept:
+        with open_kept(path) as kept:
             if at is None:
                 at = kept.first if lines is None else kept.start_of_last(lines)
             at = max(at, kept.first)
@@ -199,45 +184,37 @@ def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, by
         return at, b""
 
 
-class Kept:
-    """Both files as one text. Positions count from the start of the output."""
+@contextlib.contextmanager
+def open_kept(path: Path) -> Iterator["Kept"]:
+    with contextlib.ExitStack() as opened:
+        log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, log)
+        lock_within(log, _LOCK_WITHIN_S, shared=True)
+        first = cut = _cut_so_far(path)
+        old = -1
+        with contextlib.suppress(FileNotFoundError):
+            old = os.open(_old(path), os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, old)
+            first = cut - os.fstat(old).st_size
+        yield Kept(log, old, cut, first)
 
-    def __init__(self, path: Path) -> None:
-        self._log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._old = -1
-        try:
-            lock_within(self._log, _LOCK_WITHIN_S, shared=True)
-            self._cut = _cut_so_far(path)
-            self._old = _open_if_there(_old(path))
-            self.first = self._cut - (os.fstat(self._old).st_size if self._old >= 0 else 0)
-        except BaseException:
-            self._close()
-            raise
 
-    def __enter__(self) -> Self:
-        return self
+class Kept(Struct, frozen=True):
+    """Both files as one text. Positions count from the start of the output; `first` is the first that is left."""
 
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        for descriptor in (self._log, self._old):
-            if descriptor >= 0:
-                os.close(descriptor)
+    log: int
+    old: int
+    cut: int
+    first: int
 
     @property
     def end(self) -> int:
-        return self._cut + os.fstat(self._log).st_size
+        return self.cut + os.fstat(self.log).st_size
 
     def read(self, at: int, most: int = _CHUNK) -> bytes:
-        if at < self._cut:
-            return os.pread(self._old, min(most, self._cut - at), at - self.first)
-        return os.pread(self._log, most, at - self._cut)
-
-    def chunks(self, at: int) -> Iterator[bytes]:
-        while chunk := self.read(at):
-            at += len(chunk)
-            yield chunk
+        if at < self.cut:
+            return os.pread(self.old, min(most, self.cut - at), at - self.first)
+        return os.pread(self.log, most, at - self.cut)
 
     def start_of_last(self, lines: int) -> int:
         """Return the position of the last lines; an unfinished line counts too."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
-from gpuyard.engines.common.job_logs import Kept
+from gpuyard.engines.common.job_logs import open_kept
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
@@ -27,7 +27,7 @@ def shortage_of(outcome: Outcome, log: str | None, kills_before: int | None) -> 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the last bytes of a log, also across the place where it was cut."""
     try:
-        with Kept(log) as kept:
+        with open_kept(log) as kept:
             end = kept.end
             return b"".join(kept.read_all(max(kept.first, end - most_bytes), end)).decode(errors="replace")
     except OSError:
@@ -41,9 +41,10 @@ def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
     another daemon may be in another group.
     """
     for path in _event_files(root, "self" if pid is None else str(pid)):
-        count = _count(path)
-        if count is not None:
-            return count
+        for line in _read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdecimal():
+                return int(value)
     return None
 
 
@@ -87,14 +88,6 @@ def _lineage(mount: Path, path: str) -> list[Path]:
         if part:
             folders.append(folders[-1] / part)
     return folders
-
-
-def _count(path: Path) -> int | None:
-    for line in _read(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.strip().isdecimal():
-            return int(value)
-    return None
 
 
 def _read(path: Path) -> str:

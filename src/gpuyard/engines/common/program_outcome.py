@@ -1,14 +1,32 @@
-"""The outcome of a program, by the word that its keeper or supervisor left about it. Pure."""
+"""Checks that a program can be started, and derives its outcome from the word of its keeper or supervisor. Pure."""
 
+import os
 import signal
+from typing import Self
 
 from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure
+from gpuyard.errors import UserError
+from gpuyard.ports import Launch
 
 BEGAN, UNBEGUN = "began", "unbegun"
-_BY_SIGNAL = 128
-_CANNOT_EXECUTE, _NOT_FOUND = 126, 127
+
+
+def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
+    """Raise UserError for zero bytes, lone UTF-16 surrogates and variables without a proper name."""
+    texts = (*launch.command, launch.cwd, launch.stdin or "", *environment, *environment.values())
+    try:
+        is_passable = b"\0" not in os.fsencode("".join(texts)) and "" not in environment
+    except UnicodeEncodeError:
+        is_passable = False
+    if not is_passable or "=" in "".join(environment):
+        raise UserError(
+            f"the command of job {launch.job_id} cannot be passed to a program: an argument or variable has a zero byte"
+            " or an incomplete character, or the name of a variable is invalid",
+            hint="check its arguments, and the environment it was submitted with",
+        )
 
 
 class StartContext(Struct, frozen=True, kw_only=True):
@@ -17,6 +35,10 @@ class StartContext(Struct, frozen=True, kw_only=True):
     directory: str | None = None
     program: str | None = None
     stdin: str | None = None
+
+    @classmethod
+    def of(cls, launch: Launch) -> Self:
+        return cls(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
 
 
 def outcome_of(word: str | None, context: StartContext) -> Outcome:
@@ -31,29 +53,20 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
         return _start_failure(word, context)
     if word == "0":
         return Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
-    return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=_describe_status(int(word)))
-
-
-def _describe_status(status: int) -> str:
     try:
-        return f"signal {status - _BY_SIGNAL} ({signal.Signals(status - _BY_SIGNAL).name})"
+        reason = f"signal {int(word) - BY_SIGNAL} ({signal.Signals(int(word) - BY_SIGNAL).name})"
     except ValueError:
-        return f"exit status {status}"
+        reason = f"exit status {word}"
+    return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=reason)
 
 
 def _start_failure(word: str, context: StartContext) -> Outcome:
-    reasons = {
-        "no-directory": f"the directory {context.directory or 'of the job'} is missing, or cannot be entered",
-        "no-program": f"there is no program {context.program or 'of that name'}",
-        "not-executable": f"{context.program or 'the program'} cannot be executed",
-        "too-long": "the command with its environment is longer than the system allows",
-        "no-log": "the log cannot be written",
-        "no-stdin": f"the input {context.stdin or 'of the job'} cannot be read",
-        "stdin-is-pipe": f"the input {context.stdin or 'of the job'} is a named pipe: a file is needed",
-        "no-process": "the system refused another process",
-    }
-    reason = reasons.get(word)
-    if reason is None:
+    if word not in START_FAILURES:
         return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper wrote an unknown word: {word}")
-    status = _NOT_FOUND if word == "no-program" else _CANNOT_EXECUTE
-    return Outcome(kind=OutcomeKind.CANNOT_START, status=status, reason=reason)
+    subject = {
+        "no-directory": context.directory or "of the job",
+        "no-program": context.program or "of that name",
+        "not-executable": context.program or "the program",
+    }.get(word, context.stdin or "of the job")
+    reason = START_FAILURES[word].format(subject)
+    return Outcome(kind=OutcomeKind.CANNOT_START, status=StartFailure(word).status, reason=reason)

@@ -7,11 +7,24 @@ import errno
 import os
 import signal
 import stat
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEASE_AT = 8
+CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
+EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+# Why a program was not started, by the word for it in the journal.
+START_FAILURES = {
+    "no-directory": "the directory {} is missing, or cannot be entered",
+    "no-program": "there is no program {}",
+    "not-executable": "{} cannot be executed",
+    "too-long": "the command with its environment is longer than the system allows",
+    "no-log": "the log cannot be written",
+    "no-stdin": "the input {} cannot be read",
+    "stdin-is-pipe": "the input {} is a named pipe: a file is needed",
+    "no-process": "the system refused another process",
+}
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # temporary
-_EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class SpawnSpec(NamedTuple):
@@ -25,11 +38,18 @@ class SpawnSpec(NamedTuple):
 
 
 class StartFailure(Exception):
-    """Why a program was not started: `word` is for the journal, `text` for the program's log."""
+    """A program was not started: `word` says why, a key of START_FAILURES, or `unbegun` if it may be tried again."""
 
-    def __init__(self, word: str, text: str = "") -> None:
-        super().__init__(text)
+    def __init__(self, word: str) -> None:
+        super().__init__(word)
         self.word = word
+        self.status = NOT_FOUND if word == "no-program" else CANNOT_EXECUTE  # the exit status, as in shells
+
+
+def exit_status(wait_status: int) -> int:
+    """Return the exit status as in shells: 128 + the number for a signal."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else BY_SIGNAL - code
 
 
 def open_above(highest: int) -> int:
@@ -50,7 +70,7 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
         _enter(spec.directory, log)
         stdin = _open_input(spec.stdin, null, log)
         path = _find(spec.command[0], spec.environment, log)
-        return _execute(path, spec.command, spec.environment, (log, stdin, lease))
+        return _execute(path, spec, log, stdin, lease)
     finally:
         for descriptor in {log, stdin} - {null}:
             os.close(descriptor)
@@ -67,7 +87,7 @@ def _enter(directory: str, log: int) -> None:
     try:
         os.chdir(directory)
     except OSError:
-        raise _failure("no-directory", f"the directory {directory} is missing, or cannot be entered", log) from None
+        raise _failure("no-directory", log, directory) from None
 
 
 def _open_input(path: str, null: int, log: int) -> int:
@@ -79,10 +99,10 @@ def _open_input(path: str, null: int, log: int) -> int:
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:
             raise StartFailure("unbegun") from None
-        raise _failure("no-stdin", f"the input {path} cannot be read", log) from None
+        raise _failure("no-stdin", log, path) from None
     if stat.S_ISFIFO(os.fstat(stdin).st_mode):
         os.close(stdin)
-        raise _failure("stdin-is-pipe", f"the input {path} is a named pipe: a file is needed", log)
+        raise _failure("stdin-is-pipe", log, path)
     os.set_blocking(stdin, True)
     return stdin
 
@@ -96,46 +116,46 @@ def _find(name: str, environment: dict[str, str], log: int) -> str:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     if existing:
-        raise _failure("not-executable", f"{existing[0]} cannot be executed", log)
-    raise _failure("no-program", f"there is no program {name}", log)
+        raise _failure("not-executable", log, existing[0])
+    raise _failure("no-program", log, name)
 
 
-def _execute(
-    path: str, command: tuple[str, ...], environment: dict[str, str], descriptors: tuple[int, int, int | None]
-) -> int:
-    log, stdin, lease = descriptors
+def _execute(path: str, spec: SpawnSpec, log: int, stdin: int, lease: int | None) -> int:
     given = [(stdin, 0), (log, 1), (log, 2)] if lease is None else [(lease, LEASE_AT), (stdin, 0), (log, 1), (log, 2)]
-    actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in given]
-    by_shell = ("/bin/sh", ("/bin/sh", path, *command[1:]))  # for a script without an interpreter line
-    for program, arguments in ((path, command), by_shell):
+    by_shell = ("/bin/sh", path, *spec.command[1:])  # for a script without an interpreter line
+    for program, arguments in ((path, spec.command), ("/bin/sh", by_shell)):
         try:
-            return _spawn_in_session(program, arguments, environment, actions)
+            return spawn_in_session(program, arguments, spec.environment, given)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
-                raise _failure(*_why_not(path, error), log) from None
-    raise _failure("not-executable", f"{path} cannot be executed", log)
+                raise _refusal(error, log, path) from None
+    raise _failure("not-executable", log, path)
 
 
-def _spawn_in_session(
-    path: str, command: tuple[str, ...], environment: dict[str, str], actions: list[tuple[int, int, int]]
+def spawn_in_session(
+    path: str, arguments: tuple[str, ...], environment: Mapping[str, str], given: Sequence[tuple[int, int]]
 ) -> int:
+    """Start a program in a session of its own, with all signals at their defaults, and return its pid.
+
+    given: pairs of a descriptor of ours and its number in the program, set in this order.
+    """
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in given]
     return os.posix_spawn(
-        path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_EVERY_SIGNAL
+        path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=EVERY_SIGNAL
     )
 
 
-def _why_not(path: str, error: OSError) -> tuple[str, str]:
+def _refusal(error: OSError, log: int, path: str) -> StartFailure:
     if error.errno == errno.E2BIG:
-        return "too-long", "the command with its environment is longer than the system allows"
-    if error.errno in (errno.EAGAIN, errno.ENOMEM, *_TOO_MANY_FILES):
-        return "no-process", f"the system refused another process: {error.strerror}"
-    return "not-executable", f"{path} cannot be executed: {error.strerror}"
+        return _failure("too-long", log)
+    is_limit = error.errno in (errno.EAGAIN, errno.ENOMEM, *_TOO_MANY_FILES)
+    return _failure("no-process" if is_limit else "not-executable", log, path, f": {error.strerror}")
 
 
-def _failure(word: str, text: str, log: int) -> StartFailure:
+def _failure(word: str, log: int, subject: str = "", detail: str = "") -> StartFailure:
     """Write the reason to the log, where people look first."""
     try:
-        os.write(log, os.fsencode(f"gpuyard: {text}\n"))
+        os.write(log, os.fsencode(f"gpuyard: {START_FAILURES[word].format(subject)}{detail}\n"))
     except OSError:
         return StartFailure("no-log")
-    return StartFailure(word, text)
+    return StartFailure(word)

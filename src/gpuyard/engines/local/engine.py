@@ -1,7 +1,7 @@
 """Runs attempts on this machine, each in a session of its own, under a keeper that outlives the daemon.
 
 - The keeper (`keeper.py`) is the parent of everything that a daemon starts. It writes every start and end to the
-  journal, one file that all keepers append to (`keeper_journal.py`), and reports ends to the daemon.
+  journal, one file that all keepers append to (`keeper_connection.py`), and reports ends to the daemon.
 - Prepared launches stay here until `start_prepared` sends them in one message. A daemon that dies earlier has started
   nothing.
 - A daemon that takes over connects to the keepers that live. A keeper greets it only after it has started everything
@@ -17,7 +17,6 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 import contextlib
 import fcntl
 import os
-import signal
 import socket
 import sys
 import time
@@ -29,11 +28,11 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.common import job_logs, oom_evidence
-from gpuyard.engines.common.argument_checks import check_arguments
-from gpuyard.engines.common.program_outcome import BEGAN, UNBEGUN, StartContext, outcome_of
-from gpuyard.engines.local import keeper, keeper_journal, process_tree
-from gpuyard.engines.local.keeper_connection import KeeperConnection, connect
-from gpuyard.engines.session.runner_command import remove_socket, start_command
+from gpuyard.engines.common.program_outcome import BEGAN, UNBEGUN, StartContext, check_arguments, outcome_of
+from gpuyard.engines.common.spawn_program import spawn_in_session
+from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local.keeper_connection import HELLO, JournalEntry, KeeperConnection, connect, parse_journal
+from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 from gpuyard.system.python_command import python_command
@@ -45,7 +44,6 @@ _MOST_AT_ONCE = 100
 _PAUSE_AFTER_FAILURE_S = 1.0
 _COUNT_EVERY_S = 1.0
 _ABOVE_GIVEN_DESCRIPTORS = 10
-_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -88,8 +86,10 @@ class LocalEngine(PlacesNothing):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an existing folder may hold other things: no chmod
             for place in (self._logs, self._keepers_at, self._sessions_at):
-                _make_private(Path(place))
-            self._journal = _open_journal(folder / "journal")
+                Path(place).mkdir(exist_ok=True, mode=0o700)
+                Path(place).chmod(0o700)
+            self._journal = os.open(f"{folder}/journal", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._journal, 0o600)
         except OSError as error:
             raise EnvironmentFault(
                 f"{error.filename or folder} cannot be used for the queue: {error.strerror}",
@@ -102,7 +102,7 @@ class LocalEngine(PlacesNothing):
         self._watched: dict[Name, _WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
-        self._entries: dict[Name, keeper_journal.JournalEntry] = {}
+        self._entries: dict[Name, JournalEntry] = {}
         self._may_empty_journal = False
         self._paused_until = 0.0
         self._counted_at = float("-inf")
@@ -141,9 +141,12 @@ class LocalEngine(PlacesNothing):
                 environment, launch.cwd, log, launch.stdin or "",
             )
         )  # fmt: skip
-        context = StartContext(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
         watched = _WatchedAttempt(
-            job_id=launch.job_id, attempt=launch.attempt, context=context, log=log, kills=self._count_kills()
+            job_id=launch.job_id,
+            attempt=launch.attempt,
+            context=StartContext.of(launch),
+            log=log,
+            kills=self._count_kills(),
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log)
@@ -164,7 +167,11 @@ class LocalEngine(PlacesNothing):
 
     def _send(self, batch: Sequence[_Prepared]) -> bool:
         own = batch[0].keeper
-        if any(each.keeper is not own for each in batch) or not self._is_reachable(own):
+        # Wait for the keeper's greeting: only then can the next daemon find it. That daemon would take attempts of a
+        # keeper that it cannot find for attempts that never started.
+        while own is self._own and not own.is_greeted and own.wait_for_message():
+            self._receive(own)
+        if not own.is_greeted or any(each.keeper is not self._own for each in batch):
             return False
         leases = [each.lease for each in batch if each.lease is not None]
         content = keeper.frame(len(leases)) if leases else b""
@@ -172,17 +179,10 @@ class LocalEngine(PlacesNothing):
         self._poll.want_to_write(own.fileno(), wants=own.has_unsent)
         return is_sent
 
-    def _is_reachable(self, own: KeeperConnection) -> bool:
-        """Wait for the keeper's greeting: only then can the next daemon find it. That daemon would take the attempts
-        of a keeper that it cannot find for attempts that never started."""
-        while own is self._own and not own.is_greeted and own.wait_for_message():
-            self._receive(own)
-        return own is self._own and own.is_greeted
-
     def _own_keeper(self) -> KeeperConnection:
         if self._own is None:
             try:
-                self._own = self._make_keeper()
+                self._own = self._spawn_keeper()
             except OSError as error:
                 raise EnvironmentFault(
                     f"the keeper of jobs cannot be started: {error.strerror}",
@@ -196,16 +196,8 @@ class LocalEngine(PlacesNothing):
             )
         return self._own
 
-    def _make_keeper(self) -> KeeperConnection:
+    def _spawn_keeper(self) -> KeeperConnection:
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                return KeeperConnection(self._spawn_keeper(theirs.fileno()), ours)
-            except OSError:
-                ours.close()
-                raise
-
-    def _spawn_keeper(self, connection: int) -> int:
         with contextlib.ExitStack() as until_spawned:
 
             def closed_later(descriptor: int) -> int:
@@ -215,21 +207,19 @@ class LocalEngine(PlacesNothing):
             def moved(descriptor: int) -> int:
                 return closed_later(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_GIVEN_DESCRIPTORS))
 
-            null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-            log = closed_later(
-                os.open(f"{self._keepers_at}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            )
-            given = [(moved(connection), keeper.CONNECTION), (moved(self._journal), keeper.JOURNAL)]
-            streams = [(null, 0), (log, 1), (log, 2)]
-            return os.posix_spawn(
-                sys.executable,
-                python_command(keeper.__name__, self._keepers_at, options=("-I", "-S")),
-                {"PATH": os.defpath},
-                file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in (*given, *streams)],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=_SIGNALS,
-            )
+            until_spawned.enter_context(theirs)
+            command = python_command(keeper.__name__, self._keepers_at, options=("-I", "-S"))
+            log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            try:
+                null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+                log = closed_later(os.open(f"{self._keepers_at}/log", log_flags, 0o600))
+                given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(self._journal), keeper.JOURNAL)]
+                streams = [(null, 0), (log, 1), (log, 2)]
+                pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
+            except OSError:
+                ours.close()
+                raise
+        return KeeperConnection(pid, ours)
 
     # Ending
 
@@ -245,14 +235,15 @@ class LocalEngine(PlacesNothing):
             if attempt.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
-        self._over += [name for name, entry in self._entries.items() if name in self._watched and _is_last(entry)]
+        self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
         if self._over:
             self._poll.wake()
 
     def ended(self) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
-        self._empty_long_journal()
+        if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
+            os.ftruncate(self._journal, 0)
         for connection in self._poll.ready(self._keepers):
             if connection.has_unsent:
                 connection.send_rest()
@@ -272,11 +263,13 @@ class LocalEngine(PlacesNothing):
         entries, is_gone = connection.receive()
         for entry in entries:
             self._handle(connection, entry)
-        if is_gone:
-            self._lose(connection)
+        if is_gone:  # all its attempts are over, and the journal has the last entries
+            self._drop(connection)
+            self._read_journal()
+            self._over += [name for name in self._watched if name[1] == connection.pid]
 
-    def _handle(self, connection: KeeperConnection, entry: keeper_journal.JournalEntry) -> None:
-        if entry.word == keeper_journal.HELLO:
+    def _handle(self, connection: KeeperConnection, entry: JournalEntry) -> None:
+        if entry.word == HELLO:
             connection.is_greeted = True
             if connection is not self._own:
                 self._read_journal()
@@ -284,21 +277,16 @@ class LocalEngine(PlacesNothing):
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
             return
         name = (entry.key, entry.keeper)
-        if name in self._watched and _is_last(entry):
+        if name in self._watched and entry.word != BEGAN:
             if entry.word == UNBEGUN:
                 self._paused_until = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             self._entries[name] = entry
             self._reported.append(name)
 
-    def _lose(self, connection: KeeperConnection) -> None:
-        """End all attempts of a keeper that is gone; the journal has the last entries."""
-        self._drop(connection)
-        self._read_journal()
-        self._over += [name for name in self._watched if name[1] == connection.pid]
-
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
-        remove_socket(self._sessions_at, name[0])
+        with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
+            os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         outcome = outcome_of(entry.word if entry is not None else None, watched.context)
         pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
         shortage = oom_evidence.shortage_of(outcome, watched.log, watched.kills)
@@ -328,7 +316,7 @@ class LocalEngine(PlacesNothing):
         """Read all of it. Only needed after a daemon or a keeper has died."""
         at = 0
         while text := os.pread(self._journal, _CHUNK, at):
-            entries, length = keeper_journal.parse(text)
+            entries, length = parse_journal(text)
             for entry in entries:
                 if (entry.key, entry.keeper) in self._watched:
                     self._entries[entry.key, entry.keeper] = entry
@@ -336,28 +324,9 @@ class LocalEngine(PlacesNothing):
                 return
             at += length
 
-    def _empty_long_journal(self) -> None:
-        if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
-            os.ftruncate(self._journal, 0)
-
     def signal(self, attempt: Attempt, signum: int) -> int:
         return process_tree.signal_all(attempt, self.queue, signum)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)
-
-
-def _is_last(entry: keeper_journal.JournalEntry) -> bool:
-    return entry.word != BEGAN
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-
-
-def _open_journal(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, 0o600)
-    return descriptor

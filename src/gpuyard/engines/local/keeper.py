@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpuyard.engines.common.spawn_program import LEASE_AT, SpawnSpec, StartFailure, open_above, spawn
+from gpuyard.engines.common.spawn_program import LEASE_AT, SpawnSpec, StartFailure, exit_status, open_above, spawn
 
 CONNECTION, JOURNAL = 3, 4
 # Key, whether it has a lease, program and arguments, environment, directory, log, input.
@@ -34,8 +34,6 @@ Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
-_EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-_BY_SIGNAL = 128
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -200,9 +198,7 @@ class Keeper:
                 return
             key = self._jobs.pop(pid, None)
             if key is not None:
-                code = os.waitstatus_to_exitcode(status)
-                status = code if code >= 0 else _BY_SIGNAL - code
-                self._report(_line(key, self._me, f"{status} {pid} {time.time():.3f}"))
+                self._report(_line(key, self._me, f"{exit_status(status)} {pid} {time.time():.3f}"))
 
     def _report(self, line: bytes) -> None:
         self._unwritten.append(line)
@@ -266,6 +262,6 @@ def _listen(folder: str, me: int) -> socket.socket:
 def main() -> None:
     for descriptor in (CONNECTION, JOURNAL):
         os.set_inheritable(descriptor, False)  # noqa: FBT003
-    for signum in _EVERY_SIGNAL - {signal.SIGCHLD}:
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
     Keeper(sys.argv[1]).run()

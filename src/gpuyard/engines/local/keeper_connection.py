@@ -1,20 +1,50 @@
-"""The daemon's end of a connection to a keeper.
+"""The daemon's end of a connection to a keeper, and the lines that keepers send and write to the journal.
 
-A message is sent whole or not at all, however long that takes: half a launch would garble all that follow.
+Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 1700000000.123 .`: the attempt's key, the keeper's pid, and a
+word or the program's exit status with its pid and the time. The keeper's pid is part of it because an attempt that
+never started may be prepared again under the same key. A line that a full disk cut off lacks its dot or runs into the
+next line; it is ignored.
+
+A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 """
 
 import os
+import re
 import select
 import socket
 import sys
 from collections.abc import Sequence
 
-from gpuyard.engines.local import keeper_journal
+from msgspec import Struct
+
 from gpuyard.errors import EnvironmentFault
 
+HELLO = "hello"
 _CHUNK = 1 << 13
 _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 10_000
+_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
+
+
+class JournalEntry(Struct, frozen=True):
+    """`word` is a word or an exit status. `pid` is the program's and `at` the time of its end, if it ran."""
+
+    key: str
+    keeper: int
+    word: str
+    pid: int | None = None
+    at: float | None = None
+
+
+def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
+    """Return the entries of all complete lines, and the length of those lines."""
+    end = text.rfind(b"\n") + 1
+    entries = []
+    for match in filter(None, map(_LINE.fullmatch, text[:end].split(b"\n"))):
+        pid = int(match[4]) if match[4] is not None else None
+        at = float(match[5]) if match[5] is not None else None
+        entries.append(JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at))
+    return entries, end
 
 
 class KeeperConnection:
@@ -37,7 +67,7 @@ class KeeperConnection:
         """Whether part of a message is still to be sent."""
         return len(self._unsent) > 0
 
-    def receive(self) -> tuple[list[keeper_journal.JournalEntry], bool]:
+    def receive(self) -> tuple[list[JournalEntry], bool]:
         """Return new entries, and whether the keeper is gone."""
         while True:
             try:
@@ -90,8 +120,8 @@ class KeeperConnection:
         poll.register(self._link, event)
         return bool(poll.poll(timeout_ms))
 
-    def _entries(self) -> list[keeper_journal.JournalEntry]:
-        entries, length = keeper_journal.parse(self._unread)
+    def _entries(self) -> list[JournalEntry]:
+        entries, length = parse_journal(self._unread)
         self._unread = self._unread[length:]
         return entries
 

@@ -1,4 +1,4 @@
-"""Finds the processes of an attempt, also those that left its process group.
+"""Finds the processes of an attempt, also those that left its process group, and measures their RAM.
 
 A process belongs to an attempt if any of these is true:
 - its environment names the queue, the job and the attempt; every program that the job starts inherits this;
@@ -15,6 +15,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from gpuyard.core.job.job import Attempt
 QUEUE = "GPUYARD_QUEUE"
 _IS_LINUX = sys.platform == "linux"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MB_PER_PAGE = os.sysconf("SC_PAGE_SIZE") / 1048576
+# Reading a thousand processes takes 10 ms.
+_MEASURE_EVERY_S = 2.0
 # A forked child may appear in the next round only. Stopping a program that outruns this many rounds takes a cgroup.
 _MOST_ROUNDS = 50
 # A process cannot react to these by starting another, so a new process was forked before and gets the signal too.
@@ -77,7 +81,10 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
     found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
     sessions = {others[pid].session for pid in found if others[pid].session == pid}
     found |= {pid for pid, each in others.items() if each.session in sessions}
-    found |= _descendants(others, found)
+    new = found
+    while new:  # their descendants
+        new = {pid for pid, each in others.items() if each.parent in new} - found
+        found |= new
     return sorted((others[pid] for pid in found if _is_ours(pid)), key=lambda each: (each.started, each.pid))
 
 
@@ -85,15 +92,6 @@ def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
     leaders = (each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid)
     return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
-
-
-def _descendants(table: dict[int, TrackedProcess], ancestors: set[int]) -> set[int]:
-    found: set[int] = set()
-    new = ancestors
-    while new:
-        new = {pid for pid, each in table.items() if each.parent in new} - found - ancestors
-        found |= new
-    return found
 
 
 def _is_marked(pid: int, attempt: Attempt, queue: str) -> bool:
@@ -106,16 +104,26 @@ def _is_marked(pid: int, attempt: Attempt, queue: str) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    if not _IS_LINUX:
-        return _psutil_environment(pid)
+    if _IS_LINUX:
+        content = _environ(pid)
+        if QUEUE.encode() not in content:
+            return {}
+        return dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if b"=" in item)
+    import psutil
+
+    try:
+        return dict(psutil.Process(pid).environ())
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _environ(pid: int) -> bytes:
+    """Return nothing if it cannot be read, as another user's, or does not exist yet, as while a process is starting."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            content = file.read()
+            return file.read()
     except OSError:
-        return {}
-    if QUEUE.encode() not in content:
-        return {}
-    return dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if b"=" in item)
+        return b""
 
 
 def _writes_to(pid: int, log: str | None) -> bool:
@@ -148,30 +156,24 @@ def _is_ours(pid: int) -> bool:
 # The system's process table
 
 
-def _all_processes() -> Iterator[TrackedProcess]:
+def _pids() -> list[int]:
     if _IS_LINUX:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    else:
-        import psutil
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    import psutil
 
-        pids = psutil.pids()
-    yield from filter(None, map(_read_process, pids))
+    return psutil.pids()
+
+
+def _all_processes() -> Iterator[TrackedProcess]:
+    return filter(None, map(_read_process, _pids()))
 
 
 def _read_process(pid: int) -> TrackedProcess | None:
     if not _IS_LINUX:
         return _psutil_process(pid)
-    try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    fields = _stat(pid)
+    if not fields:
         return None
-    try:
-        content = os.read(descriptor, 4096)
-    except OSError:  # it has ended in the meantime
-        return None
-    finally:
-        os.close(descriptor)
-    fields = content[content.rindex(b")") + 2 :].split(None, 20)  # the program's name before it may hold anything
     return TrackedProcess(
         pid=pid,
         parent=int(fields[1]),
@@ -180,6 +182,21 @@ def _read_process(pid: int) -> TrackedProcess | None:
         is_dead=fields[0] in b"ZXx",
         is_stopped=fields[0] == b"T",
     )
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat that follow the program's name; none if the process has ended."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        content = os.read(descriptor, 4096)
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    return content[content.rindex(b")") + 2 :].split(None, 22)  # the name may contain anything
 
 
 def send(process: TrackedProcess, signum: int) -> bool:
@@ -202,9 +219,6 @@ def send(process: TrackedProcess, signum: int) -> bool:
     return True
 
 
-# Systems without /proc
-
-
 def _psutil_process(pid: int) -> TrackedProcess | None:
     import psutil
 
@@ -222,10 +236,56 @@ def _psutil_process(pid: int) -> TrackedProcess | None:
         return None
 
 
-def _psutil_environment(pid: int) -> dict[str, str]:
-    import psutil
+# RAM
 
-    try:
-        return dict(psutil.Process(pid).environ())
-    except (psutil.Error, OSError):
-        return {}
+
+class RamMeter:
+    """Measures the RAM of each attempt of one queue, in one pass over all processes. For one thread at a time.
+
+    Sessions tell processes apart: a job has a session of its own, and a process that leaves it still has the job's
+    variables in its environment. A session's environment is read once. Shared memory counts for each process.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self._mark = f"{QUEUE}={queue}".encode(errors="surrogateescape")
+        self._attempts: dict[tuple[int, int], tuple[int, int] | None] = {}
+        self._found: dict[tuple[int, int], float] = {}
+        self._measured_at = float("-inf")
+
+    def measure(self) -> dict[tuple[int, int], float]:
+        """Return MB by job and attempt, at most 2 s old; empty on systems other than Linux."""
+        now = time.monotonic()
+        if _IS_LINUX and now >= self._measured_at + _MEASURE_EVERY_S:
+            self._measured_at, self._found = now, self._measure()
+        return self._found
+
+    def _measure(self) -> dict[tuple[int, int], float]:
+        seen: dict[tuple[int, int], tuple[int, int] | None] = {}
+        found: dict[tuple[int, int], float] = {}
+        for session, (started, pids, pages) in _sessions().items():
+            name = (session, started)
+            attempt = self._attempts[name] if name in self._attempts else self._find_attempt(pids)
+            seen[name] = attempt
+            if attempt is not None:
+                found[attempt] = found.get(attempt, 0.0) + pages * _MB_PER_PAGE
+        self._attempts = seen
+        return found
+
+    def _find_attempt(self, pids: list[int]) -> tuple[int, int] | None:
+        variables = next(filter(None, map(_environ, pids)), b"").split(b"\0")
+        if self._mark not in variables:
+            return None
+        values = dict(variable.partition(b"=")[::2] for variable in variables)
+        job, attempt = values.get(b"GPUYARD_JOB_ID", b""), values.get(b"GPUYARD_ATTEMPT", b"")
+        return (int(job), int(attempt)) if job.isdigit() and attempt.isdigit() else None
+
+
+def _sessions() -> dict[int, tuple[int, list[int], int]]:
+    """Return by session: when its oldest process started, its processes, and how many pages they hold."""
+    found: dict[int, tuple[int, list[int], int]] = {}
+    for pid in sorted(_pids()):
+        if fields := _stat(pid):
+            session, started, pages = int(fields[3]), int(fields[19]), int(fields[21])
+            oldest, pids, held = found.get(session, (started, [], 0))
+            found[session] = (min(oldest, started), [*pids, pid], held + pages)
+    return found

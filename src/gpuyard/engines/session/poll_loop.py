@@ -31,15 +31,13 @@ class Loop:
 
     def turn(self) -> None:
         """Wait for the next event or timer, and handle all that are due."""
-        for descriptor, event in self._poll.poll(self._timeout_ms()):
+        timeout_ms = None
+        if self._timers:  # poll cuts off fractions of a millisecond
+            timeout_ms = max(0.0, (self._timers[0][0] - time.monotonic()) * 1000 + 1)
+        for descriptor, event in self._poll.poll(timeout_ms):
             handler = self._handlers.get(descriptor)  # an earlier handler may have removed it
             if handler is not None:
                 handler(event)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
-
-    def _timeout_ms(self) -> float | None:
-        if not self._timers:
-            return None
-        return max(0.0, (self._timers[0][0] - time.monotonic()) * 1000 + 1)  # poll cuts off fractions of a millisecond

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
+from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, NOT_FOUND, exit_status
+
 _ROWS, _COLUMNS = 24, 80
-_EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 _INCAPABLE_TERMINALS = ("", "dumb")
 _MOST_PENDING_KEYS = 1 << 16
 _CHUNK = 1 << 16
@@ -31,20 +31,21 @@ class PtyProgram:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
-        self._environment = {**environment, "TERM": _capable_terminal(environment.get("TERM", ""))}
+        terminal = environment.get("TERM", "")
+        self._environment = {**environment, "TERM": "screen-256color" if terminal in _INCAPABLE_TERMINALS else terminal}
         self._ours, self._terminal = pty.openpty()
         os.set_blocking(self._ours, False)
         self._pending_keys = bytearray()
         self.resize(_ROWS, _COLUMNS)
         self.pid: int | None = None
-        self._has_ended = False
+        self._status: int | None = None
 
     def fileno(self) -> int:
         return self._ours
 
     def start(self) -> None:
         """Start the program. Blocks signals meanwhile, because the forked child would handle them like the runner."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _EVERY_SIGNAL)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, EVERY_SIGNAL)
         pid = os.fork()
         if not pid:
             status = CANNOT_EXECUTE
@@ -83,7 +84,7 @@ class PtyProgram:
 
     def signal(self, signum: int) -> None:
         """Send the signal to the program's group and to the terminal's foreground group, as closing a terminal does."""
-        if self._has_ended:  # the pid may belong to another process by now
+        if self._status is not None:  # the pid may belong to another process by now
             return
         groups = {self.pid}
         with contextlib.suppress(OSError):
@@ -95,39 +96,29 @@ class PtyProgram:
 
     def status(self) -> int | None:
         """Return the exit status (128 + the number for a signal), or None while the program runs."""
-        if self.pid is None:
-            return None
-        ended, status = os.waitpid(self.pid, os.WNOHANG)
-        if not ended:
-            return None
-        self._has_ended = True
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else BY_SIGNAL - code
-
-
-def _capable_terminal(name: str) -> str:
-    return "screen-256color" if name in _INCAPABLE_TERMINALS else name
+        if self.pid is not None and self._status is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._status = exit_status(status)
+        return self._status
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str], terminal: int) -> int:
     os.login_tty(terminal)
     signal.set_wakeup_fd(-1)
-    for signum in _EVERY_SIGNAL:
+    for signum in EVERY_SIGNAL:
         with contextlib.suppress(OSError):  # the C library reserves some
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    path = _find(command[0], environment.get("PATH", os.defpath))
+    search_path = environment.get("PATH", os.defpath)
+    # Else a file that is not executable, so that the error can say why.
+    path = shutil.which(command[0], path=search_path) or shutil.which(command[0], os.F_OK, search_path)
     if path is None:
         return _report(f"there is no program {command[0]}", NOT_FOUND)
     try:
         _execute(path, command, environment)
     except OSError as error:
         return _report(f"{path} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
-
-
-def _find(name: str, search_path: str) -> str | None:
-    """Return an executable file, else a file that is not executable, so that the error can say why."""
-    return shutil.which(name, path=search_path) or shutil.which(name, os.F_OK, search_path)
 
 
 def _execute(path: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

@@ -19,11 +19,14 @@ import json
 import os
 import select
 import signal
+import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
+import msgspec
+
+from gpuyard.core.job.workspace_task import Task
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
 from gpuyard.engines.session.pty_program import PtyProgram
@@ -31,7 +34,7 @@ from gpuyard.engines.session.task_files import Output, append_event, open_log, o
 from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, hook_variables
 from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
 from gpuyard.engines.session.tmux import Tmux, TmuxError
-from gpuyard.engines.session.viewer_sockets import Listeners, ViewerSockets
+from gpuyard.engines.session.viewer_sockets import ViewerSockets
 from gpuyard.system.private_files import PrivateFileError
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
@@ -51,31 +54,15 @@ _SURVIVED = signal.valid_signals() - {
 }  # fmt: skip
 
 
-class RunnerSpec(NamedTuple):
-    """The task and its attempt. All paths are absolute. `variable` replaces CUDA_VISIBLE_DEVICES."""
+class RunnerSpec(Task, frozen=True, kw_only=True):
+    """The task and its attempt. `session` is the name without a placeholder."""
 
     command: list[str]
     key: str
     job: int
     attempt: int
     sockets: str
-    config: str
-    workspace: str
-    owner: str
     gpu: str
-    session: str | None
-    marker: str
-    record: str
-    closes_session: bool = False
-    log: str | None = None
-    other_log: str | None = None
-    scheduler_log: str | None = None
-    variable: str | None = None
-    check_s: float = 30.0
-    delay_s: float = 0.5
-    grace_s: float = 60.0
-    hook: Sequence[str] = ()
-    hook_timeout_s: float = 60.0
 
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
@@ -88,7 +75,9 @@ class TaskRunner:
         self._spec = spec
         self._loop = Loop()
         self._signals: set[int] = set()
-        self._signal_pipe = _catch_signals(self._signals)
+        for signum in _SURVIVED:
+            signal.signal(signum, lambda number, _: self._signals.add(number))
+        self._signal_pipe, _ = open_signal_pipe()
         self._loop.watch(self._signal_pipe, self._handle_signals)
         self._environment = environment
         self._program = PtyProgram(spec.command, environment)
@@ -128,12 +117,12 @@ class TaskRunner:
 
     def _skip(self) -> int:
         """Complete a task that has its marker: an earlier attempt may have been killed before it reported success."""
-        end = Conclusion(COMPLETED, 0, "its marker was there already, so it was not run")
-        self._note(end.note or "")
-        self._log_event(f"completed: {end.note}")
-        self._write_record(end, marker_by="program")
+        note = "its marker was there already, so it was not run"
+        self._note(note)
+        self._log_event(f"completed: {note}")
+        self._write_record(Conclusion(COMPLETED, 0), marker_by="program")
         self._close_sessions()
-        return end.status
+        return 0
 
     def _open_log(self, path: str) -> None:
         try:
@@ -155,9 +144,10 @@ class TaskRunner:
             self._viewers.show(line)
 
     def _accept_viewers(self) -> None:
-        listeners = Listeners(keys=self._type, size=self._program.resize, closed=self._close, gone=self._reopen_later)
+        handlers: dict[int, Callable[[bytes], object]]
+        handlers = {viewer.KEYS: self._type, viewer.SIZE: self._resize, viewer.CLOSED: self._close}
         try:
-            self._viewers = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, listeners)
+            self._viewers = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, handlers, self._reopen_later)
         except OSError as error:
             self._note(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
 
@@ -186,11 +176,13 @@ class TaskRunner:
 
     def _start_hook(self, variables: Mapping[str, str]) -> None:
         environment = {**self._environment, **variables}
-        self._hook = Hook(self._spec.hook, environment, self._spec.hook_timeout_s, self._loop, self._pass_on)
+        hook = self._hook = Hook(self._spec.hook, environment, self._spec.hook_timeout_s, self._loop)
+        self._loop.watch(hook.fileno(), lambda _: self._pass_on(hook.read()))
 
     def _finish_hook(self, hook: Hook) -> None:
         """Go on after a hook that has ended. If the program has ended already, nothing depends on the hook."""
         self._hook = None
+        self._pass_on_rest(hook)
         if self._status is not None:
             if hook.problem is not None:
                 self._note(f"the hook after it {hook.problem}")
@@ -199,7 +191,7 @@ class TaskRunner:
             self._status = TERMINATED if self._was_stopped else HUNG_UP
         elif hook.problem is not None:
             self._hook_problem = f"the hook before it {hook.problem}, so it was not started"
-            self._status = hook.status
+            self._status = hook.status()
         else:
             self._start_program()
 
@@ -221,6 +213,10 @@ class TaskRunner:
         if self._viewers is not None and output:
             self._viewers.show(output)
 
+    def _pass_on_rest(self, program: PtyProgram) -> None:
+        for output in program.remaining_output():
+            self._pass_on(output)
+
     def _type(self, keys: bytes = b"") -> None:
         if self._hook is not None:
             self._hook.type(keys)
@@ -228,11 +224,14 @@ class TaskRunner:
         has_pending = self._program.type(keys)
         self._loop.want_to_write(self._program.fileno(), wants=has_pending)
 
+    def _resize(self, size: bytes) -> None:
+        self._program.resize(*struct.unpack(viewer.SIZE_FORMAT, size))
+
     def _handle_signals(self, _: int) -> None:
         os.read(self._signal_pipe, 4096)
         self._was_stopped = signal.SIGTERM in self._signals
         if self._hook is not None:
-            if self._hook.has_ended():
+            if self._hook.status() is not None:
                 self._finish_hook(self._hook)
         elif self._program.pid is not None:
             self._status = self._program.status()
@@ -240,13 +239,12 @@ class TaskRunner:
             self._status = TERMINATED
 
     def _check_marker(self) -> None:
-        check_s = max(self._spec.check_s, _LEAST_CHECK_S)
         if self._status is not None:
             return
         if self._has_marker():
             self._loop.after(self._spec.grace_s, self._end_overstayer)
         else:
-            self._loop.after(check_s, self._check_marker)
+            self._loop.after(max(self._spec.check_s, _LEAST_CHECK_S), self._check_marker)
 
     def _has_marker(self) -> bool:
         return os.path.lexists(self._spec.marker)
@@ -259,7 +257,7 @@ class TaskRunner:
         self._print("it goes on after its marker, and is ended")
         self._end_with(signal.SIGTERM)
 
-    def _close(self) -> None:
+    def _close(self, _: bytes) -> None:
         if self._status is None:
             self._was_closed = True
             self._print("its session was closed, and it is ended")
@@ -284,8 +282,7 @@ class TaskRunner:
     # After its end
 
     def _finish(self, status: int) -> int:
-        for output in self._program.remaining_output():
-            self._pass_on(output)
+        self._pass_on_rest(self._program)
         end = conclude(
             status,
             has_marker=self._overstayed or self._has_marker(),
@@ -384,14 +381,6 @@ class TaskRunner:
             self._note(f"{self._spec.record} cannot be written: {error.strerror}")
 
 
-def _catch_signals(caught: set[int]) -> int:
-    """Return a descriptor that becomes readable when a signal arrives; add the signal's number to `caught`."""
-    for signum in _SURVIVED:
-        signal.signal(signum, lambda number, _: caught.add(number))
-    return open_signal_pipe()[0]
-
-
 def main() -> None:
-    fields = json.loads(sys.argv[1])
-    spec = RunnerSpec(**{name: fields[name] for name in RunnerSpec._fields if name in fields})
+    spec = msgspec.convert(json.loads(sys.argv[1]), RunnerSpec)  # msgspec's own JSON refuses lone surrogates
     sys.exit(TaskRunner(spec, os.environ).run())

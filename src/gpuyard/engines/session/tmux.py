@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.errors import EnvironmentFault
@@ -28,6 +28,7 @@ _JOB_VARIABLES = (
 # tmux fixes the length of a window's history when it creates the window, and creates a session with a window. So the
 # first window is a placeholder that is replaced at once; it ends by itself if that fails.
 _FIRST_WINDOW = ("sleep", "60")
+_HINT = "see whether `tmux new-session` works in a shell"
 _NO_SERVER = re.compile(r"no server running|error connecting|no sessions|server exited")
 
 
@@ -64,7 +65,8 @@ class Tmux:
         already is used again, and its clients stay attached.
         """
         sessions = self._sessions()
-        for candidate in _numbered_names(session_name(name)):
+        first = session_name(name)
+        for candidate in (first, *(f"{first}-{number}" for number in range(2, _MOST_SAME_NAMES + 1))):
             there = sessions.get(candidate)
             if there is None:
                 try:
@@ -168,18 +170,9 @@ class Tmux:
         return done.stdout
 
 
-_HINT = "see whether `tmux new-session` works in a shell"
-
-
 def session_name(name: str) -> str:
     """Replace all characters but letters, digits, `_` and `-`: tmux gives colons, dots, `#` and others a meaning."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name) or "_"
-
-
-def _numbered_names(name: str) -> Iterator[str]:
-    yield name
-    for number in range(2, _MOST_SAME_NAMES + 1):
-        yield f"{name}-{number}"
 
 
 def _escaped(argument: str) -> str:

@@ -29,7 +29,7 @@ SIZE_FORMAT = "!HH"
 _HEAD = struct.Struct("!BI")
 _CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
-_SERVER_DIES_WITHIN_MS = 1000
+_SERVER_DIES_WITHIN_S = 1.0
 _RECEIVED_WITHIN_S = 10.0
 _SHOWN_WITHIN_S = 1.0
 # The status request (DSR) and its answer "OK". Every terminal answers it after everything written before it.
@@ -89,8 +89,12 @@ class Viewer:
             with contextlib.suppress(OSError):
                 _await_shown()
         except HungUp:
-            if not self._server_has_died():
-                self._report_closed()
+            # A server that lives sends nothing. Without a connection that is unknown, and no task is ended by mistake.
+            if self._server is not None and not select.select([self._server], [], [], _SERVER_DIES_WITHIN_S)[0]:
+                self._send(frame(CLOSED))
+                self._runner.settimeout(_RECEIVED_WITHIN_S)
+                while _receive(self._runner):  # until the runner has received it: data of an exited sender may be lost
+                    pass
         return self._status or 0
 
     def _handle_signals(self, signums: bytes) -> None:
@@ -125,21 +129,6 @@ class Viewer:
     def _send(self, content: bytes) -> None:
         with contextlib.suppress(OSError):  # reading notices when the runner is gone
             self._runner.sendall(content)
-
-    def _server_has_died(self) -> bool:
-        """True also if unknown, so that no task is ended by mistake."""
-        if self._server is None:
-            return True
-        poll = select.poll()
-        poll.register(self._server, select.POLLIN)
-        return bool(poll.poll(_SERVER_DIES_WITHIN_MS))
-
-    def _report_closed(self) -> None:
-        """Wait until the runner has closed the connection: data of a sender that has exited may be lost."""
-        self._send(frame(CLOSED))
-        self._runner.settimeout(_RECEIVED_WITHIN_S)
-        while _receive(self._runner):
-            pass
 
 
 def connect(folder: str, name: str) -> socket.socket:
@@ -183,15 +172,6 @@ def _await_shown() -> None:
             answers += received
 
 
-def _connect_to_server(tmux: str) -> socket.socket | None:
-    """`tmux` is the variable TMUX: the server's socket, its pid and the session's number."""
-    path = tmux.rsplit(",", 2)[0]
-    try:
-        return connect(os.path.dirname(path), os.path.basename(path)) if path else None
-    except OSError:
-        return None
-
-
 @contextlib.contextmanager
 def _raw_terminal() -> Iterator[None]:
     try:
@@ -212,7 +192,10 @@ def main() -> None:
     for signum in (signal.SIGHUP, signal.SIGWINCH):
         signal.signal(signum, lambda *_: None)
     signal_pipe, _ = open_signal_pipe()
-    server = _connect_to_server(os.environ.get("TMUX", ""))
+    path = os.environ.get("TMUX", "").rsplit(",", 2)[0]  # the server's socket, its pid and the session's number
+    server = None
+    with contextlib.suppress(OSError):
+        server = connect(os.path.dirname(path), os.path.basename(path)) if path else None
     try:
         runner = connect(folder, f"{key}.sock")
     except OSError as error:

@@ -8,10 +8,8 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
@@ -23,20 +21,23 @@ _END_SENT_WITHIN_S = 2.0
 _LEFT_OUT = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
 
 
-class Listeners(NamedTuple):
-    """Callbacks for what viewers send. `gone`: the last viewer disconnected without a report that it was closed."""
-
-    keys: Callable[[bytes], object]
-    size: Callable[[int, int], object]
-    closed: Callable[[], object]
-    gone: Callable[[], object]
-
-
 class ViewerSockets:
-    def __init__(self, loop: Loop, folder: str, key: str, listeners: Listeners) -> None:
-        """Raises OSError if the socket cannot be created."""
+    def __init__(
+        self,
+        loop: Loop,
+        folder: str,
+        key: str,
+        handlers: Mapping[int, Callable[[bytes], object]],
+        on_gone: Callable[[], object],
+    ) -> None:
+        """Raises OSError if the socket cannot be created.
+
+        handlers: are called with the content of frames that viewers send, by their kind.
+        on_gone: is called when the last viewer disconnected without a report that it was closed.
+        """
         self._loop = loop
-        self._listeners = listeners
+        self._handlers = handlers
+        self._on_gone = on_gone
         self._path = f"{folder}/{key}.sock"
         self._listener = _listen(folder, f"{key}.sock")
         self._viewers: dict[int, _ViewerConnection] = {}
@@ -97,19 +98,12 @@ class ViewerSockets:
         is_closed = False
         for kind, content in connection.frames.feed(received):
             is_closed = is_closed or kind == viewer.CLOSED
-            self._dispatch(kind, content)
+            if kind in self._handlers:
+                self._handlers[kind](content)
         if is_closed or not received:
             self._drop(connection)
         if not received and not self._viewers:
-            self._listeners.gone()
-
-    def _dispatch(self, kind: int, content: bytes) -> None:
-        if kind == viewer.KEYS:
-            self._listeners.keys(content)
-        elif kind == viewer.SIZE:
-            self._listeners.size(*struct.unpack(viewer.SIZE_FORMAT, content))
-        elif kind == viewer.CLOSED:
-            self._listeners.closed()
+            self._on_gone()
 
     def _push(self, connection: "_ViewerConnection") -> None:
         with contextlib.suppress(OSError):  # reading notices when the viewer is gone

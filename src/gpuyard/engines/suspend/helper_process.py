@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.suspend.cuda_driver import Cuda
-from gpuyard.engines.suspend.move_memory import DriverError, MemoryMover, Trouble
-from gpuyard.engines.suspend.simulated_driver import Simulated
+from gpuyard.engines.suspend.drivers import Cuda, DriverError, Simulated
+from gpuyard.engines.suspend.move_memory import MemoryMover, Trouble
 from gpuyard.system.file_locks import hold_lock_file
 
 # A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
@@ -30,8 +29,7 @@ _SLOWEST_MB_PER_S = 200.0
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What the helper shall do. `daemon` is the pid of the sender, which never counts as a process of the attempt, even
-    if the attempt started it."""
+    """What the helper shall do. `daemon` is the sender's pid; it never counts as a process of the attempt."""
 
     attempt: Attempt
     queue: str
@@ -49,7 +47,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     is_done: bool
     is_ruined: bool = False
     text: str = ""
-    seconds: float
+    seconds: float = 0.0
     held_mb: dict[str, float] = {}
 
 
@@ -61,27 +59,26 @@ class _Reply:
         self._lock = threading.Lock()
         self._is_sent = False
         self._is_working = False
-        self._timer = self._timer_for(limit_s)
+        self._timer = threading.Timer(limit_s, self._give_up)
+        self.set_limit(limit_s)
 
-    def send(
-        self, *, is_done: bool, is_ruined: bool = False, text: str = "", held_mb: dict[str, float] | None = None
-    ) -> bool:
+    def send(self, answer: Answer) -> bool:
         """Return False if the time limit was reported already."""
-        with self._lock:
-            if self._is_sent:
-                return False
-            self._is_sent = True
+        if not self._is_first():
+            return False
         self._timer.cancel()
-        self._write(is_done=is_done, is_ruined=is_ruined, text=text, held_mb=held_mb)
+        self._write(answer)
         return True
 
-    def _write(
-        self, *, is_done: bool, is_ruined: bool = False, text: str, held_mb: dict[str, float] | None = None
-    ) -> None:
+    def _is_first(self) -> bool:
+        with self._lock:
+            is_first, self._is_sent = not self._is_sent, True
+        return is_first
+
+    def _write(self, answer: Answer) -> None:
         seconds = round(time.monotonic() - self._started, 3)
-        answer = Answer(is_done=is_done, is_ruined=is_ruined, text=text, seconds=seconds, held_mb=held_mb or {})
         with contextlib.suppress(OSError):  # the daemon is gone
-            os.write(1, msgspec.json.encode(answer) + b"\n")
+            os.write(1, msgspec.json.encode(msgspec.structs.replace(answer, seconds=seconds)) + b"\n")
 
     def start_work(self) -> None:
         """Note that from now on there is something to undo."""
@@ -95,24 +92,19 @@ class _Reply:
 
     def set_limit(self, seconds: float) -> None:
         self._timer.cancel()
-        self._timer = self._timer_for(seconds)
-
-    def _timer_for(self, seconds: float) -> threading.Timer:
-        timer = threading.Timer(seconds, self._give_up)
-        timer.daemon = True
-        timer.start()
-        return timer
+        self._timer = threading.Timer(seconds, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _give_up(self) -> None:
-        with self._lock:
-            if self._is_sent:
-                return
-            self._is_sent = True
+        if not self._is_first():
+            return
         waited = f"{time.monotonic() - self._started:.0f} s"
         if self._is_working:
-            self._write(is_done=False, text=f"the driver did not answer for {waited}; undone as soon as it answers")
+            text = f"the driver did not answer for {waited}; undone as soon as it answers"
+            self._write(Answer(is_done=False, text=text))
         else:
-            self._write(is_done=False, text=f"another helper has been working on it for {waited}")
+            self._write(Answer(is_done=False, text=f"another helper has been working on it for {waited}"))
             os._exit(0)
 
 
@@ -128,12 +120,12 @@ def main(arguments: list[str]) -> None:
             else:
                 mover.suspend()
         except Trouble as trouble:
-            reply.send(is_done=False, is_ruined=trouble.is_ruined, text=trouble.text)
+            reply.send(Answer(is_done=False, is_ruined=trouble.is_ruined, text=str(trouble)))
             return
         except DriverError as error:
-            reply.send(is_done=False, text=str(error))
+            reply.send(Answer(is_done=False, text=str(error)))
             return
-        if not reply.send(is_done=True, held_mb=mover.held_mb):
+        if not reply.send(Answer(is_done=True, held_mb=mover.held_mb)):
             with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
                 if order.is_resumption:
                     mover.undo_resume()

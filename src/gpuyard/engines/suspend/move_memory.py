@@ -17,33 +17,25 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from enum import IntEnum
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
 from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50
 _STOPS_WITHIN_S = 1.0
 _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
+_NO_PROCESSES = "it has no processes: it may just have ended"
+# Segments of memory that a process could share with others, by device and inode.
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
-class CudaProcessState(IntEnum):
-    """The numbers are the CUDA driver's."""
-
-    RUNNING = 0
-    LOCKED = 1
-    SUSPENDED = 2
-    FAILED = 3
-
-
-class DriverError(Exception):
-    """Why the driver refused."""
+Driver: TypeAlias = Cuda | Simulated
 
 
 class Trouble(Exception):
@@ -51,28 +43,7 @@ class Trouble(Exception):
 
     def __init__(self, text: str, *, is_ruined: bool = False) -> None:
         super().__init__(text)
-        self.text = text
         self.is_ruined = is_ruined
-
-
-class Driver(Protocol):
-    """What a vendor's driver does with one process. Each method raises DriverError if the driver refuses."""
-
-    def state(self, pid: int) -> CudaProcessState | None:
-        """Return None if the process uses no device."""
-
-    def lock(self, pid: int) -> None: ...
-
-    def suspend(self, pid: int) -> None: ...
-
-    def restore(self, pid: int) -> None: ...
-
-    def unlock(self, pid: int) -> None: ...
-
-    def free_mb(self, device_id: str) -> float: ...
-
-    def held_mb(self, device_id: str, pids: Collection[int]) -> float:
-        """Return how much memory these processes hold on the device, as far as the driver reports it."""
 
 
 class MemoryMover:
@@ -83,9 +54,9 @@ class MemoryMover:
         driver: Driver,
         find: Callable[[], Sequence[TrackedProcess]],
         *,
-        devices: Sequence[str] = (),
-        mutexes: Sequence[str] = (),
-        check: Callable[[], None] = lambda: None,
+        devices: Sequence[str],
+        mutexes: Sequence[str],
+        check: Callable[[], None],
     ) -> None:
         self._driver = driver
         self._find = find
@@ -108,7 +79,7 @@ class MemoryMover:
         """Resume the attempt. Raises Trouble and leaves it suspended if `needs_mb` is not free on each device."""
         found = self._find()
         if not found:
-            raise _no_processes()
+            raise Trouble(_NO_PROCESSES)
         if not all(process.is_stopped for process in found):
             self._read_states(found)
             if CudaProcessState.SUSPENDED not in self._states.values():
@@ -142,12 +113,15 @@ class MemoryMover:
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared_memory()
-            self._measure(self._in_state(CudaProcessState.LOCKED))
-            for process in self._in_state(CudaProcessState.LOCKED):
+            locked = self._in_state(CudaProcessState.LOCKED)
+            for device_id in self.held_mb:  # it has to fit when they are put back
+                with contextlib.suppress(DriverError):
+                    self.held_mb[device_id] += self._driver.held_mb(device_id, {process.pid for process in locked})
+            for process in locked:
                 self._call_driver(process, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
         if not self._known:
-            raise _no_processes()
+            raise Trouble(_NO_PROCESSES)
 
     def _lock_all(self) -> bool:
         """Lock processes until no new ones appear. Return whether there were any new ones."""
@@ -163,17 +137,15 @@ class MemoryMover:
                 self._call_driver(process, self._driver.lock, CudaProcessState.LOCKED, "be paused")
         return has_new
 
-    def _measure(self, processes: Sequence[TrackedProcess]) -> None:
-        """Add up what these locked processes hold: it has to fit when they are put back."""
-        pids = {process.pid for process in processes}
-        for device_id in self.held_mb:
-            with contextlib.suppress(DriverError):
-                self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
-
     def _refuse_shared_memory(self) -> None:
         seen: dict[str, TrackedProcess] = {}
         for process in self._states:
-            for segment in _shared_memory(process.pid):
+            try:
+                with open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as file:
+                    segments = set(_SHARED.findall(file.read()))
+            except OSError:
+                continue
+            for segment in segments:
                 other = seen.setdefault(segment, process)
                 if other is not process:
                     raise Trouble(
@@ -256,7 +228,13 @@ class MemoryMover:
         return Trouble(text, is_ruined=True)
 
     def _stop(self, processes: Sequence[TrackedProcess]) -> None:
-        with self._hold_mutexes():
+        with contextlib.ExitStack() as held:
+            for path in self._mutexes:  # a stopped process that holds one would block everything that needs it
+                with contextlib.suppress(FileNotFoundError):
+                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    held.callback(os.close, descriptor)
+                    if not lock_within(descriptor, _MUTEX_WITHIN_S):
+                        raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s")
             running = [process for process in processes if process_tree.send(process, signal.SIGSTOP)]
             deadline = time.monotonic() + _STOPS_WITHIN_S
             while time.monotonic() < deadline:
@@ -264,28 +242,3 @@ class MemoryMover:
                 if not running:
                     break
                 time.sleep(_POLL_S)
-
-    @contextlib.contextmanager
-    def _hold_mutexes(self) -> Iterator[None]:
-        """Hold the mutexes while processes are stopped: a stopped holder would block everything that needs them."""
-        with contextlib.ExitStack() as held:
-            for path in self._mutexes:
-                with contextlib.suppress(FileNotFoundError):
-                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    held.callback(os.close, descriptor)
-                    if not lock_within(descriptor, _MUTEX_WITHIN_S):
-                        raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s")
-            yield
-
-
-def _no_processes() -> Trouble:
-    return Trouble("it has no processes: it may just have ended")
-
-
-def _shared_memory(pid: int) -> set[str]:
-    """Return the segments that the process could share with others, by device and inode."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return set(_SHARED.findall(file.read()))
-    except OSError:
-        return set()

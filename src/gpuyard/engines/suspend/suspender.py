@@ -6,7 +6,6 @@ second one finishes its work.
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +18,9 @@ import msgspec
 from gpuyard.config import simulated_devices
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
+from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.suspend.cuda_driver import CHECK_SUPPORT
+from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Answer, Order
 from gpuyard.ports import SuspendResult
 from gpuyard.system.wakeable_poll import WakeablePoll
@@ -32,7 +32,6 @@ _DRIVER_CHECK_TIMEOUT_S = 5.0
 _DRIVER_USUALLY_ANSWERS_WITHIN_S = 0.2
 _UNANSWERED = "the NVIDIA driver does not answer"
 _CHECK_AGAIN_AFTER_S = 60.0
-_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _MARKS = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
 
 
@@ -60,9 +59,13 @@ class _Helper:
         try:
             while received := os.read(self.pipe, _CHUNK):
                 self.output += received
+            self.is_gone = True
         except BlockingIOError:
-            return
-        self.is_gone = True
+            pass
+        for line in self.output.split(b"\n")[:-1] if self.answer is None else ():
+            with contextlib.suppress(msgspec.DecodeError):
+                self.answer = msgspec.json.decode(line, type=Answer)
+                return
 
     def close(self) -> None:
         os.close(self.pipe)
@@ -86,7 +89,6 @@ class LocalSuspender:
         lock_timeout_s: float = 10.0,
     ) -> None:
         """
-        folder: the suspender's own folder.
         queue: the folder of the local engine.
         mutexes: no process is stopped while it holds one of these files.
         limit_s: the time limit of a helper, in addition to the time that copying the memory takes.
@@ -115,14 +117,12 @@ class LocalSuspender:
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         if not attempt.devices:
             return "it uses no device"
-        for device_id in attempt.devices:
-            device = snapshot.device(device_id)
-            refusal = f"{device_id} is not visible now" if device is None else self._refusal_on(device)
-            if refusal is not None:
-                return refusal
-        return None
+        refusals = (self._refusal_on(device_id, snapshot.device(device_id)) for device_id in attempt.devices)
+        return next(filter(None, refusals), None)
 
-    def _refusal_on(self, device: Device) -> str | None:
+    def _refusal_on(self, device_id: str, device: Device | None) -> str | None:
+        if device is None:
+            return f"{device_id} is not visible now"
         if device.vendor is Vendor.SIMULATED:
             return None
         if device.vendor is not Vendor.NVIDIA:
@@ -135,15 +135,16 @@ class LocalSuspender:
         self._start(self._order(attempt, is_resumption=False))
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
-        self._start(msgspec.structs.replace(self._order(attempt, is_resumption=True), needs_mb=dict(needs_mb)))
+        self._start(self._order(attempt, is_resumption=True, needs_mb=needs_mb))
 
-    def _order(self, attempt: Attempt, *, is_resumption: bool) -> Order:
+    def _order(self, attempt: Attempt, *, is_resumption: bool, needs_mb: Mapping[str, float] | None = None) -> Order:
         return Order(
             attempt=attempt,
             queue=self._queue,
             lock=f"{self._folder}/{attempt.key}.lock",
             daemon=os.getpid(),
             is_resumption=is_resumption,
+            needs_mb=dict(needs_mb or {}),
             is_simulated=simulated_devices() is not None,
             mutexes=self._mutexes,
             limit_s=self._limit_s,
@@ -151,7 +152,9 @@ class LocalSuspender:
         )
 
     def _start(self, order: Order, tries: int = 1) -> None:
-        if any(_is_same_move(helper.order, order) and helper.answer is None for helper in self._helpers.values()):
+        move = (order.attempt.key, order.is_resumption)
+        working = (helper.order for helper in self._helpers.values() if helper.answer is None)
+        if any((other.attempt.key, other.is_resumption) == move for other in working):
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -169,11 +172,10 @@ class LocalSuspender:
         return results
 
     def _read(self, helper: _Helper) -> None:
+        was_answered = helper.answer is not None
         helper.read()
-        if helper.answer is None:
-            helper.answer = _answer_in(helper.output)
-            if helper.answer is not None:
-                self._results.append(_result(helper.order, helper.answer))
+        if helper.answer is not None and not was_answered:
+            self._add_result(helper.order, helper.answer)
         if helper.is_gone:
             self._drop(helper)
             if helper.answer is None:
@@ -192,8 +194,13 @@ class LocalSuspender:
         self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
 
     def _fail(self, order: Order, text: str) -> None:
-        self._results.append(_result(order, Answer(is_done=False, text=text, seconds=0.0)))
+        self._add_result(order, Answer(is_done=False, text=text))
         self._poll.wake()
+
+    def _add_result(self, order: Order, answer: Answer) -> None:
+        job_id, attempt, is_resumed = order.attempt.job_id, order.attempt.number, order.is_resumption
+        fields = msgspec.structs.asdict(answer)
+        self._results.append(SuspendResult(job_id=job_id, attempt=attempt, is_resumed=is_resumed, **fields))
 
 
 class _NvidiaDriver:
@@ -229,43 +236,11 @@ class _NvidiaDriver:
 
 
 def _spawn(order: Order, pipe: int) -> int:
-    """Start a helper in a session of its own, with the daemon's environment but without the variables that mark a job:
-    a job may have started the daemon, and the helper is no process of that job."""
+    """Start a helper without the variables that mark a job: a job may have started the daemon, but not the helper."""
     environment = {name: value for name, value in os.environ.items() if name not in _MARKS}
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.posix_spawn(
-            _HELPER[0],
-            (*_HELPER, msgspec.json.encode(order).decode()),
-            environment,
-            file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in ((null, 0), (pipe, 1), (1, 2))],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_SIGNALS,
-        )
+        arguments = (*_HELPER, msgspec.json.encode(order).decode())
+        return spawn_in_session(_HELPER[0], arguments, environment, ((null, 0), (pipe, 1), (1, 2)))
     finally:
         os.close(null)
-
-
-def _is_same_move(one: Order, other: Order) -> bool:
-    return (one.attempt.key, one.is_resumption) == (other.attempt.key, other.is_resumption)
-
-
-def _answer_in(output: bytes) -> Answer | None:
-    for line in output.split(b"\n")[:-1]:
-        with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(line, type=Answer)
-    return None
-
-
-def _result(order: Order, answer: Answer) -> SuspendResult:
-    return SuspendResult(
-        job_id=order.attempt.job_id,
-        attempt=order.attempt.number,
-        is_resumed=order.is_resumption,
-        is_done=answer.is_done,
-        is_ruined=answer.is_ruined,
-        text=answer.text,
-        seconds=answer.seconds,
-        held_mb=answer.held_mb,
-    )

@@ -179,7 +179,7 @@ def _cluster_files(state: Path) -> Iterator[InstalledFiles]:
 def _job_files(folder: Path, logs: str) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "logs", logs, _LOG)
     for site in ("slurm", "ray"):
-        yield from _files_named(folder / site / "parcels", f"submissions to {site}", r"\.?[0-9a-f]{12}")
+        yield from _files_named(folder / site / "submissions", f"submissions to {site}", r"\.?[0-9a-f]{12}")
         yield from _files_named(folder / site, f"the folder for {site}")
 
 

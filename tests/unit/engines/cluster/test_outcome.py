@@ -10,19 +10,19 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.engines.cluster.outcome import LATE_REPORTS, ElementOutcome, decide
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
-from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish
+from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish
 from gpuyard.engines.common.program_outcome import StartContext
 
 NOTHING = ElementTrace()
-BEGAN = ElementTrace(began=Began(at=1.0, node="n0", pid=42))
-VOIDED = ElementTrace(began=VOID)
+BEGAN = ElementTrace(started=ElementStart(at=1.0, node="n0", pid=42))
+VOIDED = ElementTrace(started=VOID)
 NOT_YET = "not yet"
 TO_BE_VOIDED = "to be voided"
 ENOUGH = LATE_REPORTS
 
 
 def ended_with(word: str) -> ElementTrace:
-    return ElementTrace(began=BEGAN.began, ended=Finish(word=word, at=2.0, pid=43))
+    return ElementTrace(started=BEGAN.started, ended=Finish(word=word, at=2.0, pid=43))
 
 
 def sighted(at: SiteState, **fields: Any) -> Sighting:
@@ -177,7 +177,7 @@ def test_every_combination_has_exactly_one_outcome(sighting: Sighting | None, tr
     assert not decided.is_to_be_voided or trace == NOTHING, "only an element without a trace can be voided"
     if trace.ended is not None and trace.ended.word == "0":
         assert short(decided) == (OutcomeKind.SUCCEEDED, 0)
-    elif decided.outcome is not None and trace.began is not VOID:
+    elif decided.outcome is not None and trace.started is not VOID:
         by_site = sighting is not None and sighting.at is SiteState.SUCCEEDED and trace.ended is None
         assert by_site or decided.outcome.kind is not OutcomeKind.SUCCEEDED, (
             "only the site reports success without a recorded status"

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.engines.cluster.site import SiteRefused, SiteState, SiteUnreachable
-from gpuyard.engines.cluster.slurm_text import fault_of, reason_of, state_of, status_of, unanswered
+from gpuyard.engines.cluster.slurm_commands import fault_of, reason_of, state_of, status_of, unanswered
 
 
 class TestStates:

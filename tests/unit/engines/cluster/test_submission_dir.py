@@ -10,12 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Usage
-from gpuyard.engines.cluster.submission_dir import VOID, Began, ElementTrace, Finish, SubmissionDirs, SubmittedElement
+from gpuyard.core.lease import FixedMemory, Need
+from gpuyard.engines.cluster.submission_dir import (
+    VOID,
+    ElementStart,
+    ElementTrace,
+    Finish,
+    SubmissionDirs,
+    SubmittedElement,
+)
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
+TERMS = ClusterTerms(need=Need(devices=1, memory=FixedMemory(512.0)), name="job", options=("--hold",))
 BEGAN = {"at": 12.5, "node": "n0", "pid": 42}
 ENDED = {"word": "0", "pid": 43, "at": 13.5, "usage": {"peaks_mb": {"GPU-1": 123.0}, "ram_mb": 55.0}}
 
@@ -35,7 +45,7 @@ def full_disk() -> Iterator[None]:
 
 
 def launch(job_id: int = 1, attempt: int = 1, **changes: object) -> Launch:
-    fields = {"command": ("true", str(job_id)), "cwd": "/", "environment": {"PATH": "/bin"}, **changes}
+    fields = {"command": ("true", str(job_id)), "cwd": "/", "environment": {"PATH": "/bin"}, "terms": TERMS, **changes}
     return Launch(job_id=job_id, attempt=attempt, **fields)  # type: ignore[arg-type]
 
 
@@ -50,17 +60,20 @@ def put(submissions: SubmissionDirs, name: str, content: object, token: str = "t
 def test_launches_are_read_in_the_order_they_were_written(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (launch(9), "/logs/9.1.log")])
     assert submissions.read("t") == (
-        SubmittedElement(
-            key="17.2", log="/logs/17.2.log", context=StartContext(directory="/here", program="true", stdin="/in")
-        ),
-        SubmittedElement(key="9.1", log="/logs/9.1.log", context=StartContext(directory="/", program="true")),
+        TERMS,
+        [
+            SubmittedElement(
+                key="17.2", log="/logs/17.2.log", context=StartContext(directory="/here", program="true", stdin="/in")
+            ),
+            SubmittedElement(key="9.1", log="/logs/9.1.log", context=StartContext(directory="/", program="true")),
+        ],
     )
 
 
 def test_an_element_stores_only_the_variables_in_which_it_differs(submissions: SubmissionDirs) -> None:
     shared = {f"NAME_{number}": "x" * 100 for number in range(100)}
     submissions.write("t", [(launch(n, environment={**shared, "ID": str(n)}), f"/logs/{n}") for n in range(100)])
-    assert Path(submissions.path("t"), "parcel.json").stat().st_size < 50_000
+    assert Path(submissions.path("t"), "submission.json").stat().st_size < 50_000
 
 
 def test_other_users_cannot_read_a_submission(submissions: SubmissionDirs, tmp_path: Path) -> None:
@@ -70,8 +83,8 @@ def test_other_users_cannot_read_a_submission(submissions: SubmissionDirs, tmp_p
     submissions.mark_lost("t", 0)
     submissions.void("t", 0)
     os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "shared/parcels").rglob("*")}
-    assert modes == {"t": 0o700, **dict.fromkeys(("parcel.json", "submitted", "0.lost", "0.began"), 0o600)}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "shared/submissions").rglob("*")}
+    assert modes == {"t": 0o700, **dict.fromkeys(("submission.json", "submitted", "0.lost", "0.started"), 0o600)}
 
 
 def test_a_submission_that_fails_on_a_full_disk_leaves_nothing_and_can_be_written_later(
@@ -90,19 +103,19 @@ def test_the_next_daemon_finds_all_submissions_and_removes_incomplete_ones(
     assert submissions.all() == []
     for token in ("b", "a"):
         submissions.write(token, [(launch(), "/log")])
-    (tmp_path / "shared/parcels/.c").mkdir()
+    (tmp_path / "shared/submissions/.c").mkdir()
     assert SubmissionDirs(tmp_path / "shared").all() == ["a", "b"]
-    assert sorted(os.listdir(tmp_path / "shared/parcels")) == ["a", "b"]
+    assert sorted(os.listdir(tmp_path / "shared/submissions")) == ["a", "b"]
 
 
 def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path: Path) -> None:
     submissions.write("t", [(launch(), "/log")])
-    put(submissions, "0.began", BEGAN)
+    put(submissions, "0.started", BEGAN)
     assert submissions.traces("t")
     submissions.forget("t")
-    assert os.listdir(tmp_path / "shared/parcels") == []
+    assert os.listdir(tmp_path / "shared/submissions") == []
     submissions.forget("t")
-    with pytest.raises(EnvironmentFault, match=r"t/parcel.json .*No such file"):
+    with pytest.raises(EnvironmentFault, match=r"t/submission.json .*No such file"):
         submissions.read("t")
     submissions.write("t", [(launch(), "/log")])
     assert submissions.traces("t") == {}
@@ -111,8 +124,8 @@ def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path
 @pytest.mark.parametrize("content", ["", '{"elements": [{"key"', "[]", '{"elements": [{"key": "1.1"}]}'])
 def test_the_error_for_an_unreadable_submission_names_the_file(submissions: SubmissionDirs, content: str) -> None:
     submissions.write("t", [(launch(), "/log")])
-    put(submissions, "parcel.json", content)
-    with pytest.raises(EnvironmentFault, match=r"t/parcel.json cannot be understood"):
+    put(submissions, "submission.json", content)
+    with pytest.raises(EnvironmentFault, match=r"t/submission.json cannot be understood"):
         submissions.read("t")
 
 
@@ -133,7 +146,7 @@ def test_a_missing_folder_is_an_error_and_does_not_mean_that_nothing_has_started
     submissions.write("t", [(launch(), "/log")])
     (tmp_path / "shared").rename(tmp_path / "away")
     for ask in (submissions.traces, submissions.read, submissions.mark_submitted):
-        with pytest.raises(EnvironmentFault, match="shared/parcels/t") as caught:
+        with pytest.raises(EnvironmentFault, match="shared/submissions/t") as caught:
             ask("t")
         assert caught.value.hint is not None
     with pytest.raises(EnvironmentFault):
@@ -145,7 +158,7 @@ def test_an_element_voided_before_its_start_stays_void(submissions: SubmissionDi
     assert submissions.void("t", 0)
     assert submissions.void("t", 0)
     assert SubmissionDirs(tmp_path / "shared").void("t", 0)
-    assert submissions.traces("t") == {0: ElementTrace(began=VOID)}
+    assert submissions.traces("t") == {0: ElementTrace(started=VOID)}
 
 
 @pytest.mark.parametrize("content", [BEGAN, "", '{"at": 1'])
@@ -153,13 +166,13 @@ def test_a_started_element_cannot_be_voided_even_if_its_record_is_incomplete(
     submissions: SubmissionDirs, content: object
 ) -> None:
     submissions.write("t", [(launch(), "/log")])
-    put(submissions, "0.began", content)
+    put(submissions, "0.started", content)
     assert not submissions.void("t", 0)
 
 
 def test_voiding_that_fails_on_a_full_disk_can_be_repeated_later(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
-    with full_disk(), pytest.raises(EnvironmentFault, match=r"0\.began"):
+    with full_disk(), pytest.raises(EnvironmentFault, match=r"0\.started"):
         submissions.void("t", 0)
     assert submissions.traces("t") == {}
     assert submissions.void("t", 0)
@@ -171,22 +184,22 @@ def test_voiding_that_fails_on_a_full_disk_can_be_repeated_later(submissions: Su
 def test_traces_contain_the_records_of_each_element(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(n), "/log") for n in range(12)])
     assert submissions.traces("t") == {}
-    put(submissions, "11.began", BEGAN)
-    began = Began(at=12.5, node="n0", pid=42)
-    assert submissions.traces("t") == {11: ElementTrace(began=began)}
+    put(submissions, "11.started", BEGAN)
+    began = ElementStart(at=12.5, node="n0", pid=42)
+    assert submissions.traces("t") == {11: ElementTrace(started=began)}
     put(submissions, "11.ended", ENDED)
     put(submissions, "3.ended", {"word": "no-program", "pid": None, "at": 14.0, "usage": None})
     usage = Usage(peaks_mb={"GPU-1": 123.0}, ram_mb=55.0)
     assert submissions.traces("t") == {
         3: ElementTrace(ended=Finish(word="no-program", at=14.0)),
-        11: ElementTrace(began=began, ended=Finish(word="0", at=13.5, pid=43, usage=usage)),
+        11: ElementTrace(started=began, ended=Finish(word="0", at=13.5, pid=43, usage=usage)),
     }
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"word": "0", "at": 1', "[]", '{"at": 1.0}', "voi", "\udcff"])
 def test_an_incomplete_record_is_ignored(submissions: SubmissionDirs, content: str) -> None:
     submissions.write("t", [(launch(), "/log")])
-    for name in ("0.began", "0.ended"):
+    for name in ("0.started", "0.ended"):
         Path(submissions.path("t"), name).write_bytes(os.fsencode(content))
     assert submissions.traces("t") == {}
     put(submissions, "0.ended", ENDED)
@@ -195,7 +208,7 @@ def test_an_incomplete_record_is_ignored(submissions: SubmissionDirs, content: s
 
 def test_other_files_are_ignored(submissions: SubmissionDirs) -> None:
     submissions.write("t", [(launch(), "/log")])
-    for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.began", "submitted"):
+    for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.started", "submitted"):
         put(submissions, name, ENDED)
     assert submissions.traces("t") == {}
 
@@ -203,9 +216,9 @@ def test_other_files_are_ignored(submissions: SubmissionDirs) -> None:
 def test_a_file_is_read_once(submissions: SubmissionDirs) -> None:
     """Otherwise each update would read the files of a thousand elements."""
     submissions.write("t", [(launch(), "/log")])
-    put(submissions, "0.began", BEGAN)
+    put(submissions, "0.started", BEGAN)
     first = submissions.traces("t")
-    put(submissions, "0.began", {**BEGAN, "node": "another"})
+    put(submissions, "0.started", {**BEGAN, "node": "another"})
     assert submissions.traces("t") == first
     assert submissions.traces("t")[0] is first[0]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.engines.local.keeper import _line
-from gpuyard.engines.local.keeper_journal import JournalEntry, parse
+from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 
 CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(
@@ -27,15 +27,15 @@ def written(entry: JournalEntry) -> bytes:
 @given(st.lists(entries))
 def test_every_line_is_parsed(expected: list[JournalEntry]) -> None:
     text = b"".join(map(written, expected))
-    assert parse(text) == (expected, len(text))
+    assert parse_journal(text) == (expected, len(text))
 
 
 @given(st.lists(entries, min_size=1), st.data())
 def test_a_text_read_in_two_parts_gives_the_same_entries(expected: list[JournalEntry], data: st.DataObject) -> None:
     text = b"".join(map(written, expected))
     cut = data.draw(st.integers(0, len(text)))
-    first, read = parse(text[:cut])
-    second, _ = parse(text[read:])
+    first, read = parse_journal(text[:cut])
+    second, _ = parse_journal(text[read:])
     assert first + second == expected
 
 
@@ -45,19 +45,19 @@ def test_half_a_line_is_ignored_and_other_lines_are_parsed(
 ) -> None:
     line = written(half)
     cut = data.draw(st.integers(0, len(line) - 2))
-    assert parse(line[:cut] + written(whole))[0] == [whole]
+    assert parse_journal(line[:cut] + written(whole))[0] == [whole]
 
 
 def test_a_line_of_the_keeper_is_parsed() -> None:
     text = _line("17.1", 42, "began") + _line("17.1", 42, "0 4301")
-    assert parse(text)[0] == [JournalEntry("17.1", 42, "began"), JournalEntry("17.1", 42, "0", 4301)]
+    assert parse_journal(text)[0] == [JournalEntry("17.1", 42, "began"), JournalEntry("17.1", 42, "0", 4301)]
 
 
 @pytest.mark.parametrize(
     "line", ["17.1 42 0", "17.1 42 0 .x", "17.1 42 .", "17 42 0 .", "17.1 42 0 1 2 .", " 17.1 42 0 .", "17.1 42 0  ."]
 )
 def test_a_line_that_no_keeper_writes_is_ignored(line: str) -> None:
-    assert parse(f"\n{line}\n".encode())[0] == []
+    assert parse_journal(f"\n{line}\n".encode())[0] == []
 
 
 def test_a_status_of_zero_is_success() -> None:

@@ -16,6 +16,7 @@ from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
+from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
@@ -94,7 +95,7 @@ def _find_program(name: str) -> tuple[str, int]:
     is_there = bool(name) and any(os.path.exists(place) for place in places)
     complaint = "it cannot be executed" if is_there else "there is no such program"
     click.echo(f"gpuyard: {name}: {complaint}", err=True)
-    return "", foreground.CANNOT_EXECUTE if is_there else foreground.NOT_FOUND
+    return "", CANNOT_EXECUTE if is_there else NOT_FOUND
 
 
 def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
