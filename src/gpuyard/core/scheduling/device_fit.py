@@ -93,16 +93,26 @@ def check_state(need: Need, device: Device) -> ReasonKind | None:
 
 
 def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
-    """Check free memory, foreign processes and the limits of sharing."""
-    if _lacks_memory(need, state):
+    """Check free memory, foreign processes and the limits of sharing. A device of unknown size cannot be shared."""
+    if state.free_mb is None:
+        lacks_memory = not need.is_exclusive
+    else:
+        lacks_memory = need.required_mb is not None and state.free_mb < need.required_mb
+    if lacks_memory:
         return ReasonKind.NO_ROOM
     if state.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load:
         return ReasonKind.FOREIGN_LOAD
-    if not need.is_exclusive:
-        return _check_packing(need, state, packing)
-    # Work that has not said how much memory it needs gets a device that is nearly empty.
-    is_occupied = need.required_mb is None and _exceeds(state.device.memory_used_mb, tolerated_foreign_mb(state.device))
-    return ReasonKind.OCCUPIED if is_occupied else None
+    if need.is_exclusive:
+        # Work that has not said how much memory it needs gets a device that is nearly empty.
+        is_open = need.required_mb is None
+        is_occupied = is_open and _exceeds(state.device.memory_used_mb, tolerated_foreign_mb(state.device))
+        return ReasonKind.OCCUPIED if is_occupied else None
+    if packing.max_jobs_per_device is not None and state.lease_count >= packing.max_jobs_per_device:
+        return ReasonKind.TOO_MANY
+    # The only job on a device may exceed the limit by itself: it would do so on any device.
+    added = need.load_percent or 0.0 if state.lease_count else 0.0
+    is_loaded = _exceeds(state.load_percent + added, packing.max_load_percent)
+    return ReasonKind.LOADED if is_loaded and not need.ignores_load else None
 
 
 def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
@@ -115,22 +125,6 @@ def _limits(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None,
         (ReasonKind.TOO_HUNGRY, device.power_draw_w, need.max_power_w),
         (ReasonKind.TOO_FULL, device.memory_used_mb, need.max_memory_used_mb),
     )
-
-
-def _lacks_memory(need: Need, state: DeviceState) -> bool:
-    """Return whether the device has too little free memory. A device of unknown size cannot be shared."""
-    if state.free_mb is None:
-        return not need.is_exclusive
-    return need.required_mb is not None and state.free_mb < need.required_mb
-
-
-def _check_packing(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
-    if packing.max_jobs_per_device is not None and state.lease_count >= packing.max_jobs_per_device:
-        return ReasonKind.TOO_MANY
-    # The only job on a device may exceed the limit by itself: it would do so on any device.
-    added = need.load_percent or 0.0 if state.lease_count else 0.0
-    is_loaded = _exceeds(state.load_percent + added, packing.max_load_percent)
-    return ReasonKind.LOADED if is_loaded and not need.ignores_load else None
 
 
 def tolerated_foreign_mb(device: Device) -> float:

@@ -73,8 +73,3 @@ class Plan(Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingJob, ...] = ()
     preempts: tuple[Preempt, ...] = ()
     head: WaitingJob | None = None
-
-
-def planned_lease_id(job_id: int) -> str:
-    """Return the name that stands for the lease of a job until the ledger grants one."""
-    return f"job {job_id}"
