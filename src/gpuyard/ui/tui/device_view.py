@@ -2,6 +2,7 @@
 enough. All pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -66,7 +67,8 @@ class DeviceLayout:
 
     def __init__(self, devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> None:
         self.width, self.each, self.glyphs, self.now = width, each, glyphs, now
-        self.label = max((len(label_of(device, devices)) for device in devices), default=1)
+        self.labels = {device["id"]: label_of(device, devices) for device in devices}
+        self.label = max(map(len, self.labels.values()), default=1)
         longest = max((cell_width(_name(device)) for device in devices), default=0)
         self.name = min(longest, max(8, width // 5))
         self.memory = max((len(_memory(device)) for device in devices), default=0)
@@ -79,8 +81,8 @@ class DeviceLayout:
         self.bar = max(0, width - taken)
 
 
-def device_lines(device: Device, label: str, past: DevicePast, frame: DeviceLayout) -> list[Text]:
-    line = Text.assemble((label.rjust(frame.label), "bold"), " ")
+def device_lines(device: Device, past: DevicePast, frame: DeviceLayout) -> list[Text]:
+    line = Text.assemble((frame.labels[device["id"]].rjust(frame.label), "bold"), " ")
     if not device.get("healthy", True):
         fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'no answer'}")
         line.append(cut(fault, frame.width - line.cell_len, frame.glyphs.ellipsis), "red")
@@ -146,15 +148,12 @@ def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[T
     """Arrange the lines of devices in one or two columns, the first column first."""
     if columns == 1:
         return list(lines)
-    devices = [lines[at : at + each] for at in range(0, len(lines), each)]
-    half = (len(devices) + 1) // 2
+    half = (len(lines) // each + 1) // 2 * each
     rows = []
-    for place in range(half):
-        right = devices[half + place] if half + place < len(devices) else [Text()] * each
-        for one, other in zip(devices[place], right, strict=True):
-            line = one.copy()
-            line.pad_right(max(0, width - line.cell_len) + _BETWEEN)
-            rows.append(line.append_text(other))
+    for one, other in zip_longest(lines[:half], lines[half:], fillvalue=Text()):
+        line = one.copy()
+        line.pad_right(max(0, width - line.cell_len) + _BETWEEN)
+        rows.append(line.append_text(other))
     return rows
 
 

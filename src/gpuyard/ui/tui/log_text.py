@@ -42,9 +42,6 @@ def _decode(line: str) -> Text:
     written_last = next((part for part in reversed(_ORDERS.sub("", line).split("\r")) if part), "")
     text = AnsiDecoder().decode_line(written_last)
     text.expand_tabs(8)
-    if text.plain.isprintable():
-        return text
-    spans = text.spans
-    shown = Text("".join(map(clean, text.plain)))
-    shown.spans = spans
-    return shown
+    if not text.plain.isprintable():
+        text.plain = "".join(map(clean, text.plain))  # of the same length, so that the colours stay in place
+    return text

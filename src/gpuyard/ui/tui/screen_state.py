@@ -145,8 +145,7 @@ class ScreenState:
         frame = device_view.DeviceLayout(self._devices, width, each, self.glyphs, self._now())
         lines = []
         for device in self._devices:
-            label = device_view.label_of(device, self._devices)
-            lines += device_view.device_lines(device, label, self._pasts[device["id"]], frame)
+            lines += device_view.device_lines(device, self._pasts[device["id"]], frame)
         return device_view.beside(lines, columns, each, width)
 
     def queue(self) -> list[Text]:

@@ -81,15 +81,14 @@ export class Stream {
 export class Live {
   constructor(onConnection) {
     this.onConnection = onConnection;
-    this.handlers = new Map();
   }
 
   watch(handlers) {
-    const isSame = [...handlers.keys()].join(" ") === [...this.handlers.keys()].join(" ");
+    const path = `/events?watch=${encodeURIComponent([...handlers.keys()].join(" "))}`;
     this.handlers = handlers;
-    if (isSame) return;
+    if (this.stream?.path === path) return;
     this.stream?.close();
-    this.stream = new Stream(`/events?watch=${encodeURIComponent([...handlers.keys()].join(" "))}`, {
+    this.stream = new Stream(path, {
       onEvent: ({watch: target, answer}) => this.handlers.get(target)?.(answer),
       onOpen: () => this.onConnection("live"),
       onBreak: () => this.onConnection("reconnecting"),
