@@ -7,27 +7,19 @@ for a mistake in the request, `EnvironmentFault` for a problem on the machine, e
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of
+from gpuyard.connect.fast_http import Closeable
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.schema.jobs import (
-    EstimateList,
-    ForgetResult,
-    JobDetails,
-    JobHistory,
-    JobPage,
-    LogEvent,
-    LogTail,
-    WaitExplanation,
-)
+from gpuyard.schema import jobs
 from gpuyard.schema.machine import DeviceHistory, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
     ChangeSummary,
@@ -50,7 +42,7 @@ _LONGEST_REQUEST_S = 25.0
 _POLL_S = 0.5
 
 
-class Client:
+class Client(Closeable):
     """`with Client() as client:` talks to your own daemon, and starts it if none runs.
 
     With the `url` that `gpuyard web` prints, it uses the web page's port, on this machine or forwarded from another.
@@ -58,12 +50,6 @@ class Client:
 
     def __init__(self, url: str | None = None, *, token: str | None = None, start: bool = True) -> None:
         self._transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._transport.close()
@@ -125,25 +111,25 @@ class Client:
         order: Literal["queue", "newest"] | None = None,
         limit: int | None = None,
         after: int | None = None,
-    ) -> JobPage:
+    ) -> jobs.JobPage:
         """Return a page of jobs; `after` is the `next` of the page before."""
         query = {
             "ids": _join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
             "user": user, "order": order, "limit": limit, "after": after,
         }  # fmt: skip
-        return self._get("/jobs", JobPage, query)
+        return self._get("/jobs", jobs.JobPage, query)
 
-    def show(self, job: int | str, *, environment: bool = False) -> JobDetails:
+    def show(self, job: int | str, *, environment: bool = False) -> jobs.JobDetails:
         """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
-        return self._get(f"/jobs/{self._find_id(job)}", JobDetails, {"environment": "1" if environment else None})
+        return self._get(f"/jobs/{self._find_id(job)}", jobs.JobDetails, {"environment": "1" if environment else None})
 
-    def why(self, job: int | str) -> WaitExplanation:
+    def why(self, job: int | str) -> jobs.WaitExplanation:
         """Return why a job does not start, or how it ended."""
-        return self._get(f"/jobs/{self._find_id(job)}/why", WaitExplanation)
+        return self._get(f"/jobs/{self._find_id(job)}/why", jobs.WaitExplanation)
 
-    def history(self, job: int | str) -> JobHistory:
+    def history(self, job: int | str) -> jobs.JobHistory:
         """Return everything that happened to a job."""
-        return self._get(f"/jobs/{self._find_id(job)}/history", JobHistory)
+        return self._get(f"/jobs/{self._find_id(job)}/history", jobs.JobHistory)
 
     @overload
     def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False) -> str: ...
@@ -159,7 +145,7 @@ class Client:
         path, query = f"/jobs/{self._find_id(job)}/log", _texts({"attempt": attempt, "tail": _LONGEST_TAIL})
         if follow:
             return _log_texts(self._transport.events(f"{path}/live", query))
-        return self._get(path, LogTail, query).text
+        return self._get(path, jobs.LogTail, query).text
 
     def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> WaitResult:
         """Wait until these jobs, or all that are in the queue now, have finished. `done` is False after a timeout."""
@@ -238,13 +224,13 @@ class Client:
         """Remove jobs that finished longer ago than this, such as `"30d"`, and their logs."""
         return self._post("/clean", {"older_than_s": _seconds(older_than)}, CleanResult)
 
-    def estimates(self, limit: int = 50) -> EstimateList:
+    def estimates(self, limit: int = 50) -> jobs.EstimateList:
         """Return estimates learned from past runs, the latest first."""
-        return self._get("/estimates", EstimateList, {"limit": limit})
+        return self._get("/estimates", jobs.EstimateList, {"limit": limit})
 
-    def forget_estimates(self, *words: str, all: bool = False) -> ForgetResult:  # noqa: A002 - as on the command line
+    def forget_estimates(self, *words: str, all: bool = False) -> jobs.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
-        return self._post("/estimates/forget", {"words": list(words), "all": all}, ForgetResult)
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, jobs.ForgetResult)
 
     def stop(self) -> StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""
@@ -294,7 +280,7 @@ def _convert(answer: Any, kind: type[T]) -> T:
 
 def _log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
     for each in events:
-        event = _convert(each, LogEvent)
+        event = _convert(each, jobs.LogEvent)
         if event.error is not None:
             raise EnvironmentFault(event.error, hint=event.hint)
         if event.over:

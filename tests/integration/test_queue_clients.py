@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.fast_http import DaemonConnection, make_target, render_request
+from gpuyard.connect.fast_http import DaemonConnection, render_request
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import QueueUnderTest, submission, until
@@ -174,7 +174,7 @@ def test_other_clients_are_answered_while_thousands_of_jobs_are_submitted_and_ca
 def send_without_reading(queue: QueueUnderTest, body: object) -> Iterator[None]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect(str(queue.home / "daemon.sock"))
-        caller.sendall(render_request("POST", make_target("/submissions"), body, {}))
+        caller.sendall(render_request("POST", "/submissions", None, body, {}))
         yield
 
 

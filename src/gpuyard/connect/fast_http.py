@@ -49,7 +49,20 @@ class NotThere(UserError):
     code = "not_found"
 
 
-class DaemonConnection:
+class Closeable:
+    """Is closed at the end of a `with` block."""
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class DaemonConnection(Closeable):
     """A connection to the daemon's socket, kept open between requests. Not thread-safe.
 
     `may_start`: start a daemon if none runs, and restart an idle daemon that is older than this gpuyard.
@@ -61,12 +74,6 @@ class DaemonConnection:
         self.at_least = __version__ if may_start else None
         self.known_version: str | None = __version__
         self._socket: _socket.socket | None = None
-
-    def __enter__(self) -> "Self":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def request(  # noqa: PLR0913 - a request has these parts
         self,
@@ -82,7 +89,7 @@ class DaemonConnection:
 
         def message() -> bytes:
             fields = {AT_LEAST_FIELD: self.at_least} if self.at_least else {}
-            return render_request(method, make_target(path, query), body, fields)
+            return render_request(method, path, query, body, fields)
 
         may_repeat = is_repeatable or method == "GET"
         status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
@@ -249,19 +256,17 @@ def dial(path: str) -> "_socket.socket | None":
 # Messages
 
 
-def render_request(method: str, target: str, body: object, fields: "Mapping[str, str]") -> bytes:
+def render_request(
+    method: str, path: str, query: "Mapping[str, str] | None", body: object, fields: "Mapping[str, str]"
+) -> bytes:
     """Return a request as bytes; `body` is encoded as JSON, None is sent as no content."""
+    target = API + _quote(path, b"/")
+    if query:
+        target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
     content = b"" if body is None else encode(body).encode()
     fields = {"Host": "gpuyard", **fields, "Content-Length": str(len(content))}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + content
-
-
-def make_target(path: str, query: "Mapping[str, str] | None" = None) -> str:
-    target = API + _quote(path, b"/")
-    if query:
-        target += "?" + "&".join(f"{_quote(name)}={_quote(value)}" for name, value in query.items())
-    return target
 
 
 def _quote(text: str, unquoted: bytes = b"") -> str:

@@ -8,12 +8,12 @@ import os
 import time
 
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
+from gpuyard.connect.fast_http import Closeable, DaemonConnection, NoDaemon, connect
 from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Any
 
     from gpuyard.connect.fast_http import OnNotice
 
@@ -22,7 +22,7 @@ _RETRY_S = 0.2
 _ANSWER_S = 30.0
 
 
-class RetryingClient:
+class RetryingClient(Closeable):
     """Sends GET requests, and repeats them for up to 30 s while no daemon answers.
 
     It never restarts a daemon of another version; `on_notice` is called with a line about it, as in DaemonConnection.
@@ -33,12 +33,6 @@ class RetryingClient:
         connect(start=may_start).close()
         self._client: DaemonConnection | None = None
         self._on_notice = on_notice
-
-    def __enter__(self) -> "Self":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._client is not None:

@@ -20,18 +20,8 @@ from contextlib import closing
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from gpuyard.connect import paths
+from gpuyard.connect import fast_http, paths
 from gpuyard.connect.daemon_lock import await_end
-from gpuyard.connect.fast_http import (
-    VERSION_FIELD,
-    Exchange,
-    NoDaemon,
-    connect,
-    dial,
-    make_target,
-    read_answer,
-    render_request,
-)
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.version import __version__
@@ -69,7 +59,7 @@ class SocketTransport:
 
     def __init__(self, *, may_start: bool) -> None:
         self._may_start = may_start
-        self._connection = connect(start=may_start, on_notice=_log.warning)
+        self._connection = fast_http.connect(start=may_start, on_notice=_log.warning)
         self._turns = _Turns(self._connection.close)
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
@@ -86,12 +76,12 @@ class SocketTransport:
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
             self._connection.open()  # starts a daemon if none runs
-        return _stream(self._dial, render_request("GET", make_target(path, query), None, {}))
+        return _stream(self._dial, fast_http.render_request("GET", path, query, None, {}))
 
     def _dial(self) -> Any:
-        connection = dial(paths.socket_path())
+        connection = fast_http.dial(paths.socket_path())
         if connection is None:
-            raise NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
+            raise fast_http.NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
         return connection
 
     def stop(self) -> Answer:
@@ -106,7 +96,7 @@ class SocketTransport:
         self._connection.close()
 
 
-class WebTransport:
+class WebTransport(fast_http.Closeable):
     is_local = False
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -123,24 +113,20 @@ class WebTransport:
             "Content-Type": "application/json",
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         status, content = self._exchange(method, path, query, body)
         may_be_version = status >= 400 and status not in _ACCESS_REFUSED
-        answer: Answer = read_answer(status, content, self._daemon_version() if may_be_version else __version__)
+        answer: Answer = fast_http.read_answer(
+            status, content, self._daemon_version() if may_be_version else __version__
+        )
         return answer
 
     def _exchange(self, method: str, path: str, query: Query | None = None, body: object = None) -> tuple[int, bytes]:
         # One connection per request: the daemon may be restarted between two of them.
         try:
             with closing(self._dial()) as connection:
-                exchange = Exchange(connection, _ANSWER_S)
-                exchange.send(render_request(method, make_target(path, query), body, self._fields))
+                exchange = fast_http.Exchange(connection, _ANSWER_S)
+                exchange.send(fast_http.render_request(method, path, query, body, self._fields))
                 (status, content, _), _ = exchange.receive()
                 return status, content
         except OSError as error:
@@ -150,7 +136,7 @@ class WebTransport:
     def _daemon_version(self) -> str:
         """Return the daemon's version, or ours if it is unknown. The page sends it only to clients with the token."""
         try:
-            status: dict[str, str] = read_answer(*self._exchange("GET", "/status"))
+            status: dict[str, str] = fast_http.read_answer(*self._exchange("GET", "/status"))
         except GpuyardError:  # the first error says more
             return __version__
         return status.get("version", __version__)
@@ -162,7 +148,7 @@ class WebTransport:
         return self.request("GET", path, query)
 
     def events(self, path: str, query: Query) -> Iterator[Answer]:
-        return _stream(self._dial, render_request("GET", make_target(path, query), None, self._fields))
+        return _stream(self._dial, fast_http.render_request("GET", path, query, None, self._fields))
 
     def stop(self) -> Answer:
         raise UserError("the daemon cannot be stopped over its page", hint="run `gpuyard daemon stop` on the machine")
@@ -178,11 +164,13 @@ def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answ
     """Yield the events of a stream until it ends."""
     try:
         with closing(open_connection()) as connection:
-            exchange = Exchange(connection, _ANSWER_S)
+            exchange = fast_http.Exchange(connection, _ANSWER_S)
             exchange.send(message)
             status, length, fields = exchange.receive_head()
             if length is not None:
-                read_answer(status, exchange.receive_content(length), fields.get(VERSION_FIELD.lower(), __version__))
+                fast_http.read_answer(
+                    status, exchange.receive_content(length), fields.get(fast_http.VERSION_FIELD.lower(), __version__)
+                )
             yield from exchange.events(_SILENT_S)
     except OSError as error:
         raise EnvironmentFault(f"the daemon has gone: {error}", hint="ask again") from error

@@ -189,7 +189,10 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
         _devices(scrape.snapshot.devices, scrape.breakdowns),
-        _host(scrape.snapshot.host),
+        *(
+            _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
+            for name, text, read in _HOST_METRICS
+        ),
         _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
         _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended),
         _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished),
@@ -239,11 +242,6 @@ def _devices(devices: Iterable[Device], breakdowns: Mapping[str, MemoryParts]) -
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])
-
-
-def _host(host: Host) -> Iterator[str]:
-    for name, text, read in _HOST_METRICS:
-        yield from _metric(f"host_{name}", "gauge", text, [({}, read(host))])
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:

@@ -15,22 +15,12 @@ from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.schema.jobs import (
-    AttemptRow,
-    DependencyRow,
-    GrownNeed,
-    JobDetails,
-    JobRow,
-    JobSummary,
-    MemoryHolder,
-    MissingMemory,
-    NotifyRow,
-)
+from gpuyard.schema import jobs as schema
 
 
-def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> JobSummary:
+def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
     """Return what all rows about a job have; `attempt` is its last one."""
-    return JobSummary(
+    return schema.JobSummary(
         id=job.id,
         state=job.state,
         outcome=job.outcome.kind if job.outcome is not None else None,
@@ -44,10 +34,11 @@ def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> JobSumma
     )
 
 
-def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> JobRow:
+def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.JobRow:
     """Return a job's row in a list."""
     attempt, now, need = last_attempt(scheduler, job), time.time(), job.spec.need
-    return JobRow(
+    is_waiting = job.ended_at is None and (job.state not in LIVE or job.state is JobState.PENDING)
+    return schema.JobRow(
         **asdict(summarise(job, attempt, reason)),
         name=job.spec.name,
         tag=job.spec.tag or None,
@@ -63,7 +54,7 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> JobRow:
         gpu_indexes=gpu_indexes(scheduler, attempt),
         attempt=job.attempts,
         elapsed_s=_elapsed_s(job, attempt, now),
-        waited_s=_waited_s(job, now),
+        waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
         time_limit_s=job.spec.time_limit_s,
         array=job.group,
         index=job.index,
@@ -72,24 +63,25 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> JobRow:
     )
 
 
-def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) -> JobDetails:
+def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) -> schema.JobDetails:
     """Return all details of a job. Values of its variables may be secrets: they are left out by default."""
     attempts = all_attempts(scheduler, job)
     spec, growth = job.spec, job.growth
     return copy_fields(
         spec,
-        JobDetails,
+        schema.JobDetails,
         **asdict(make_row(scheduler, job, job.reason)),
         failures=job.failures,
         values=job.values,
         environment_names=sorted(spec.environment),
         environment=dict(spec.environment) if with_environment else None,
         notify=[
-            NotifyRow(events=each.events, target=each.target and redacted_target(each.target)) for each in spec.notify
+            schema.NotifyRow(events=each.events, target=each.target and redacted_target(each.target))
+            for each in spec.notify
         ],
-        growth=copy_fields(growth, GrownNeed, alone=growth.is_alone) if growth.count else None,
+        growth=copy_fields(growth, schema.GrownNeed, alone=growth.is_alone) if growth.count else None,
         after=[
-            DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
+            schema.DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
             for other, kind, state in scheduler.store.dependencies(job.id)
         ],
         attempts=[_make_attempt(attempt, time.time()) for attempt in attempts],
@@ -127,11 +119,11 @@ def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
     return attempts[-1] if attempts else None
 
 
-def _make_attempt(attempt: Attempt, now: float) -> AttemptRow:
+def _make_attempt(attempt: Attempt, now: float) -> schema.AttemptRow:
     outcome, usage = attempt.outcome, attempt.usage or Usage()
     return copy_fields(
         attempt,
-        AttemptRow,
+        schema.AttemptRow,
         lease=attempt.lease_id,
         started_at=iso_time(attempt.started_at),
         ended_at=iso_time(attempt.ended_at),
@@ -149,17 +141,17 @@ def _make_attempt(attempt: Attempt, now: float) -> AttemptRow:
     )
 
 
-def _make_lack(usage: Usage, lack: MemoryLack) -> MissingMemory:
+def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:
     short = lack.shortage
     seen = usage.peak_mb if short.where is ShortageKind.DEVICE else usage.ram_mb
     held = max((figure for figure in (seen, short.held_mb) if figure is not None), default=None)
     return copy_fields(
         short,
-        MissingMemory,
+        schema.MissingMemory,
         held_mb=held,
         needed_mb=None if short.asked_mb is None else (held or 0.0) + short.asked_mb,
         had_mb=None if short.free_mb is None else (held or 0.0) + short.free_mb,
-        others=[MemoryHolder(who=who, memory_mb=held_mb) for who, held_mb in lack.others],
+        others=[schema.MemoryHolder(who=who, memory_mb=held_mb) for who, held_mb in lack.others],
     )
 
 
@@ -170,9 +162,3 @@ def _elapsed_s(job: Job, attempt: Attempt | None, now: float) -> float | None:
     if job.state in LIVE:
         return None if attempt.started is None else attempt.ran_s(now)
     return None if job.ended_at is None else attempt.ran_s(job.ended_at)
-
-
-def _waited_s(job: Job, now: float) -> float | None:
-    if (job.state in LIVE and job.state is not JobState.PENDING) or job.ended_at is not None:
-        return None
-    return max(0.0, now - job.submitted_at)

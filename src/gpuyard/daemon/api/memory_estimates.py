@@ -1,6 +1,6 @@
 """Answers about memory: what the next run of a job gets and why, learned estimates, and advice."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -98,15 +98,10 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
         return None  # too little for preallocation: the log need not be read
-    return preallocation_advice(job.argv, job.spec.environment, "\n".join(_traces(attempt)), peak, total)
-
-
-def _traces(attempt: Attempt) -> Iterator[str]:
-    """Yield texts that show which framework it uses."""
-    if attempt.log is not None:
-        yield read_tail(Path(attempt.log))
+    traces = "" if attempt.log is None else read_tail(Path(attempt.log))
     if attempt.ended_at is None and attempt.pid is not None:
-        yield loaded_libraries(attempt.pid)
+        traces += "\n" + loaded_libraries(attempt.pid)
+    return preallocation_advice(job.argv, job.spec.environment, traces, peak, total)
 
 
 # Estimates
@@ -146,8 +141,9 @@ def forget_estimates(scheduler: SchedulerLoop, request: ForgetRequest) -> Forget
 
 def _find(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list[str]:
     """Return the fingerprints that start with one of the words; or those whose command contains all words together."""
-    by_start = [_starting_with(profiles, word) for word in words]
-    if all(by_start):
+    hexes = [word for word in words if len(word) >= _SHORTEST_FINGERPRINT and _HEX.issuperset(word)]
+    by_start = [[each for each, _ in profiles if each.startswith(word)] for word in hexes]
+    if len(hexes) == len(words) and all(by_start):
         return sorted({fingerprint for found in by_start for fingerprint in found})
     text = " ".join(words).strip()
     if not text:
@@ -156,9 +152,3 @@ def _find(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list
     if not found:
         raise UserError(f"no estimate matches '{text}'", hint="`gpuyard estimates` lists all estimates")
     return found
-
-
-def _starting_with(profiles: Sequence[tuple[str, Profile]], word: str) -> list[str]:
-    if len(word) < _SHORTEST_FINGERPRINT or not _HEX.issuperset(word):
-        return []
-    return [fingerprint for fingerprint, _ in profiles if fingerprint.startswith(word)]

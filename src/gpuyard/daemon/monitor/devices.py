@@ -27,14 +27,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.measured_usage import Measured, measure
-from gpuyard.schema.machine import (
-    DeviceHistory,
-    DeviceRow,
-    DeviceSeries,
-    HostSeries,
-    LeaseRow,
-    MachineState,
-)
+from gpuyard.schema import machine
 from gpuyard.schema.requests import DeviceHistoryQuery
 
 # While a client watches, the machine is sampled every second.
@@ -44,8 +37,8 @@ MAX_POINTS = 300
 _SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
 # Many samples a second may arrive while jobs come and go; about one a second is stored.
 _EVERY_S = 0.9
-_DEVICE_COLUMNS = DeviceSeries.__struct_fields__[1:]
-_HOST_COLUMNS = HostSeries.__struct_fields__[1:]
+_DEVICE_COLUMNS = machine.DeviceSeries.__struct_fields__[1:]
+_HOST_COLUMNS = machine.HostSeries.__struct_fields__[1:]
 _MAX_DEVICES = 256
 
 Values = tuple[float | None, ...]
@@ -78,7 +71,7 @@ class DeviceList:
         self._scheduler = scheduler
         self._snapshot: Snapshot | None = None
         self._users: asyncio.Task[DeviceUsers] | None = None
-        self._answer: tuple[DeviceUsers, MachineState] | None = None
+        self._answer: tuple[DeviceUsers, machine.MachineState] | None = None
         scheduler.listeners.append(self._after_step)
 
     async def users(self) -> DeviceUsers:
@@ -100,12 +93,12 @@ class DeviceList:
         measured = await asyncio.to_thread(measure, snapshot, leases)
         return DeviceUsers(snapshot=snapshot, leases=leases, measured=measured, jobs=jobs)
 
-    async def devices(self) -> MachineState:
+    async def devices(self) -> machine.MachineState:
         await self._scheduler.sampling.fresh(_RECENT_S)
         users = await self.users()
         if self._answer is None or self._answer[0] is not users:
             snapshot = users.snapshot
-            state = MachineState(
+            state = machine.MachineState(
                 taken_at=iso_time(snapshot.taken_at),
                 host=snapshot.host,
                 problems=snapshot.problems,
@@ -115,19 +108,19 @@ class DeviceList:
         return self._answer[1]
 
 
-def _as_device(users: DeviceUsers, device: Device) -> DeviceRow:
+def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
     return copy_fields(
         device,
-        DeviceRow,
+        machine.DeviceRow,
         is_usable=device in users.snapshot.usable_devices(),
         memory=users.breakdown(device),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     )
 
 
-def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> LeaseRow:
+def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> machine.LeaseRow:
     share, job_id = lease.on(device.id), users.jobs.get(lease.id)
-    return LeaseRow(
+    return machine.LeaseRow(
         id=lease.id,
         who=f"job {job_id}" if job_id is not None else lease.holder.label or describe_holder(lease.holder),
         user=lease.holder.user,
@@ -194,13 +187,15 @@ class HistorySpan:
             if device_id in self._devices:
                 self._devices[device_id].add(at, row)
 
-    def as_answer(self, now: float) -> DeviceHistory:
+    def as_answer(self, now: float) -> machine.DeviceHistory:
         since = now - self.span_s
-        return DeviceHistory(
+        return machine.DeviceHistory(
             span_s=self.span_s,
             step_s=self.step_s,
-            devices={device_id: DeviceSeries(**series.since(since)) for device_id, series in self._devices.items()},
-            host=HostSeries(**self._host.since(since)),
+            devices={
+                device_id: machine.DeviceSeries(**series.since(since)) for device_id, series in self._devices.items()
+            },
+            host=machine.HostSeries(**self._host.since(since)),
         )
 
 

@@ -111,7 +111,8 @@ class SampleLogs:
             try:
                 if path not in self._logs:
                     self._logs[path] = RowLog(Path(path), COLUMNS)
-                self._logs[path].write_rows([_as_dict(row) for each, row in rows if each == path])
+                own = [to_builtins(row) for each, row in rows if each == path]
+                self._logs[path].write_rows([{name: _rounded(value) for name, value in row.items()} for row in own])
                 self._failed.discard(path)
             except GpuyardError as error:
                 if path not in self._failed:
@@ -119,7 +120,5 @@ class SampleLogs:
                 self._failed.add(path)
 
 
-def _as_dict(row: GateSample) -> dict[str, object]:
-    return {
-        name: round(value, _DECIMALS) if isinstance(value, float) else value for name, value in to_builtins(row).items()
-    }
+def _rounded(value: object) -> object:
+    return round(value, _DECIMALS) if isinstance(value, float) else value

@@ -122,7 +122,10 @@ def _arrange(
     entries.sort(key=lambda entry: (entry[1].until is None, entry[1].until or entry[1].since), reverse=True)
     left_out += max(0, len(entries) - _MAX_ENTRIES)
     del entries[_MAX_ENTRIES:]
-    lanes = _order_lanes(snapshot, {lane for lane, _ in entries})
+    # All usable devices, with or without entries, then other devices of entries, the CPU, cluster engines.
+    usable = [_device_lane(device.id, snapshot) for device in snapshot.usable_devices()]
+    others = {lane for lane, _ in entries} - set(usable)
+    lanes = usable + sorted(others, key=lambda lane: (lane.device is None, lane.label != _CPU, lane.label))
     places = {lane: place for place, lane in enumerate(lanes)}
     spans = [TimelineSpan(lane=places[lane], start=run.since, end=run.until) for lane, run in entries]
     rows = assign_rows(spans)
@@ -136,13 +139,6 @@ def _arrange(
         ],
         left_out=left_out,
     )
-
-
-def _order_lanes(snapshot: Snapshot, used: set[LaneRow]) -> list[LaneRow]:
-    """Return all usable devices, with or without entries, then other devices of entries, the CPU, cluster engines."""
-    usable = [_device_lane(device.id, snapshot) for device in snapshot.usable_devices()]
-    others = used - set(usable)
-    return usable + sorted(others, key=lambda lane: (lane.device is None, lane.label != _CPU, lane.label))
 
 
 def _device_lane(device_id: str, snapshot: Snapshot) -> LaneRow:

@@ -103,7 +103,13 @@ class DeliveryThread:
             _log.warning("%d notifications were not sent before the daemon stopped", left)
 
     def _send_due(self) -> None:
-        self._empty_inbox()
+        with self._wake:
+            arrived, self._inbox = self._inbox, deque()
+            dropped, self._dropped = self._dropped, Counter()
+        for target, occurrence in arrived:
+            self._outboxes.setdefault(target, Outbox()).add(occurrence)
+        for target, count in dropped.items():
+            self._outboxes.setdefault(target, Outbox()).add_dropped(count)
         self._collect_results()
         self._start_sending()
 
@@ -117,15 +123,6 @@ class DeliveryThread:
         with self._wake:
             if not self._inbox and not self._dropped and not self._is_closed:
                 self._wake.wait(min(waits) if waits else None)
-
-    def _empty_inbox(self) -> None:
-        with self._wake:
-            arrived, self._inbox = self._inbox, deque()
-            dropped, self._dropped = self._dropped, Counter()
-        for target, occurrence in arrived:
-            self._outboxes.setdefault(target, Outbox()).add(occurrence)
-        for target, count in dropped.items():
-            self._outboxes.setdefault(target, Outbox()).add_dropped(count)
 
     def _is_full(self) -> bool:
         return len(self._in_flight) >= _MAX_IN_FLIGHT

@@ -80,17 +80,14 @@ class EventPublisher:
     def _queue_emptied(self, events: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
         finished = [event for event in events if event.kind is PublishedEventKind.FINISHED]
         self._finished_states.update(event.job.state for event in finished)
-        if finished and self._is_empty():
-            text, self._finished_states = queue_summary(self._finished_states), Counter()
-            yield Occurrence(event=Event.QUEUE_EMPTY, at=finished[-1].at, text=text)
-
-    def _is_empty(self) -> bool:
         try:
             with convert_sqlite_errors():
-                counts = self._scheduler.store.counts()
+                counts = self._scheduler.store.counts() if finished else {}
         except StoreFault:  # the next step reports it
-            return False
-        return not any(count for state, count in counts.items() if state not in FINISHED)
+            return
+        if finished and not any(count for state, count in counts.items() if state not in FINISHED):
+            text, self._finished_states = queue_summary(self._finished_states), Counter()
+            yield Occurrence(event=Event.QUEUE_EMPTY, at=finished[-1].at, text=text)
 
     async def _watch_gpus(self) -> None:
         problem = ""

@@ -21,29 +21,16 @@ from typing import cast
 
 from msgspec import Struct
 
-from gpuyard.daemon.server.http_parser import (
-    CONTINUE,
-    MAX_BODY_BYTES,
-    MAX_HEAD_BYTES,
-    Headers,
-    HttpError,
-    Parser,
-    Request,
-    Response,
-    ResponseStream,
-    error_response,
-    render,
-    render_stream_head,
-)
+from gpuyard.daemon.server import http_parser as http
 from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, refuse_if_too_old, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
 
-HttpAnswer = Response | ResponseStream
-Handler = Callable[[Request], HttpAnswer | Awaitable[HttpAnswer]]
+HttpAnswer = http.Response | http.ResponseStream
+Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
 # Return why this client is refused, or None to accept it.
 PeerCheck = Callable[[socket.socket], str | None]
 # Raise HttpError to refuse a request before its body is read.
-HeadCheck = Callable[[Request], None]
+HeadCheck = Callable[[http.Request], None]
 _log = logging.getLogger(__name__)
 # Pipelined requests answered in a row before other connections get their turn: a few milliseconds.
 _IN_A_ROW = 32
@@ -56,7 +43,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
     unread_answer_s: float = 30.0
     # How long a refused client may read the reason: closing at once would reset the connection while it still sends.
     refused_s: float = 2.0
-    body_bytes: int = MAX_BODY_BYTES
+    body_bytes: int = http.MAX_BODY_BYTES
     # How much of a stream the daemon buffers for a client that does not read.
     unread_bytes: int = 1_048_576
 
@@ -71,7 +58,7 @@ class Server:
         check_peer: PeerCheck,
         check_head: HeadCheck,
         *,
-        common_headers: Headers = (),
+        common_headers: http.Headers = (),
         path: Path | None = None,
     ) -> None:
         self.handler, self.limits, self.check_peer, self.check_head = handler, limits, check_peer, check_head
@@ -115,7 +102,7 @@ async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits 
     return server
 
 
-def call_handler(handler: Handler, request: Request) -> "HttpAnswer | asyncio.Future[HttpAnswer]":
+def call_handler(handler: Handler, request: http.Request) -> "HttpAnswer | asyncio.Future[HttpAnswer]":
     """Return the response, or the future of a handler that has to be awaited (see `read_future`)."""
     try:
         answer = handler(request)
@@ -124,7 +111,7 @@ def call_handler(handler: Handler, request: Request) -> "HttpAnswer | asyncio.Fu
     return answer if isinstance(answer, HttpAnswer) else asyncio.ensure_future(answer)
 
 
-def read_future(request: Request, future: "asyncio.Future[HttpAnswer]") -> HttpAnswer:
+def read_future(request: http.Request, future: "asyncio.Future[HttpAnswer]") -> HttpAnswer:
     """Return the response that a handler was awaited for. `future` is done and was not cancelled."""
     error = future.exception()
     return future.result() if error is None else failure(request, error)
@@ -134,17 +121,17 @@ def read_future(request: Request, future: "asyncio.Future[HttpAnswer]") -> HttpA
 _STATUSES = {"not_found": 404, "conflict": 409, "too_large": 413, "impossible": 422}
 
 
-def failure(request: Request, error: BaseException) -> Response:
+def failure(request: http.Request, error: BaseException) -> http.Response:
     """Return the response to a request whose handler raised `error`."""
-    if isinstance(error, HttpError):
-        return error_response(error.status, error.message, error.hint, error.headers)
+    if isinstance(error, http.HttpError):
+        return http.error_response(error.status, error.message, error.hint, error.headers)
     if isinstance(error, UserError):
-        return error_response(_STATUSES.get(error.code, 400), error.message, error.hint, code=error.code)
+        return http.error_response(_STATUSES.get(error.code, 400), error.message, error.hint, code=error.code)
     if isinstance(error, EnvironmentFault):
-        return error_response(503, error.message, error.hint, code=error.code)
+        return http.error_response(503, error.message, error.hint, code=error.code)
     _log.error("%s %s failed", request.method, request.path, exc_info=error)
     message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
-    return error_response(500, message, "this is a bug in gpuyard; see daemon.log")
+    return http.error_response(500, message, "this is a bug in gpuyard; see daemon.log")
 
 
 class _Connection(asyncio.Protocol):
@@ -154,7 +141,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = Parser(server.limits.body_bytes)
+        self._parser = http.Parser(server.limits.body_bytes)
         self._stop_stream: Callable[[], object] | None = None
         self._awaited: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -175,10 +162,10 @@ class _Connection(asyncio.Protocol):
         limits = self._server.limits
         refusal = self._server.check_peer(self._transport.get_extra_info("socket"))
         if refusal is not None:
-            self._refuse(HttpError(403, refusal))
+            self._refuse(http.HttpError(403, refusal))
         elif len(self._server.open) > limits.connections:
             message = f"the daemon has {limits.connections} connections, which is its limit"
-            self._refuse(HttpError(503, message, hint="try again later, or end other clients"))
+            self._refuse(http.HttpError(503, message, hint="try again later, or end other clients"))
         else:
             self._set_timer(limits.silent_s, self._transport.abort)
 
@@ -191,7 +178,7 @@ class _Connection(asyncio.Protocol):
         self._parser.feed(data)
         if self._awaited is None and self._turn is None and not self._is_blocked:
             self._handle_requests()
-        elif len(self._parser.buffer) > MAX_HEAD_BYTES:
+        elif len(self._parser.buffer) > http.MAX_HEAD_BYTES:
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
@@ -253,7 +240,7 @@ class _Connection(asyncio.Protocol):
                 return
             try:
                 request = self._parser.take()
-            except HttpError as refusal:
+            except http.HttpError as refusal:
                 self._refuse(refusal)
                 return
             if request is None:
@@ -273,24 +260,24 @@ class _Connection(asyncio.Protocol):
         if head is not None and not self._is_accepted(head.request):
             return
         if head is not None and head.expects_continue and not buffer:
-            self._transport.write(CONTINUE)
+            self._transport.write(http.CONTINUE)
         if (head is not None or buffer) and self._timer is None:
-            late = HttpError(408, "the rest of the request did not arrive in time")
+            late = http.HttpError(408, "the rest of the request did not arrive in time")
             self._set_timer(self._server.limits.half_request_s, lambda: self._refuse(late))
         self._transport.resume_reading()
 
-    def _is_accepted(self, request: Request) -> bool:
+    def _is_accepted(self, request: http.Request) -> bool:
         """Check the head of the current request once; refuse it if the check fails."""
         if not self._is_checked:
             try:
                 self._server.check_head(request)
-            except HttpError as refusal:
+            except http.HttpError as refusal:
                 self._refuse(refusal, has_body=request.method != "HEAD")
                 return False
             self._is_checked = True
         return True
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: http.Request) -> None:
         is_last = self._parser.is_last
         if not self._is_accepted(request):
             return
@@ -305,7 +292,7 @@ class _Connection(asyncio.Protocol):
         if self._is_over:  # the handler closed the server; a task has to start before it can be cancelled
             asyncio.get_running_loop().call_soon(self.close)
 
-    def _answer_awaited(self, request: Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
+    def _answer_awaited(self, request: http.Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
         self._awaited = None
         if future.cancelled():
             self._transport.abort()
@@ -313,33 +300,33 @@ class _Connection(asyncio.Protocol):
         self._answer(request, read_future(request, future), is_last=is_last)
         self._handle_requests()
 
-    def _answer(self, request: Request, answer: HttpAnswer, *, is_last: bool) -> None:
+    def _answer(self, request: http.Request, answer: HttpAnswer, *, is_last: bool) -> None:
         if self._transport.is_closing():
             return
         has_body, common = request.method != "HEAD", self._server.common_headers
-        if isinstance(answer, ResponseStream):
+        if isinstance(answer, http.ResponseStream):
             self._is_over = True  # a stream is the last response of its connection: nothing more is read
-            self._transport.write(render_stream_head(answer, common))
+            self._transport.write(http.render_stream_head(answer, common))
             if has_body:
                 self._stop_stream = answer.start(self)
             else:
                 self.end()
             return
         is_last = is_last or answer.is_last or self._is_over
-        self._transport.write(render(answer, is_last=is_last, has_body=has_body, common_headers=common))
+        self._transport.write(http.render(answer, is_last=is_last, has_body=has_body, common_headers=common))
         if is_last:
             self.end()
 
-    def _refuse(self, refusal: HttpError, *, has_body: bool = True) -> None:
+    def _refuse(self, refusal: http.HttpError, *, has_body: bool = True) -> None:
         self._is_over = True
         self._server.open.discard(self)
         self._server.refused.add(self)
         if len(self._server.refused) > self._server.limits.connections:
             self._transport.abort()
             return
-        response = error_response(refusal.status, refusal.message, refusal.hint, refusal.headers)
+        response = http.error_response(refusal.status, refusal.message, refusal.hint, refusal.headers)
         common = self._server.common_headers
-        self._transport.write(render(response, is_last=True, has_body=has_body, common_headers=common))
+        self._transport.write(http.render(response, is_last=True, has_body=has_body, common_headers=common))
         try:
             self._transport.write_eof()
         except OSError:  # the client has gone

@@ -20,27 +20,9 @@ from pathlib import PurePosixPath
 import msgspec
 from msgspec import Struct
 
+from gpuyard.daemon.server import http_parser as http
 from gpuyard.daemon.server.connection import Handler, HttpAnswer
-from gpuyard.daemon.server.http_parser import (
-    Headers,
-    HttpError,
-    Request,
-    Response,
-    ResponseStream,
-    StreamClient,
-    error_response,
-)
-from gpuyard.daemon.web.access_rules import (
-    PAGE,
-    AccessRules,
-    Credential,
-    check_rights,
-    check_source,
-    cookie_name,
-    cookie_value,
-    credential_of,
-    is_cross_site,
-)
+from gpuyard.daemon.web import access_rules as access
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
 from gpuyard.version import API
@@ -62,7 +44,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-HEADERS: Headers = (
+HEADERS: http.Headers = (
     ("Content-Security-Policy", _POLICY),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
@@ -113,7 +95,7 @@ class PageServer:
     def __init__(
         self,
         handle: Handler,
-        rules: AccessRules,
+        rules: access.AccessRules,
         files: Mapping[str, File],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -122,61 +104,55 @@ class PageServer:
         self._wrong_tokens = Bucket(_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S)
         self._streams = 0
 
-    def check_head(self, request: Request) -> None:
+    def check_head(self, request: http.Request) -> None:
         """Refuse a request by its head, before its body has arrived."""
-        check_source(request, self.rules)
-        credential = credential_of(request, self.rules)
-        if credential is Credential.WRONG_TOKEN:
+        access.check_source(request, self.rules)
+        credential = access.credential_of(request, self.rules)
+        if credential is access.Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
-        if request.path != PAGE or request.method == "POST":
-            check_rights(request, credential, self.rules)
+        if request.path != access.PAGE or request.method == "POST":
+            access.check_rights(request, credential, self.rules)
 
-    def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
+    def handle(self, request: http.Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         """Answer a request that `check_head` has accepted."""
-        if request.path == PAGE:
+        if request.path == access.PAGE:
             return self._page(request)
         if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
         self._take(self._requests, "too many requests")
         if request.path == _SESSION:
-            return self._session()
+            user, host = user_name(os.getuid()), socket.gethostname()
+            session = PageSession(read_only=self.rules.is_read_only, user=user, host=host)
+            return http.Response(body=msgspec.json.encode(session))
         answer = self._handle(request)
-        return (
-            self._limit_streams(answer)
-            if isinstance(answer, Response | ResponseStream)
-            else self._limit_streams_later(answer)
-        )
+        return self._limit_streams(answer) if isinstance(answer, HttpAnswer) else self._limit_streams_later(answer)
 
-    def _page(self, request: Request) -> Response:
-        credential = credential_of(request, self.rules)
-        if credential is Credential.TOKEN:
-            value = f"{cookie_name(request)}={cookie_value(self.rules.token)}"
+    def _page(self, request: http.Request) -> http.Response:
+        credential = access.credential_of(request, self.rules)
+        if credential is access.Credential.TOKEN:
+            value = f"{access.cookie_name(request)}={access.cookie_value(self.rules.token)}"
             return forward_page((("Set-Cookie", f"{value}; HttpOnly; SameSite=Strict; Path=/"),))
-        if credential is Credential.COOKIE:
+        if credential is access.Credential.COOKIE:
             return answer_file(self._files, INDEX, request)
-        return forward_page() if is_cross_site(request) and "token" not in request.query else locked_page()
-
-    def _session(self) -> Response:
-        session = PageSession(read_only=self.rules.is_read_only, user=user_name(os.getuid()), host=socket.gethostname())
-        return Response(body=msgspec.json.encode(session))
+        return forward_page() if access.is_cross_site(request) and "token" not in request.query else locked_page()
 
     def _take(self, bucket: Bucket, refusal: str) -> None:
         wait_s = math.ceil(bucket.take(self._clock()))
         if wait_s:
-            raise HttpError(429, refusal, hint=f"try again in {wait_s} s", headers=(("Retry-After", str(wait_s)),))
+            raise http.HttpError(429, refusal, hint=f"try again in {wait_s} s", headers=(("Retry-After", str(wait_s)),))
 
     async def _limit_streams_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
         return self._limit_streams(await answer)
 
     def _limit_streams(self, answer: HttpAnswer) -> HttpAnswer:
-        if isinstance(answer, Response):
+        if isinstance(answer, http.Response):
             return answer
         if self._streams >= MAX_STREAMS:
             message = f"{MAX_STREAMS} event streams are open, which is the limit"
-            return error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
+            return http.error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
         return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
-    def _start_stream(self, stream: ResponseStream, client: StreamClient) -> Callable[[], object]:
+    def _start_stream(self, stream: http.ResponseStream, client: http.StreamClient) -> Callable[[], object]:
         leave = stream.start(client)
         self._streams += 1
 
@@ -195,15 +171,15 @@ def load_files() -> dict[str, File]:
     return dict(_read_files(files("gpuyard") / "ui" / "web", PurePosixPath()))
 
 
-def answer_file(known: Mapping[str, File], name: str, request: Request) -> Response:
+def answer_file(known: Mapping[str, File], name: str, request: http.Request) -> http.Response:
     file = known.get(name)
     if file is None:
-        raise HttpError(404, f"there is no file {name[:100]}")
+        raise http.HttpError(404, f"there is no file {name[:100]}")
     # Browsers may cache a file but have to revalidate it: a daemon of another version has other files.
     headers = (("ETag", file.etag), ("Cache-Control", "no-cache"))
     if file.etag in request.headers.get("if-none-match", ""):
-        return Response(status=304, content_type=file.content_type, headers=headers)
-    return Response(body=file.body, content_type=file.content_type, headers=headers)
+        return http.Response(status=304, content_type=file.content_type, headers=headers)
+    return http.Response(body=file.body, content_type=file.content_type, headers=headers)
 
 
 def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, File]]:
@@ -218,7 +194,7 @@ def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, F
             yield str(name), File(body, _TYPES[name.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def locked_page() -> Response:
+def locked_page() -> http.Response:
     text = (
         "<h1>gpuyard</h1>"
         "<p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints."
@@ -226,7 +202,7 @@ def locked_page() -> Response:
     return _html(401, "", f"{text}</p>")
 
 
-def forward_page(headers: Headers = ()) -> Response:
+def forward_page(headers: http.Headers = ()) -> http.Response:
     """Return a page that loads `/` by itself.
 
     Not a redirect: after one that started at another site, browsers do not send a strict cookie.
@@ -235,7 +211,7 @@ def forward_page(headers: Headers = ()) -> Response:
     return _html(200, refresh, '<p><a href="/">gpuyard</a></p>', headers)
 
 
-def _html(status: int, head: str, body: str, headers: Headers = ()) -> Response:
+def _html(status: int, head: str, body: str, headers: http.Headers = ()) -> http.Response:
     """The connection ends: the client has no token, or will connect again."""
     text, content_type = _PAGE.format(head=head, body=body), "text/html; charset=utf-8"
-    return Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)
+    return http.Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)

@@ -49,8 +49,12 @@ def refuse_other_users(connection: socket.socket) -> str | None:
     except OSError:
         return _GONE
     theirs, ours = (plain(peer[0]), peer[1]), (plain(own[0]), own[1])
-    if not is_local(theirs[0], ours[0]) and theirs[0] not in _own_addresses():
-        return None
+    if not is_local(theirs[0], ours[0]):
+        listed = (each for interface in psutil.net_if_addrs().values() for each in interface)
+        if theirs[0] not in {
+            plain(each.address) for each in listed if each.family in (socket.AF_INET, socket.AF_INET6)
+        }:
+            return None
     try:
         return _check_owner(find_owner(theirs, ours), os.getuid())
     except OSError:
@@ -77,11 +81,6 @@ def check_listed(lines: Iterable[str], peer: End, own: End, me: int) -> str | No
 def is_local(peer: Address, own: Address) -> bool:
     """Return whether the two addresses prove that the peer is on this machine."""
     return peer.is_loopback or own.is_loopback or peer == own
-
-
-def _own_addresses() -> set[Address]:
-    addresses = (each for interface in psutil.net_if_addrs().values() for each in interface)
-    return {plain(each.address) for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)}
 
 
 def plain(address: str) -> Address:

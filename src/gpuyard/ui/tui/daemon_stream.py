@@ -18,7 +18,6 @@ from gpuyard.connect.fast_http import (
     NoDaemon,
     connect,
     dial,
-    make_target,
     read_answer,
     read_head,
     render_request,
@@ -90,7 +89,7 @@ class DaemonStream:
         connection = await self._dial()
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LONGEST_EVENT)
         try:
-            writer.write(render_request(method, make_target(path, query), body, {}))
+            writer.write(render_request(method, path, query, body, {}))
             status, length, fields = read_head(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _ANSWER_S))
             if status >= 400:
                 content = await asyncio.wait_for(reader.readexactly(length or 0), _ANSWER_S)
