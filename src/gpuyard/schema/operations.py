@@ -33,10 +33,10 @@ class Operation(Struct, frozen=True, kw_only=True):
     is_of_page: bool = False  # not on the daemon's own socket
 
 
-def _get(  # noqa: PLR0913 - the columns of the table
-    name: str, path: str, summary: str, answer: Any, query: type[Struct] | None = None, *, media: str = JSON
+def _get(
+    name: str, path: str, summary: str, answer: Any, query: type[Struct] | None = None, **others: Any
 ) -> Operation:
-    return Operation(name=name, method="GET", path=API + path, summary=summary, answer=answer, query=query, media=media)
+    return Operation(name=name, method="GET", path=API + path, summary=summary, answer=answer, query=query, **others)
 
 
 def _post(name: str, path: str, summary: str, answer: Any, body: Any = None) -> Operation:
@@ -132,15 +132,11 @@ _PAGE = (
     _get("web", "/web", "Whether the web page is served, and where.", machine.PageState),
     _post("open_web", "/web", "Serve the web page.", machine.PageState, requests.PageRequest),
     _post("stop_web", "/web/stop", "Stop serving the web page.", machine.PageStopResult),
-    Operation(
-        name="session",
-        method="GET",
-        path=f"{API}/session",
-        summary="Whose page it is, and whether it may change anything.",
-        answer=machine.PageSession,
+    _get(
+        "session", "/session", "Whose page it is, and whether it may change anything.", machine.PageSession,
         is_of_page=True,
     ),
-)
+)  # fmt: skip
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     (each.method, each.path): each for each in (*_QUEUE, *_JOBS, *_BATCHES, *_MACHINE, *_PAGE)

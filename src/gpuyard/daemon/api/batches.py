@@ -2,7 +2,7 @@
 
 from msgspec.structs import asdict
 
-from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -69,6 +69,9 @@ def _find_batch(scheduler: SchedulerLoop, first_id: int) -> tuple[int, int, str 
 
 
 def _make_run(scheduler: SchedulerLoop, job: Job) -> BatchRunRow:
+    seconds = None  # that the last attempt took
+    if job.started_at is not None and job.ended_at is not None and job.state is not JobState.REJECTED:
+        seconds = round(max(0.0, job.ended_at - job.started_at), 3)
     return BatchRunRow(
         **asdict(summarise(job, last_attempt(scheduler, job), job.reason)),
         index=job.values.get("index"),
@@ -76,15 +79,8 @@ def _make_run(scheduler: SchedulerLoop, job: Job) -> BatchRunRow:
         is_finished=job.state in FINISHED,
         is_live=job.state in LIVE,
         attempts=job.attempts,
-        seconds=_duration_s(job),
+        seconds=seconds,
     )
-
-
-def _duration_s(job: Job) -> float | None:
-    """Return how long the last attempt took."""
-    if job.started_at is None or job.ended_at is None or job.state is JobState.REJECTED:
-        return None
-    return round(max(0.0, job.ended_at - job.started_at), 3)
 
 
 # Tasks of workspaces
@@ -125,17 +121,9 @@ def _make_task(scheduler: SchedulerLoop, job: Job, task: Task) -> TaskRow:
         priority=job.priority,
         place=attempt.place if attempt is not None else None,
         gpu_indexes=gpu_indexes(scheduler, attempt),
-        elapsed_s=_elapsed_s(scheduler, attempt),
+        elapsed_s=None if attempt is None else round(attempt.ran_s(attempt.ended_at or scheduler.sampling.now()), 3),
         likely_s=None if job.state in FINISHED else estimates.estimate_of(job.id).likely_s,
         memory_mb=usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
         peak_mb=usage.peak_mb if usage is not None else None,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
     )
-
-
-def _elapsed_s(scheduler: SchedulerLoop, attempt: Attempt | None) -> float | None:
-    """Return how long the last attempt has run."""
-    if attempt is None:
-        return None
-    until = attempt.ended_at if attempt.ended_at is not None else scheduler.sampling.now()
-    return round(attempt.ran_s(until), 3)

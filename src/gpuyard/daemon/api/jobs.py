@@ -20,17 +20,9 @@ from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.errors import UserError
+from gpuyard.schema import requests
 from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
 from gpuyard.schema.queue import ChangeSummary, QueueState, UnchangedJob, WaitResult
-from gpuyard.schema.requests import (
-    ChangeRequest,
-    ExportQuery,
-    JobMatch,
-    JobsQuery,
-    PriorityRequest,
-    ShowQuery,
-    WaitQuery,
-)
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
@@ -52,7 +44,7 @@ class JobHandler:
         self._scheduler = scheduler
         self._reader = reader
 
-    async def page(self, query: JobsQuery) -> JobPage:
+    async def page(self, query: requests.JobsQuery) -> JobPage:
         limit, offset = min(query.limit, MOST_ROWS), query.after
         ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(query.ids))) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
@@ -73,7 +65,7 @@ class JobHandler:
             **asdict(queue_state(self._scheduler)), jobs=rows, next=offset + limit if has_more else None, total=total
         )
 
-    async def _find(self, wanted: JobFilter, page: PageRange, query: JobsQuery) -> SearchResult:
+    async def _find(self, wanted: JobFilter, page: PageRange, query: requests.JobsQuery) -> SearchResult:
         if query.order == "newest":
             return await self._reader.search(lambda search: search.newest(wanted, page))
         now = self._scheduler.sampling.now()
@@ -100,7 +92,7 @@ class JobHandler:
             rows.append(make_row(self._scheduler, job, explain_briefly(self._scheduler, job)))
         return rows
 
-    def show(self, job_id: int, query: ShowQuery) -> JobDetails:
+    def show(self, job_id: int, query: requests.ShowQuery) -> JobDetails:
         return make_details(self._scheduler, find_job(self._scheduler, job_id), with_environment=query.environment)
 
     async def why(self, job_id: int) -> WaitExplanation:
@@ -112,7 +104,7 @@ class JobHandler:
         job = find_job(self._scheduler, job_id)
         return job_history(job, all_attempts(self._scheduler, job), self._scheduler.queries.events(job_id))
 
-    def export(self, query: ExportQuery) -> ExportPage:
+    def export(self, query: requests.ExportQuery) -> ExportPage:
         """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""
         ids = list(islice(self._exported_ids(query), _EXPORT_PAGE + 1))
         store, dispatch = self._scheduler.store, self._scheduler.controller.cluster_dispatch
@@ -122,13 +114,13 @@ class JobHandler:
         ]
         return ExportPage(jobs=jobs, next=ids[_EXPORT_PAGE - 1] if len(ids) > _EXPORT_PAGE else None)
 
-    def _exported_ids(self, query: ExportQuery) -> Iterator[int]:
+    def _exported_ids(self, query: requests.ExportQuery) -> Iterator[int]:
         queries, ids = self._scheduler.queries, query.ids
         ranges = self._scheduler.requests.id_ranges(parse_selection(ids)) if ids else [(1, queries.last_id())]
         for first, last in ranges:
             yield from queries.ids(max(first, query.after + 1), last, None if ids else sorted(WAITING))
 
-    async def wait(self, query: WaitQuery) -> WaitResult:
+    async def wait(self, query: requests.WaitQuery) -> WaitResult:
         scheduler, ids = self._scheduler, query.ids
         ranges = scheduler.requests.id_ranges(parse_selection(ids)) if ids else scheduler.queries.unfinished()
         waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
@@ -137,14 +129,14 @@ class JobHandler:
 
     # Change
 
-    async def suspend(self, body: ChangeRequest) -> ChangeSummary:
+    async def suspend(self, body: requests.ChangeRequest) -> ChangeSummary:
         sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
         return await self.change(lambda job, now: self._scheduler.requests.suspend(job, now, sample), body)
 
-    async def prioritise(self, body: PriorityRequest) -> ChangeSummary:
+    async def prioritise(self, body: requests.PriorityRequest) -> ChangeSummary:
         return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
 
-    async def change(self, act: Act, body: ChangeRequest) -> ChangeSummary:
+    async def change(self, act: Act, body: requests.ChangeRequest) -> ChangeSummary:
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
         for selection in await self._selections(body):
@@ -160,7 +152,7 @@ class JobHandler:
             unchanged_count=len(unchanged),
         )
 
-    async def _selections(self, body: ChangeRequest) -> list[JobSelection]:
+    async def _selections(self, body: requests.ChangeRequest) -> list[JobSelection]:
         if body.where is None:
             ids = body.ids if isinstance(body.ids, list) else [] if body.ids is None else [body.ids]
             return [parse_selection(" ".join(map(str, ids)))]
@@ -192,7 +184,7 @@ def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:
     return job
 
 
-def read_filter(query: JobMatch) -> JobFilter:
+def read_filter(query: requests.JobMatch) -> JobFilter:
     """Return which jobs are wanted, without their ids."""
     return JobFilter(
         states=tuple(_read_state(word) for word in query.state.split(",") if word),

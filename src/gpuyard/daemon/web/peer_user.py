@@ -51,9 +51,8 @@ def refuse_other_users(connection: socket.socket) -> str | None:
     theirs, ours = (plain(peer[0]), peer[1]), (plain(own[0]), own[1])
     if not is_local(theirs[0], ours[0]):
         listed = (each for interface in psutil.net_if_addrs().values() for each in interface)
-        if theirs[0] not in {
-            plain(each.address) for each in listed if each.family in (socket.AF_INET, socket.AF_INET6)
-        }:
+        internet = (each for each in listed if each.family in (socket.AF_INET, socket.AF_INET6))
+        if theirs[0] not in {plain(each.address) for each in internet}:
             return None
     try:
         return _check_owner(find_owner(theirs, ours), os.getuid())
