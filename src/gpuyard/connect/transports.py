@@ -2,10 +2,7 @@
 
 Over the socket, a daemon is started if none runs, and a wait continues with the next daemon if one ends. The page's
 port may be forwarded from another machine: nothing is started or restarted, and no file of this machine is visible
-there.
-
-A daemon of another version is treated as on the command line, but notes for the user are logged as warnings of the
-logger `gpuyard`.
+there. Notices about a daemon of another version are warnings of the logger `gpuyard`.
 
 Threads may share a transport: requests take turns, and long ones have a connection of their own. So may a process and
 its forks: each opens its own connection, because they would read each other's answers.

@@ -4,8 +4,7 @@ from msgspec import Struct, field
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.memory.device_breakdown import MemoryParts
-from gpuyard.core.report.hourly import HourlyPicture
-from gpuyard.core.report.usage_report import DeviceTimeUse, DeviceUse, GroupBy, ReportGroup, ReportTotals
+from gpuyard.core.report.usage_report import GroupBy, UsageReport
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.schema.queue import Iso
 
@@ -115,16 +114,11 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-class ReportAnswer(Struct, frozen=True, kw_only=True):
+class ReportAnswer(UsageReport, frozen=True, kw_only=True):
     since: Iso
     until: Iso
     by: GroupBy
     host: str | None
-    total: ReportTotals
-    groups: tuple[ReportGroup, ...]
-    devices: tuple[DeviceUse, ...]
-    box: DeviceTimeUse
-    picture: HourlyPicture
 
 
 class PageState(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,9 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
     """Return why it does not start or continue, or how it ended."""
     ahead = starts_at = None
     estimate = ""
-    is_suspended = _waits_to_continue(scheduler, job)
+    # A suspended job is in the queue again, but not for a while after a failed resume.
+    queues = scheduler.controller.suspend_control.queues(scheduler.sampling.now())
+    is_suspended = job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
     if job.state is JobState.QUEUED or is_suspended:
         found = scheduler.controller.explain(job, scheduler.sampling.latest)
         ahead, starts_at = found.ahead, found.starts_at
@@ -109,12 +111,6 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
 def _was_preempted(scheduler: SchedulerLoop, job: Job) -> bool:
     live = scheduler.controller.transitions.live.get(job.id)
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is SuspendedBy.FOR_ROOM
-
-
-def _waits_to_continue(scheduler: SchedulerLoop, job: Job) -> bool:
-    """Whether a suspended job is in the queue again; it is not for a while after a failed resume."""
-    queues = scheduler.controller.suspend_control.queues(scheduler.sampling.now())
-    return job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
 
 
 def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:

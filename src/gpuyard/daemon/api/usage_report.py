@@ -12,12 +12,13 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from msgspec.structs import asdict
+
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
 from gpuyard.core.snapshot import Device
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
@@ -56,19 +57,12 @@ class ReportHandler:
 
     async def _make(self, span_s: float, by: GroupBy) -> tuple[ReportAnswer, float]:
         snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
-        until = self._scheduler.sampling.now()
-        window = TimeWindow(max(0.0, until - span_s), until)
+        now = self._scheduler.sampling.now()
+        window = TimeWindow(max(0.0, now - span_s), now)
         devices = snapshot.usable_devices()
         report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices))
-        answer = copy_fields(
-            report,
-            ReportAnswer,
-            since=iso_time(window.since),
-            until=iso_time(window.until),
-            by=by,
-            host=snapshot.host.name,
-        )
-        return answer, busy_s
+        since, until = iso_time(window.since), iso_time(window.until)
+        return ReportAnswer(**asdict(report), since=since, until=until, by=by, host=snapshot.host.name), busy_s
 
 
 def work_out(

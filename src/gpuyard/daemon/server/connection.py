@@ -65,22 +65,18 @@ class Server:
         self.common_headers, self.path = common_headers, path
         self.open: set[_Connection] = set()
         self.refused: set[_Connection] = set()  # they wait to read their refusal
-        self._listener: asyncio.Server | None = None
+        self.listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
         loop, backlog = asyncio.get_running_loop(), self.limits.connections
         create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-        self._listener = await create(lambda: _Connection(self), sock=listening, backlog=backlog)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._listener is None
+        self.listener = await create(lambda: _Connection(self), sock=listening, backlog=backlog)
 
     def close(self) -> None:
         """Stop accepting clients and cancel handlers that are awaited. Responses already written are still sent."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
         for connection in [*self.open, *self.refused]:
@@ -154,7 +150,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._server.is_closed:  # accepted just before; what its requests need may be gone by now
+        if self._server.listener is None:  # accepted just before; what its requests need may be gone by now
             self._is_over = True
             self._transport.abort()
             return

@@ -24,7 +24,11 @@ class Router:
 
         Raise 404 for an unknown path, 405 for a method that it does not have.
         """
-        path, numbers = self._match(request.path)
+        path, numbers = request.path, []
+        for template, pattern in self._patterns.items():
+            if (match := pattern.fullmatch(path)) is not None:
+                path, numbers = template, [int(number) for number in match.groups()]
+                break
         key = "GET" if request.method == "HEAD" else request.method, path
         if key in self._routes:
             return key, numbers
@@ -34,12 +38,6 @@ class Router:
             message = f"{request.path} takes {' and '.join(known)}, not {request.method}"
             raise HttpError(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
         raise HttpError(404, f"there is no {request.method} {request.path}", hint=hint)
-
-    def _match(self, path: str) -> tuple[str, list[int]]:
-        for template, pattern in self._patterns.items():
-            if (match := pattern.fullmatch(path)) is not None:
-                return template, [int(number) for number in match.groups()]
-        return path, []
 
 
 def watched_targets(request: Request) -> list[str]:
