@@ -93,7 +93,7 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
         write(state / name)
     open_database(state / "queue.db")[0].close()
     for suffix in ("", ".1", ".cut"):
-        write(job_logs.path_of(state / "logs", 17, 2).with_name(f"{job_logs.name_of(17, 2)}{suffix}"))
+        write(Path(f"{job_logs.path_of(state / 'logs', 17, 2)}{suffix}"))
     write(Path(default_root("batch"), "run-000001/frames/1.png"))
     write(state / "keepers/log")
     write(state / "keepers/123.sock")

@@ -87,7 +87,7 @@ class ClusterEngine:
         self._has_folders = True
 
     def _log_of(self, launch: Launch) -> str:
-        return str(self._folder / "logs" / job_logs.name_of(launch.job_id, launch.attempt))
+        return str(job_logs.path_of(self._folder / "logs", launch.job_id, launch.attempt))
 
     def start_prepared(self) -> None:
         if not self._prepared:

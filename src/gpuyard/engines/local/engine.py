@@ -80,7 +80,7 @@ class LocalEngine(PlacesNothing):
         """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask we have at the first one."""
         folder = folder.absolute()
         self.queue = str(folder)
-        self._logs = f"{folder}/logs"
+        self._logs = folder / "logs"
         self._keepers_at = f"{folder}/keepers"
         self._sessions_at = f"{folder}/sessions"
         try:
@@ -129,7 +129,7 @@ class LocalEngine(PlacesNothing):
                 hint="free some disk space, or see whether the limit on open files (ulimit -n) is reached",
             )
         own = self._own_keeper()
-        log = f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}"
+        log = str(job_logs.path_of(self._logs, launch.job_id, launch.attempt))
         environment = {**launch.environment, process_tree.QUEUE: self.queue}
         check_arguments(launch, environment)
         if launch.folder is not None:

@@ -44,12 +44,6 @@ class TrackedProcess(Struct, frozen=True, kw_only=True):
     is_stopped: bool
 
 
-def start_time(pid: int) -> float | None:
-    """Return when the process started, or None if there is none. Compare it only with results of the same boot."""
-    process = _read_process(pid)
-    return None if process is None else process.started
-
-
 def read_again(process: TrackedProcess) -> TrackedProcess | None:
     """Return the current state of the same process, or None if it has ended."""
     now = _read_process(process.pid)
@@ -200,7 +194,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def send(process: TrackedProcess, signum: int) -> bool:
-    """Send the signal to this very process, through a pidfd if the system has them. Return whether it was sent."""
+    """Send the signal, with a pidfd if possible: not to a later process of the same pid. Return whether it was sent."""
     try:
         if not hasattr(signal, "pidfd_send_signal"):
             os.kill(process.pid, signum)
@@ -209,7 +203,8 @@ def send(process: TrackedProcess, signum: int) -> bool:
     except OSError:
         return False
     try:
-        if start_time(process.pid) != process.started:
+        now = _read_process(process.pid)
+        if now is None or now.started != process.started:
             return False
         signal.pidfd_send_signal(descriptor, signum)
     except OSError:

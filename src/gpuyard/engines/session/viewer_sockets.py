@@ -10,6 +10,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
@@ -20,20 +21,15 @@ _CHUNK = 1 << 16
 _END_SENT_WITHIN_S = 2.0
 _LEFT_OUT = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
 
+# Called with the content of frames that viewers send, by the kind of frame.
+Handlers: TypeAlias = Mapping[int, Callable[[bytes], object]]
+
 
 class ViewerSockets:
-    def __init__(
-        self,
-        loop: Loop,
-        folder: str,
-        key: str,
-        handlers: Mapping[int, Callable[[bytes], object]],
-        on_gone: Callable[[], object],
-    ) -> None:
-        """Raises OSError if the socket cannot be created.
+    def __init__(self, loop: Loop, folder: str, key: str, handlers: Handlers, on_gone: Callable[[], object]) -> None:
+        """Call `on_gone` when the last viewer disconnects without a report that it was closed.
 
-        handlers: are called with the content of frames that viewers send, by their kind.
-        on_gone: is called when the last viewer disconnected without a report that it was closed.
+        Raises OSError if the socket cannot be created.
         """
         self._loop = loop
         self._handlers = handlers

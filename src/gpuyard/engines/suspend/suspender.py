@@ -62,10 +62,9 @@ class _Helper:
             self.is_gone = True
         except BlockingIOError:
             pass
-        for line in self.output.split(b"\n")[:-1] if self.answer is None else ():
+        for line in self.output.split(b"\n")[:-1]:
             with contextlib.suppress(msgspec.DecodeError):
-                self.answer = msgspec.json.decode(line, type=Answer)
-                return
+                self.answer = self.answer or msgspec.json.decode(line, type=Answer)
 
     def close(self) -> None:
         os.close(self.pipe)
