@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from gpuyard.control.controller import Step
+from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
-from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
@@ -99,6 +100,24 @@ def test_a_submission_becomes_jobs_in_a_step(own_home: Path) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         await fixture.submit(gpus=0)
         await fixture.step()
+
+    run(own_home, scenario)
+
+
+def test_a_submission_waits_for_a_probe_that_has_not_answered_since_the_start(own_home: Path) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        sampling, answered = fixture.scheduler.sampling, asyncio.get_running_loop().create_future()
+        answered.set_result(sampling.latest)
+        problem = Problem(source="nvidia", kind="timeout", message="no answer yet")
+        early = Sample(snapshot=Snapshot(taken_at=None, host=Host(), problems=(problem,)))
+
+        async def fresh(within_s: float) -> Sample:
+            return early
+
+        vars(sampling).update(fresh=fresh, request=lambda: answered)
+        job = fixture.scheduler.store.job(await fixture.submit(gpus=1))
+        assert job is not None
+        assert job.state is JobState.QUEUED
 
     run(own_home, scenario)
 

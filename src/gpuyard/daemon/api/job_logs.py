@@ -46,6 +46,7 @@ class LogChunk(Struct, frozen=True, kw_only=True):
 class JobLogs:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
+        self.attempts = scheduler.store.attempts
         self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
 
     async def tail(self, job_id: int, query: LogQuery) -> LogTail:
@@ -83,9 +84,6 @@ class JobLogs:
         if found is None:
             raise HttpError(404, f"job {job_id} has no attempt {number}", hint=f"it had {len(attempts)}")
         return found
-
-    def attempts(self, job_id: int) -> list[Attempt]:
-        return self._scheduler.store.attempts(job_id)
 
     def is_live(self, job_id: int, attempt: Attempt) -> bool:
         live = self._scheduler.controller.transitions.live.get(job_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from gpuyard.system.process_identity import user_name
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.
-_FIRST_READING_S, _ASK_AGAIN_S = 15.0, 0.2
+_FIRST_READING_S, _ASK_AGAIN_S = 30.0, 0.2
 _LONG_BODY = 256 * 1024
 
 
@@ -35,6 +36,7 @@ class SubmissionHandler:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
         self._user = user_name(os.getuid())
+        self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
@@ -82,12 +84,11 @@ class SubmissionHandler:
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
 
     async def _read_devices(self) -> Snapshot:
-        """Return a snapshot. While no device is known and a probe has not answered, wait for it, up to 15 s."""
-        sampling, loop = self._scheduler.sampling, asyncio.get_running_loop()
-        deadline = loop.time() + _FIRST_READING_S
+        """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""
+        sampling = self._scheduler.sampling
         snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
         while not snapshot.devices and any(problem.kind == "timeout" for problem in snapshot.problems):
-            if loop.time() > deadline:
+            if time.monotonic() > self._first_reading_by:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
             snapshot = (await asyncio.shield(sampling.request())).snapshot

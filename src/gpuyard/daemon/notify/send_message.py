@@ -128,7 +128,17 @@ class Sending:
 
 
 def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
+    if not is_url(target):
+        environment |= {
+            "GPUYARD_EVENT": message.events,
+            "GPUYARD_TITLE": message.title,
+            "GPUYARD_BODY": message.body,
+            "GPUYARD_JOB_ID": message.jobs,
+            "GPUYARD_JOB_NAME": message.name,
+            "GPUYARD_JOB_STATE": message.state,
+            "GPUYARD_LOG": message.log,
+        }
     process = subprocess.Popen(
         _APPRISE if is_url(target) else ("/bin/sh", "-c", target),
         stdin=subprocess.PIPE,
@@ -136,20 +146,8 @@ def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         start_new_session=True,
         cwd="/",
-        env=inherited if is_url(target) else {**inherited, **_variables(message)},
+        env=environment,
     )
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     return process
-
-
-def _variables(message: Message) -> dict[str, str]:
-    return {
-        "GPUYARD_EVENT": message.events,
-        "GPUYARD_TITLE": message.title,
-        "GPUYARD_BODY": message.body,
-        "GPUYARD_JOB_ID": message.jobs,
-        "GPUYARD_JOB_NAME": message.name,
-        "GPUYARD_JOB_STATE": message.state,
-        "GPUYARD_LOG": message.log,
-    }

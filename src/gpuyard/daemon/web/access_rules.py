@@ -87,8 +87,14 @@ def check_rights(request: Request, credential: Credential, rules: AccessRules) -
     if request.path == API + EVENTS:
         for target in watched_targets(request):
             _check_right(target_request(target), rules)
-    if request.method == "POST":
-        _check_change(request, credential)
+    if request.method != "POST":
+        return
+    headers = request.headers
+    if _JSON.fullmatch(headers.get("content-type", "")) is None:
+        raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
+    if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & headers.keys():
+        message = "a change with a cookie has to have an Origin header"
+        raise HttpError(403, message, hint="in scripts send `Authorization: Bearer TOKEN`")
 
 
 def is_cross_site(request: Request) -> bool:
@@ -132,25 +138,12 @@ def _is_navigation(request: Request) -> bool:
 
 def _check_right(request: Request, rules: AccessRules) -> None:
     if request.path.startswith(_NOT_FOR_PAGES):
-        raise HttpError(
-            403, f"the web page may not use {request.path}", hint="use the `gpuyard` command on the machine"
-        )
+        message = f"the web page may not use {request.path}"
+        raise HttpError(403, message, hint="use the `gpuyard` command on the machine")
     if rules.is_read_only and request.method == "POST":
         raise HttpError(403, "this page is read-only", hint="`gpuyard web --stop`, then open it without `--read-only`")
     if rules.is_read_only and "environment" in request.query:
         raise HttpError(403, "a read-only page does not show environment variables")
-
-
-def _check_change(request: Request, credential: Credential) -> None:
-    headers = request.headers
-    if _JSON.fullmatch(headers.get("content-type", "")) is None:
-        raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
-    if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & headers.keys():
-        raise HttpError(
-            403,
-            "a change with a cookie has to have an Origin header",
-            hint="in scripts send `Authorization: Bearer TOKEN`",
-        )
 
 
 def _is_same(given: str, own: str) -> bool:
