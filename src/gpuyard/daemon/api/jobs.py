@@ -145,12 +145,8 @@ class JobHandler:
             unchanged += changed.unchanged
         self._scheduler.finish_signal.tell()
         self._scheduler.wake()
-        return ChangeSummary(
-            changed=format_ids(ids),
-            count=len(ids),
-            unchanged=unchanged[:_MOST_UNCHANGED],
-            unchanged_count=len(unchanged),
-        )
+        shown = unchanged[:_MOST_UNCHANGED]
+        return ChangeSummary(changed=format_ids(ids), count=len(ids), unchanged=shown, unchanged_count=len(unchanged))
 
     async def _selections(self, body: requests.ChangeRequest) -> list[JobSelection]:
         if body.where is None:

@@ -47,15 +47,6 @@ class BoundAddress(Struct, frozen=True, kw_only=True):
     names: frozenset[str]
     accepts_addresses: bool
 
-    @property
-    def is_loopback(self) -> bool:
-        return plain(self.address).is_loopback
-
-    @property
-    def host(self) -> str:
-        """The host part of the address to open."""
-        return socket.gethostname() if self.accepts_addresses else bracketed(self.address)
-
 
 class _OpenPage(Struct, frozen=True, kw_only=True):
     settings: PageRequest
@@ -126,10 +117,11 @@ class PageListener:
         bound, rules, notes = self._page.bound, self._page.rules, []
         if self._page.settings.port is None and bound.port != DEFAULT_PORT:
             notes.append(f"port {DEFAULT_PORT} is in use; the page is on port {bound.port}")
-        if not bound.is_loopback:
+        if not plain(bound.address).is_loopback:
             notes.append(f"others can reach {bracketed(bound.address)}, and the connection is not encrypted")
+        host = socket.gethostname() if bound.accepts_addresses else bracketed(bound.address)
         return PageState(
-            url=f"http://{bound.host}:{bound.port}/?token={rules.token}",
+            url=f"http://{host}:{bound.port}/?token={rules.token}",
             address=bound.address,
             port=bound.port,
             read_only=rules.is_read_only,
