@@ -124,10 +124,8 @@ def _check_program(program: str) -> None:
     is_bare = bool(program) and "/" not in program
     if is_bare and os.path.isfile(program):
         mode = "" if os.access(program, os.X_OK) else f"`chmod +x {program}`, and "
-        raise UserError(
-            f"there is no program '{program}' on PATH, but there is one in the current folder",
-            hint=f"{mode}write it as ./{program}; for datagen: --program ./{program}",
-        )
+        hint = f"{mode}write it as ./{program}; for datagen: --program ./{program}"
+        raise UserError(f"there is no program '{program}' on PATH, but there is one in the current folder", hint=hint)
     what = f"'{program}' is not executable" if os.path.exists(program) else f"there is no program '{program}'"
     raise UserError(what, hint="give a program on PATH, or its whole path; for datagen: --program")
 
@@ -158,10 +156,8 @@ def _continue(record: BatchRecord, plan: BatchPlan) -> BatchRecord:
             " ".join(value) if isinstance(value, tuple) else str(value)
             for value in (getattr(before, changed), getattr(plan, changed))
         )
-        raise UserError(
-            f"the batch in {plan.root} was started with another {changed}: {old}, not {new}",
-            hint="continue it with the same, or name another root",
-        )
+        hint = "continue it with the same, or name another root"
+        raise UserError(f"the batch in {plan.root} was started with another {changed}: {old}, not {new}", hint=hint)
     return replace(record, plan=replace(plan, name=before.name, count=max(before.count, plan.count)))
 
 

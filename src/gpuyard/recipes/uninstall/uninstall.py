@@ -81,10 +81,8 @@ def _systemctl(*arguments: str) -> list[KeptFile]:
 def _refuse_while_in_use() -> None:
     blockers = find_blockers()
     if blockers:
-        raise EnvironmentFault(
-            "nothing was removed: " + "; ".join(each.text for each in blockers),
-            hint="; ".join(each.advice for each in blockers),
-        )
+        hint = "; ".join(each.advice for each in blockers)
+        raise EnvironmentFault("nothing was removed: " + "; ".join(each.text for each in blockers), hint=hint)
 
 
 def _stop_daemon() -> None:
@@ -104,10 +102,8 @@ def _no_daemon() -> contextlib.ExitStack:
         try:
             stack.enter_context(hold_daemon_lock(daemon_places.lock_path()))
         except EnvironmentFault as error:
-            raise EnvironmentFault(
-                f"nothing was removed: {error}, because it was started again",
-                hint="disable what starts it, such as a service manager, and try again",
-            ) from error
+            hint = "disable what starts it, such as a service manager, and try again"
+            raise EnvironmentFault(f"nothing was removed: {error}, because it was started again", hint=hint) from error
     return stack
 
 

@@ -54,10 +54,8 @@ class _Activation:
         """Return the variables from the first tool that knows the environment."""
         tools = find_tools(self._before)
         if not tools:
-            raise UserError(
-                f"conda_env is '{self._name}', but conda, mamba and micromamba were not found",
-                hint="put one of them on PATH, or set CONDA_EXE to its path",
-            )
+            hint = "put one of them on PATH, or set CONDA_EXE to its path"
+            raise UserError(f"conda_env is '{self._name}', but conda, mamba and micromamba were not found", hint=hint)
         errors = []
         for tool in tools:
             # The commands that the tools' own shell functions run.

@@ -51,10 +51,8 @@ def init(folder: Path, *, force: bool) -> CreatedWorkspace:
         raise UserError(f"{folder} exists and is not a folder", hint="choose another path")
     for name in () if force else (CONFIG_FILE, SCRIPT):
         if os.path.lexists(folder / name):
-            raise UserError(
-                f"{folder} is a workspace already: it has {name}",
-                hint="--force updates it: your values are kept, and replaced files are backed up",
-            )
+            hint = "--force updates it: your values are kept, and replaced files are backed up"
+            raise UserError(f"{folder} is a workspace already: it has {name}", hint=hint)
     try:
         return _WorkspaceWriter(folder).write_all()
     except OSError as error:

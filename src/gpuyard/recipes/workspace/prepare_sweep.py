@@ -30,10 +30,8 @@ def find_configs(settings: WorkspaceSettings) -> list[Path]:
     try:
         names = sorted(os.listdir(folder), key=lambda name: (natural_order(os.path.splitext(name)[0]), name))
     except OSError as error:
-        raise UserError(
-            f"config_dir: cannot read {folder}: {error.strerror}",
-            hint="create it, and put a YAML file per task into it",
-        ) from error
+        hint = "create it, and put a YAML file per task into it"
+        raise UserError(f"config_dir: cannot read {folder}: {error.strerror}", hint=hint) from error
     matching = [name for name in names if fnmatch.fnmatchcase(name, settings.config_pattern) and name[0] != "."]
     found = [folder / name for name in matching if (folder / name).is_file()]
     check_config_names(found)
@@ -45,10 +43,8 @@ def choose_configs(settings: WorkspaceSettings, workspace: Path, text: str | Non
     configs = find_configs(settings)
     if text is None or not text.strip():
         if not configs:
-            raise UserError(
-                f"no config in {settings.config_dir} matches {settings.config_pattern}",
-                hint="put a YAML file per task there, or set config_pattern",
-            )
+            hint = "put a YAML file per task there, or set config_pattern"
+            raise UserError(f"no config in {settings.config_dir} matches {settings.config_pattern}", hint=hint)
         return configs
     known = {path.name: path for path in configs}
     names = [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
@@ -103,10 +99,8 @@ def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapp
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
     if not os.path.isfile(settings.script_path):
-        raise UserError(
-            f"script_path: there is no script {settings.script_path}",
-            hint="paths are relative to the workspace, or to work_dir for the script",
-        )
+        hint = "paths are relative to the workspace, or to work_dir for the script"
+        raise UserError(f"script_path: there is no script {settings.script_path}", hint=hint)
     interpreter = _interpreter(settings, workspace, environment)
     return (*interpreter, path_in_work_dir(settings.script_path, settings), "--config_path")
 

@@ -115,10 +115,8 @@ def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
     folder = Path(os.path.abspath(workspace))
     path = folder / CONFIG_FILE if config_file is None else Path(os.path.abspath(config_file))
     if config_file is None and not path.exists():
-        raise UserError(
-            f"{folder} is not a workspace: it has no {CONFIG_FILE}",
-            hint=f"`gpuyard workspace init {shlex.quote(str(workspace))}` creates one",
-        )
+        hint = f"`gpuyard workspace init {shlex.quote(str(workspace))}` creates one"
+        raise UserError(f"{folder} is not a workspace: it has no {CONFIG_FILE}", hint=hint)
     given = read_mapping(types.compose_file(path), SETTING_TYPES, path)
     values = {key: value for key, (value, _) in given.items()}
     sources = {key: f"{path.name}:{given[key][1]}" if key in given else DEFAULT for key in SETTING_TYPES}

@@ -38,10 +38,8 @@ def check_config_names(paths: Sequence[Path]) -> None:
             hint = f"at most {_LONGEST_CONFIG} bytes without the suffix"
             raise UserError(f"the name of the config {path.name} is too long", hint=hint)
         if name in known:
-            raise UserError(
-                f"{known[name].name} and {path.name} have the same name '{name}'",
-                hint="rename one: marker, log and session are named after the file without its suffix",
-            )
+            hint = "rename one: marker, log and session are named after the file without its suffix"
+            raise UserError(f"{known[name].name} and {path.name} have the same name '{name}'", hint=hint)
         known[name] = path
 
 

@@ -292,17 +292,12 @@ def command(node: yaml.Node) -> tuple[str, ...]:
     if isinstance(node, yaml.SequenceNode):
         arguments = tuple(_scalar_text(item, takes) for item in node.value)
     else:
-        arguments = _split(_scalar_text(node, takes), takes)
+        try:
+            arguments = tuple(shlex.split(_scalar_text(node, takes)))
+        except ValueError:
+            raise InvalidYamlValue(takes) from None
+        if any(_SHELL_OPERATOR.fullmatch(argument) for argument in arguments):
+            raise InvalidYamlValue(takes)
     if not arguments or not arguments[0]:
-        raise InvalidYamlValue(takes)
-    return arguments
-
-
-def _split(written: str, takes: str) -> tuple[str, ...]:
-    try:
-        arguments = tuple(shlex.split(written))
-    except ValueError:
-        raise InvalidYamlValue(takes) from None
-    if any(_SHELL_OPERATOR.fullmatch(argument) for argument in arguments):
         raise InvalidYamlValue(takes)
     return arguments

@@ -73,10 +73,8 @@ class CudaMemory:
                 f"{format_size(nbytes / _MB)} is more than {self.name} has", hint=f"it has {format_size(total / _MB)}"
             )
         if nbytes <= _STEP:
-            raise UserError(
-                f"{format_size(nbytes / _MB)} is too small a budget for {self.name}",
-                hint=f"PyTorch takes memory in steps of {format_size(_STEP / _MB)}",
-            )
+            hint = f"PyTorch takes memory in steps of {format_size(_STEP / _MB)}"
+            raise UserError(f"{format_size(nbytes / _MB)} is too small a budget for {self.name}", hint=hint)
         cuda.set_per_process_memory_fraction((nbytes - _STEP) / total, self._number)
 
     def page(self, nbytes: int) -> memoryview:
@@ -149,10 +147,8 @@ class CudaMemory:
     def _type(self, dtype: str) -> Any:
         kind = getattr(self._torch, _TYPES.get(dtype, ""), None)
         if kind is None:
-            raise EnvironmentFault(
-                f"PyTorch {self._torch.__version__} has no type for arrays of '{dtype}'",
-                hint="your own loader can return another type; PyTorch has unsigned types from 2.3 on",
-            )
+            hint = "your own loader can return another type; PyTorch has unsigned types from 2.3 on"
+            raise EnvironmentFault(f"PyTorch {self._torch.__version__} has no type for arrays of '{dtype}'", hint=hint)
         return kind
 
     def clone(self, array: Any) -> Any:

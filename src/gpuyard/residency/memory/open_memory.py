@@ -48,10 +48,8 @@ def need_numpy() -> None:
     try:
         import numpy  # noqa: F401, ICN001 - only to check
     except ImportError as error:
-        raise EnvironmentFault(
-            "numpy is not installed: it comes with gpuyard's extra `render`",
-            hint=f"install it with: {find_installation().with_extra('render')}",
-        ) from error
+        hint = f"install it with: {find_installation().with_extra('render')}"
+        raise EnvironmentFault("numpy is not installed: it comes with gpuyard's extra `render`", hint=hint) from error
 
 
 def _open(number: int, nbytes: int, torch: Any) -> DeviceMemory:

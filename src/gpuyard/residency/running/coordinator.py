@@ -128,7 +128,7 @@ class Coordinator:
 
 
 class RenderRun:
-    """One run. `status` may be read, and stops the run, by any thread while `go` runs."""
+    """One run. While `go` runs, any thread may read its `status`, and stop the run there."""
 
     def __init__(self, settings: RunSettings, memory: DeviceMemory, pool: PagePool, outputs: Outputs) -> None:
         self._settings, self._memory, self._pool = settings, memory, pool

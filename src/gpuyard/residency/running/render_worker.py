@@ -44,9 +44,7 @@ class Worker:
     ) -> None:
         self._tiers, self._render, self._outputs, self._results = tiers, render, outputs, results
         self._scenes, self._actors = SceneManager(tiers), ActorCache(tiers, pool)
-        self.status = WorkerStatus(
-            worker=number, doing="idle", scene=None, actor=None, label=None, labels_done=0, waits_for=None
-        )
+        self.status = WorkerStatus(worker=number)
 
     def run(self) -> None:
         """Render units until none is left, or until the run is stopped."""

@@ -11,12 +11,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`doing` is idle, waiting (for `waits_for`: disk, upload, slot, vram or ram), rendering or finished."""
 
     worker: int
-    doing: str
-    scene: str | None
-    actor: str | None
-    label: str | None
-    labels_done: int
-    waits_for: str | None
+    doing: str = "idle"
+    scene: str | None = None
+    actor: str | None = None
+    label: str | None = None
+    labels_done: int = 0
+    waits_for: str | None = None
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
