@@ -17,8 +17,8 @@ from gpuyard.residency.planning.assets import (
     BudgetLimits,
     Budgets,
     Kind,
+    PlanStep,
     Stage,
-    Step,
     cannot_fit,
     key_of,
     limits_of,
@@ -113,7 +113,7 @@ class PlanSimulation:
         self.held: Counter[str] = Counter()
         self.held_ram: Counter[str] = Counter()
         self.asked: dict[tuple[str, int], int] = {}
-        self.transfers: list[Step] = []
+        self.transfers: list[PlanStep] = []
         self.workers = [SimulatedWorker() for _ in range(case.workers)]
         self.stream_nbytes = self.stream_ram = 0
         self.done: list[int] = []
@@ -244,7 +244,7 @@ class PlanSimulation:
         assert all(self.ram.get(key) is Stage.THERE or self._is_larger_than_ram(key) for key in made.streams)
         return made
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: PlanStep) -> None:
         key = step.key
         match step.action:
             case Action.READ:
@@ -270,7 +270,7 @@ class PlanSimulation:
         if step.action in (Action.READ, Action.PROMOTE, Action.DEMOTE):
             self.transfers.append(step)
 
-    def _end(self, transfer: Step) -> None:
+    def _end(self, transfer: PlanStep) -> None:
         key, size = transfer.key, self._size(transfer.key)
         self.transfers.remove(transfer)
         match transfer.action:

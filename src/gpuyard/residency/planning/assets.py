@@ -142,7 +142,7 @@ class Action(enum.Enum):
     DROP_RAM = "drop the copy in RAM"
 
 
-class Step(msgspec.Struct, frozen=True):
+class PlanStep(msgspec.Struct, frozen=True):
     action: Action
     key: str
 

@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from gpuyard.residency.planning.assets import Action, Asset, BudgetLimits, Kind, Stage, StallCause, Step, VramAmount
+from gpuyard.residency.planning.assets import Action, Asset, BudgetLimits, Kind, PlanStep, Stage, StallCause, VramAmount
 
 NEVER = math.inf
 _SOON = 16  # places: the next eight units
@@ -86,7 +86,7 @@ class TransferPlan:
         promotable = state.ram.keys() - state.vram.keys() - state.requested.keys()
         self._promotable = Counter(state.assets[key].kind for key in promotable)
         self._is_reading_open = bool(state.needed.keys() - state.ram.keys() - state.vram.keys())
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         self.waits: dict[str, StallCause] = {}
         self.streams: set[str] = set()
         self._ram_free = state.limits.ram - state.ram_taken
@@ -240,7 +240,7 @@ class TransferPlan:
             self._evict(key)
         if self._missing(asset).is_positive:
             return False
-        self.steps.append(Step(Action.PROMOTE, asset.key))
+        self.steps.append(PlanStep(Action.PROMOTE, asset.key))
         self._set_vram(asset.key, Stage.COMING)
         self._promoted.add(asset.key)
         return True
@@ -248,14 +248,14 @@ class TransferPlan:
     def _evict(self, key: str) -> None:
         need_at = self._state.need_at(key)
         if key not in self._ram and need_at < NEVER and self._make_ram(self._in_ram(key), need_at, keep=key):
-            self.steps.append(Step(Action.DEMOTE, key))
+            self.steps.append(PlanStep(Action.DEMOTE, key))
             self._set_vram(key, Stage.LEAVING)
             self._take_ram(key)
         else:
             self._drop_vram(key)
 
     def _drop_vram(self, key: str) -> None:
-        self.steps.append(Step(Action.DROP_VRAM, key))
+        self.steps.append(PlanStep(Action.DROP_VRAM, key))
         self._set_vram(key, None)
 
     def _stream_from_disk(self, actor: Asset) -> None:
@@ -286,7 +286,7 @@ class TransferPlan:
         if not self._readers or not self._make_ram(self._in_ram(asset.key), at, is_ahead=is_ahead):
             return False
         self._readers -= 1
-        self.steps.append(Step(Action.READ, asset.key))
+        self.steps.append(PlanStep(Action.READ, asset.key))
         self._take_ram(asset.key)
         return True
 
@@ -355,7 +355,7 @@ class TransferPlan:
         return 1 if self._state.need_at(key) > self._state.now + _SOON else 3
 
     def _drop_ram(self, key: str) -> None:
-        self.steps.append(Step(Action.DROP_RAM, key))
+        self.steps.append(PlanStep(Action.DROP_RAM, key))
         self._ram_free += self._in_ram(key)
         del self._ram[key]
 

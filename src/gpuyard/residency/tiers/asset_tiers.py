@@ -15,7 +15,7 @@ import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.residency.memory.device_memory import DeviceMemory, as_device_full
-from gpuyard.residency.planning.assets import Action, Budgets, Kind, Stage, StallCause, Step, cannot_fit, limits_of
+from gpuyard.residency.planning.assets import Action, Budgets, Kind, PlanStep, Stage, StallCause, cannot_fit, limits_of
 from gpuyard.residency.planning.render_units import Future, Unit, keys_of
 from gpuyard.residency.planning.transfer_plan import PlanState, TransferPlan, plan
 from gpuyard.residency.running.status_file import TransferCounts
@@ -195,7 +195,7 @@ class Tiers:
             present = (self._assets[key] for key in tier if tier[key] is Stage.THERE)
             return tuple(asset.path for asset in present if asset.kind is kind)
 
-    def _start(self, step: Step) -> None:
+    def _start(self, step: PlanStep) -> None:
         key, reading, up, down = step.key, *self._pools
         match step.action:
             case Action.DROP_VRAM:

@@ -11,9 +11,9 @@ from gpuyard.residency.planning.assets import (
     Action,
     Asset,
     Budgets,
+    PlanStep,
     Stage,
     StallCause,
-    Step,
     cannot_fit,
     limits_of,
 )
@@ -133,7 +133,7 @@ def state_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], 
     )
 
 
-def steps_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], **more: Any) -> tuple[Step, ...]:
+def steps_of(assets: Sequence[Asset], budgets: Budgets, needed: dict[str, int], **more: Any) -> tuple[PlanStep, ...]:
     return tuple(plan(state_of(assets, budgets, needed, **more)).steps)
 
 
@@ -145,19 +145,19 @@ SCENES = [scene(number, 10) for number in range(3)]
 def test_assets_are_read_in_order_of_need_and_at_most_one_per_reader() -> None:
     needed = {S0: 2, S1: 1, S2: 0}
     assert steps_of(SCENES, Budgets(vram=100, ram=100), needed, readers=2) == (
-        Step(Action.READ, S2),
-        Step(Action.READ, S1),
+        PlanStep(Action.READ, S2),
+        PlanStep(Action.READ, S1),
     )
 
 
 def test_a_requested_asset_is_read_before_the_next_needed_asset() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {S0: 5, S1: 1}, requested={S2: 0}, readers=1)
-    assert made == (Step(Action.READ, S2),)
+    assert made == (PlanStep(Action.READ, S2),)
 
 
 def test_assets_that_are_not_needed_again_are_dropped_from_both_tiers() -> None:
     made = steps_of(SCENES, Budgets(vram=100, ram=100), {}, ram={S0: THERE}, vram={S1: THERE})
-    assert set(made) == {Step(Action.DROP_RAM, S0), Step(Action.DROP_VRAM, S1)}
+    assert set(made) == {PlanStep(Action.DROP_RAM, S0), PlanStep(Action.DROP_VRAM, S1)}
 
 
 @pytest.mark.parametrize("stage", [COMING, LEAVING])
@@ -180,7 +180,7 @@ def test_the_scene_needed_last_is_evicted_from_vram_and_kept_in_ram() -> None:
         vram={S0: THERE, S1: THERE},
         now=2,
     )
-    assert made == (Step(Action.DEMOTE, S0),)
+    assert made == (PlanStep(Action.DEMOTE, S0),)
 
 
 def test_a_vram_copy_that_is_also_in_ram_is_dropped_and_its_slot_reused_at_once() -> None:
@@ -193,7 +193,7 @@ def test_a_vram_copy_that_is_also_in_ram_is_dropped_and_its_slot_reused_at_once(
         vram={S0: THERE, S1: THERE},
         now=2,
     )
-    assert made == (Step(Action.DROP_VRAM, S0), Step(Action.PROMOTE, S2))
+    assert made == (PlanStep(Action.DROP_VRAM, S0), PlanStep(Action.PROMOTE, S2))
 
 
 def test_a_request_waits_while_all_slots_are_in_use() -> None:
@@ -231,13 +231,13 @@ def test_a_large_asset_is_evicted_before_a_small_asset_needed_slightly_later() -
         vram={S0: THERE, S1: THERE},
         now=2,
     )
-    assert made == (Step(Action.DROP_VRAM, S0), Step(Action.PROMOTE, S2))
+    assert made == (PlanStep(Action.DROP_VRAM, S0), PlanStep(Action.PROMOTE, S2))
 
 
 def test_an_actor_above_its_share_of_vram_is_streamed_from_ram() -> None:
     assets = [scene(0, 10), actor(0, 50, 2)]
     needs = {"requested": {A0: 0}}
-    assert steps_of(assets, Budgets(vram=40, ram=100), {}, **needs) == (Step(Action.READ, A0),)
+    assert steps_of(assets, Budgets(vram=40, ram=100), {}, **needs) == (PlanStep(Action.READ, A0),)
     made = plan(state_of(assets, Budgets(vram=40, ram=100), {}, ram={A0: THERE}, **needs))
     assert (made.steps, made.streams) == ([], {A0})
 
@@ -272,14 +272,14 @@ def test_a_second_stream_waits_if_it_does_not_fit_beside_the_first() -> None:
 
 def test_nothing_is_promoted_ahead_of_time_while_memory_is_short() -> None:
     ready: dict[str, Any] = {"needed": {S0: 0}, "ram": {S0: THERE}}
-    assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready) == (Step(Action.PROMOTE, S0),)
+    assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready) == (PlanStep(Action.PROMOTE, S0),)
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready, is_short=True) == ()
     assert steps_of(SCENES, Budgets(vram=100, ram=100), **ready, refused={S0}) == ()
 
 
 def test_a_scene_is_promoted_ahead_of_time_even_if_little_is_left_for_actors() -> None:
     made = steps_of(SCENES, Budgets(vram=20, ram=100, scene_slots=2), {S0: 0}, ram={S0: THERE})
-    assert made == (Step(Action.PROMOTE, S0),)
+    assert made == (PlanStep(Action.PROMOTE, S0),)
 
 
 def test_a_ram_copy_that_is_also_in_vram_is_dropped_first() -> None:
@@ -292,15 +292,15 @@ def test_a_ram_copy_that_is_also_in_vram_is_dropped_first() -> None:
         vram={S0: THERE},
         held={S0},
     )
-    assert made[:2] == (Step(Action.DROP_RAM, S0), Step(Action.READ, S2))
+    assert made[:2] == (PlanStep(Action.DROP_RAM, S0), PlanStep(Action.READ, S2))
 
 
 def test_an_actor_not_needed_soon_is_dropped_from_ram_before_a_scene() -> None:
     assets = [scene(0, 10), scene(1, 10), actor(0, 10, 1)]
     state = {"requested": {S1: 0}, "ram": {S0: THERE, A0: THERE}, "is_short": True}
     assert steps_of(assets, Budgets(vram=100, ram=20), {S0: 40, A0: 20}, **state) == (
-        Step(Action.DROP_RAM, A0),
-        Step(Action.READ, S1),
+        PlanStep(Action.DROP_RAM, A0),
+        PlanStep(Action.READ, S1),
     )
 
 
