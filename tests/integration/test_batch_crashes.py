@@ -124,7 +124,7 @@ def crash_after(step: str, command_line: list[str]) -> None:
 def test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued(left_alone: Batch) -> None:
     it = left_alone
     command_line = it.command(RUNS, TAKES, **OPTIONS, resume=True)
-    for step in ("_write_record", "_post", "_write_record", "_post", "_write_record"):
+    for step in ("_write_parts", "_post", "_write_parts", "_post", "_write_parts"):
         crash_after(step, command_line)
     done = run(*command_line)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_reques
     it = left_alone
     command_line = it.command(RUNS, ("--seconds", "0"), **OPTIONS, resume=True)
     for _ in ("the batch is written down", "its runs are submitted, and that is written down"):
-        crash_after("_write_record", command_line)
+        crash_after("_write_parts", command_line)
     until(lambda: len(it.entries("ends")) == RUNS, "the end of all runs")
     assert run("wait").returncode == 0
     done = run(*command_line)
