@@ -47,9 +47,7 @@ class HostProbe(Protocol):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it. The engine
-    creates `folder` if it is missing (its parent must exist). `place` is where a workspace `task` runs, as its session
-    name shows it. `terms` are set only for an `engine` that places work itself."""
+    """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it."""
 
     job_id: int
     attempt: int
@@ -57,11 +55,11 @@ class Launch(Struct, frozen=True, kw_only=True):
     cwd: str
     environment: dict[str, str]
     stdin: str | None = None
-    folder: str | None = None
+    folder: str | None = None  # the engine creates it if it is missing (its parent must exist)
     task: Task | None = None
-    place: str = ""
+    place: str = ""  # where a workspace `task` runs, as its session name shows it
     engine: str = ""
-    terms: ClusterTerms | None = None
+    terms: ClusterTerms | None = None  # set only for an `engine` that places work itself
 
     @property
     def key(self) -> str:
@@ -72,26 +70,24 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
-    """An attempt that is ready to start; its program has not run yet. `keeper_pid` is the keeper, which will be the
-    parent process; 0 if the attempt will run on another machine."""
+    """An attempt that is ready to start; its program has not run yet."""
 
     job_id: int
     attempt: int
-    keeper_pid: int = 0
+    keeper_pid: int = 0  # the keeper, which will be the parent process; 0 if the attempt will run on another machine
     log: str
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """The end of an attempt. `pid` is the program's and `at` the time of its end, if known. `shortage` is set if it ran
-    out of memory, `usage` only by engines whose programs cannot be measured from this machine."""
+    """The end of an attempt."""
 
     job_id: int
     attempt: int
     outcome: Outcome
-    pid: int | None = None
-    at: float | None = None
-    shortage: Shortage | None = None
-    usage: Usage | None = None
+    pid: int | None = None  # the program's, if known
+    at: float | None = None  # the time of its end, if known
+    shortage: Shortage | None = None  # set if it ran out of memory
+    usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
 
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
@@ -209,18 +205,16 @@ class LeaseLedger(Protocol):
 
 
 class SuspendResult(Struct, frozen=True, kw_only=True):
-    """The result of a suspend or resume. If it failed (`is_done` is false), the attempt is as it was before, unless it
-    `is_ruined`: then it can never continue and has to be ended. `held_mb` is the memory it held on each device when it
-    was suspended, as far as it could be measured."""
+    """The result of a suspend or resume."""
 
     job_id: int
     attempt: int
     is_resumed: bool
-    is_done: bool
-    is_ruined: bool = False
+    is_done: bool  # if not, the attempt is as it was before, unless it `is_ruined`
+    is_ruined: bool = False  # it can never continue and has to be ended
     text: str = ""
     seconds: float | None = None
-    held_mb: dict[str, float] = {}
+    held_mb: dict[str, float] = {}  # memory it held on each device when it was suspended, as far as it was measured
 
 
 class Suspender(Protocol):

@@ -91,10 +91,8 @@ class Need(Struct, frozen=True, kw_only=True):
 
 class Share(Struct, frozen=True, kw_only=True):
     """A whole device, or a part of its memory. An exclusive share need not say how much memory it will use.
-
-    `foreign_mb` is the memory that foreign processes held when the share was granted. It is recorded where the driver
-    lists no processes: memory in use beyond it belongs to the leases.
-    """
+    `foreign_mb` is what foreign processes held when the share was granted, recorded where the driver lists no
+    processes: memory in use beyond it belongs to the leases."""
 
     device_id: str
     memory_mb: float | None = None

@@ -173,8 +173,6 @@ def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, .
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """`failures` counts the attempts that used up a retry; `group` is the first job id of the array."""
-
     id: int
     spec: JobSpec
     state: JobState
@@ -182,13 +180,13 @@ class Job(Struct, frozen=True, kw_only=True):
     user: str
     submitted_at: float
     queued_at: float | None = None
-    group: int | None = None
+    group: int | None = None  # the first job id of the array
     group_limit: int | None = None
     index: int | None = None
     values: dict[str, str] = {}
     command: tuple[str, ...] | None = None
     attempts: int = 0
-    failures: int = 0
+    failures: int = 0  # number of attempts that used up a retry
     due_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -31,13 +31,11 @@ REBOOTED = Outcome(kind=OutcomeKind.LOST, reason=_REBOOTED)
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """`counts`: the attempt uses up one of the job's retries. `growth`: what the job gets from now on."""
-
     event: JobEvent
     delay_s: float = 0.0
-    counts: bool = False
+    counts: bool = False  # the attempt uses up one of the job's retries
     text: str = ""
-    growth: Growth | None = None
+    growth: Growth | None = None  # what the job gets from now on
 
 
 def judge(job: Job, outcome: Outcome) -> Verdict:

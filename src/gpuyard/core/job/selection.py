@@ -12,13 +12,11 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 class JobSelection(Struct, frozen=True, kw_only=True):
-    """`ranges` are pairs of a first and a last id. If `states` is not empty, only jobs in these states are selected."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()  # pairs of a first and a last id
     names: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     is_all: bool = False
-    states: tuple[JobState, ...] = ()
+    states: tuple[JobState, ...] = ()  # if not empty, only jobs in these states are selected
 
     @property
     def is_empty(self) -> bool:

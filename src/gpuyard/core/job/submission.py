@@ -72,8 +72,7 @@ class ArrayElement(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A checked submission. `devices` are names or indexes of the GPUs it may use, not yet resolved on this machine.
-    With `devices_are_optional`, it runs without a GPU on a machine that has none."""
+    """A checked submission."""
 
     token: str
     spec: JobSpec
@@ -81,10 +80,10 @@ class Submission(Struct, frozen=True, kw_only=True):
     count: int
     elements: Iterable[ArrayElement]
     dependencies: tuple[tuple[DependencyKind, JobSelection], ...] = ()
-    devices: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None  # names or indexes of the GPUs it may use, not yet resolved on this machine
     group_limit: int | None = None
     is_held: bool = False
-    devices_are_optional: bool = False
+    devices_are_optional: bool = False  # it runs without a GPU on a machine that has none
 
 
 def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionRequest) -> SubmissionRequest:

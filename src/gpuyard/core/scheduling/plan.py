@@ -66,10 +66,7 @@ class Preempt(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """`waiting` has the first job of each lane that was considered and did not start. `head` is the head of the queue,
-    which has devices reserved; without one, the first job that waits for devices."""
-
     starts: tuple[Start, ...] = ()
-    waiting: tuple[WaitingJob, ...] = ()
+    waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
-    head: WaitingJob | None = None
+    head: WaitingJob | None = None  # head of the queue (has devices reserved), else the first that waits for devices
