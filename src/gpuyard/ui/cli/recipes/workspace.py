@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import to_builtins
@@ -18,9 +18,7 @@ from msgspec.structs import replace
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, load
-from gpuyard.recipes.workspace.sweep import StartedSweep, kill_all, start, stop
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
@@ -29,6 +27,9 @@ from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, s
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.workspace_table import changes_of, picture_of, summary_of
+
+if TYPE_CHECKING:
+    from gpuyard.recipes.workspace.sweep import StartedSweep
 
 _POLL_S = 1.0
 _COUNTS = ("total", "completed", "running", "waiting", "failed", "not_started")
@@ -100,6 +101,8 @@ def help_command(place: WorkspaceLocation) -> None:
 @click.option("--force", is_flag=True, help="Replace its scheduler.sh; values are kept, and the old file is backed up.")
 def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
     """Make a workspace in DIR: scheduler.sh, scheduler_config.yml, and folders for configs and markers."""
+    from gpuyard.recipes.workspace.create_workspace import init
+
     made = init(Path(absolute(folder)), force=force)
     for path in made.created:
         say(f"created  {clean(relative_path(path))}")
@@ -121,6 +124,8 @@ def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
 @click.pass_obj
 def start_command(place: WorkspaceLocation, lists: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
     """Start every config, or CONFIGS such as heavy.yml,light.yml, on free GPUs or on GPUS such as 1,0."""
+    from gpuyard.recipes.workspace.sweep import start
+
     if len(lists) > 2:
         raise UserError(
             f"start takes two lists, configs and GPUs, not {len(lists)}",
@@ -133,7 +138,7 @@ def start_command(place: WorkspaceLocation, lists: tuple[str, ...], is_rerun: bo
     return EXIT_USAGE if started.refused else 0
 
 
-def _show_started(started: StartedSweep) -> None:
+def _show_started(started: "StartedSweep") -> None:
     rows = [
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
@@ -147,7 +152,7 @@ def _show_started(started: StartedSweep) -> None:
         note(f"gpuyard: {clean(text)}")
 
 
-def _show_next_steps(started: StartedSweep, place: WorkspaceLocation) -> None:
+def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
     if not started.submitted and not started.refused:
         say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting.")
     if any(each.why.startswith("completed") for each in started.skipped):
@@ -162,6 +167,8 @@ def _show_next_steps(started: StartedSweep, place: WorkspaceLocation) -> None:
 @click.pass_obj
 def stop_command(place: WorkspaceLocation) -> None:
     """Start no new tasks; running tasks finish."""
+    from gpuyard.recipes.workspace.sweep import stop
+
     stopped = stop(place.workspace, _settings_if_valid(place))
     running = f"{format_count(stopped.running, 'task')} {'finishes' if stopped.running == 1 else 'finish'}"
     waiting = f"{format_count(stopped.cancelled, 'waiting task')} will not start"
@@ -173,6 +180,8 @@ def stop_command(place: WorkspaceLocation) -> None:
 @click.pass_obj
 def kill_all_command(place: WorkspaceLocation) -> int:
     """Kill running tasks, cancel waiting ones, and close the sessions."""
+    from gpuyard.recipes.workspace.sweep import kill_all
+
     killed = kill_all(place.workspace, _settings_if_valid(place))
     say(f"{format_count(killed.ended, 'task')} ended, {format_count(len(killed.sessions), 'session')} closed.")
     if killed.left:
