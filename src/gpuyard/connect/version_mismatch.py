@@ -72,7 +72,9 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
         return False  # it cannot say whether it is idle
     if before is None or before["version"] == __version__:
         return True  # another command is restarting it, or has done so
-    if not _may_restart(before):
+    # Only an idle daemon, and none under a service manager: the manager may start the old version again, and then every
+    # command would restart it.
+    if before.get("managed") or any(before["counts"].get(state) for state in LIVE):
         return False
     connection.close()
     notes = replace_daemon(before, f"a newer command, version {__version__} in {sys.prefix}")
@@ -91,12 +93,6 @@ def _status_between_restarts(path: str) -> Status | None:
             if not isinstance(error.__cause__, ConnectionError):
                 raise
     return None
-
-
-def _may_restart(status: Status) -> bool:
-    """Whether the daemon is idle, and not run by a service manager: the manager may start the old version again, and
-    then every command would restart it."""
-    return not status.get("managed") and not any(status["counts"].get(state) for state in LIVE)
 
 
 def _named(version: str | None) -> str:

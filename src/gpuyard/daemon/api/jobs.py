@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from msgspec.structs import asdict, replace
 
@@ -106,19 +106,17 @@ class JobHandler:
 
     def export(self, query: requests.ExportQuery) -> ExportPage:
         """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""
-        ids = list(islice(self._exported_ids(query), _EXPORT_PAGE + 1))
-        store, dispatch = self._scheduler.store, self._scheduler.controller.cluster_dispatch
+        scheduler, store, queries = self._scheduler, self._scheduler.store, self._scheduler.queries
+        ranges, states = [(1, queries.last_id())], sorted(WAITING)
+        if query.ids:
+            ranges, states = scheduler.requests.id_ranges(parse_selection(query.ids)), []
+        found = (queries.ids(max(first, query.after + 1), last, states or None) for first, last in ranges)
+        ids = list(islice(chain.from_iterable(found), _EXPORT_PAGE + 1))
         jobs = [
-            pack(job, dispatch.terms(job.id), store.dependencies(job.id))
+            pack(job, scheduler.controller.cluster_dispatch.terms(job.id), store.dependencies(job.id))
             for job in filter(None, map(store.job, ids[:_EXPORT_PAGE]))
         ]
         return ExportPage(jobs=jobs, next=ids[_EXPORT_PAGE - 1] if len(ids) > _EXPORT_PAGE else None)
-
-    def _exported_ids(self, query: requests.ExportQuery) -> Iterator[int]:
-        queries, ids = self._scheduler.queries, query.ids
-        ranges = self._scheduler.requests.id_ranges(parse_selection(ids)) if ids else [(1, queries.last_id())]
-        for first, last in ranges:
-            yield from queries.ids(max(first, query.after + 1), last, None if ids else sorted(WAITING))
 
     async def wait(self, query: requests.WaitQuery) -> WaitResult:
         scheduler, ids = self._scheduler, query.ids

@@ -43,10 +43,7 @@ class Timeline:
             raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")
         if query.until is not None:
             return await self._between(query.until - span_s, query.until)
-        return await self._until_now(span_s)
-
-    async def _until_now(self, span_s: float) -> Response:
-        """Return the cached response while a newer one would look the same."""
+        # The cached response is used while a newer one would look the same.
         now, max_age_s = time.time(), min(_MAX_AGE_S, span_s / _POINTS)
         recent = [(each, cached) for each, cached in self._cached.items() if now - _MAX_AGE_S < cached[0] <= now]
         self._cached = dict(recent[-_MAX_CACHED:])

@@ -136,18 +136,14 @@ def find_owner(local: End, remote: End) -> Owner | None:
 
 
 def _ask(local: End, remote: End) -> Owner | None:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
-        kernel.settimeout(1.0)
-        kernel.send(_request(local, remote))
-        return _read(kernel.recv(4096), local, remote)
-
-
-def _request(local: End, remote: End) -> bytes:
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
     addresses = b"".join(address.packed.ljust(16, b"\0") for address, _ in (local, remote))
     ends = _PORTS.pack(local[1], remote[1]) + addresses
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends + _ANY_SOCKET
-    return _HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
+        kernel.send(_HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body)
+        return _read(kernel.recv(4096), local, remote)
 
 
 def _read(answer: bytes, local: End, remote: End) -> Owner | None:
