@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         id="daemon-waiters-are-not-woken",
         file=f"{_DAEMON}/loop.py",
-        old="            self.finish_signal.tell()\n",
+        old="            self.finish_signal.announce()\n",
         new="",
         breaks="`gpuyard wait` returns up to half a minute after the last job has ended.",
         near=(_LOOP,),

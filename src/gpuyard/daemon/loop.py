@@ -165,7 +165,7 @@ class SchedulerLoop:
         if self.controller.transitions.finished != self._finished:
             self._finished = self.controller.transitions.finished
             self._settled = 0
-            self.finish_signal.tell()
+            self.finish_signal.announce()
         self._schedule_next(step)
         for listener in self.listeners:
             try:

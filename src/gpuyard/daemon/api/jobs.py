@@ -141,7 +141,7 @@ class JobHandler:
             changed = await run_in_pieces(self._scheduler.requests.change(selection, act))
             ids += changed.ids
             unchanged += changed.unchanged
-        self._scheduler.finish_signal.tell()
+        self._scheduler.finish_signal.announce()
         self._scheduler.wake()
         shown = unchanged[:_MOST_UNCHANGED]
         return ChangeSummary(changed=format_ids(ids), count=len(ids), unchanged=shown, unchanged_count=len(unchanged))

@@ -69,7 +69,7 @@ class FinishSignal:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def tell(self) -> None:
+    def announce(self) -> None:
         """Announce that jobs have finished."""
         if self._waiters and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._wake)
