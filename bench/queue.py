@@ -165,7 +165,7 @@ def bench_commands(folder: Path) -> None:
 
 def process_s(gpuyard: PrivateGpuyard, command: Sequence[str]) -> float:
     started = time.perf_counter()
-    subprocess.run(command, env=gpuyard.env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=gpuyard.env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 

@@ -101,10 +101,10 @@ class JobTransitions:
     def update_site(self, live: Live, attempt: Attempt, reason: str) -> None:
         """Record where a cluster engine has the attempt: it runs, or waits there for `reason`."""
         job = live.job
-        if attempt != live.attempt:
-            self.store.update_attempt(attempt)
         if attempt.phase != live.attempt.phase:
             self.store.set_phase(attempt)
+        elif attempt != live.attempt:
+            self.store.update_attempt(attempt)
         has_started = attempt.started is not None
         if can(job.state, JobEvent.START) and (has_started or reason != job.reason):
             state = advance(job.state, JobEvent.START) if has_started else job.state
@@ -221,8 +221,6 @@ class JobTransitions:
         if outcome.kind is OutcomeKind.NEVER_STARTED:
             self.store.drop_attempt(job_id, attempt.number)
         else:
-            if attempt.usage is not None:
-                self.store.update_attempt(attempt)
             self.store.set_phase(attempt)
             party = (job.user, job.spec.tag)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)

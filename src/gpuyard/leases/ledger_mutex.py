@@ -45,7 +45,7 @@ def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
 def _open_locked(folder: Path, timeout_s: float) -> int:
     while True:
         try:
-            descriptor = _open(folder / MUTEX)
+            descriptor = _open(f"{folder}/{MUTEX}")
         except OSError as error:
             raise unwritable(folder, error) from error
         _open_here.add(descriptor)
@@ -68,7 +68,7 @@ def _close(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _open(path: Path) -> int:
+def _open(path: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, _FLAGS)
     try:

@@ -34,7 +34,7 @@ _MARKS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 _INSERT_ATTEMPT = f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SET_PHASE, _SET_PROGRESS = (
     f"UPDATE attempts SET {columns.replace(',', ' = ?,')} = ? WHERE job = ? AND number = ?"  # noqa: S608
-    for columns in (row_codec.PHASE_COLUMNS, row_codec.PROGRESS_COLUMNS)
+    for columns in (f"{row_codec.PHASE_COLUMNS}, {row_codec.PROGRESS_COLUMNS}", row_codec.PROGRESS_COLUMNS)
 )
 
 
@@ -273,8 +273,9 @@ class JobStore:
         self._execute(_SET_PROGRESS, (*row_codec.progress_to_values(attempt), attempt.job_id, attempt.number))
 
     def set_phase(self, attempt: Attempt) -> None:
-        """Store that it started on another machine, or how it ended."""
-        self._execute(_SET_PHASE, (*row_codec.phase_to_values(attempt), attempt.job_id, attempt.number))
+        """Store that it started on another machine, or how it ended, and all else that changes."""
+        values = (*row_codec.phase_to_values(attempt), *row_codec.progress_to_values(attempt))
+        self._execute(_SET_PHASE, (*values, attempt.job_id, attempt.number))
         if attempt.over is None:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 

@@ -282,12 +282,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def last_live_phase(self) -> HandedOver | Started:
-        return self.phase.before if isinstance(self.phase, Over) else self.phase
+        phase = self.phase
+        return phase.before if isinstance(phase, Over) else phase
 
     @property
     def started(self) -> Started | None:
         """Where and since when it runs or ran; None if it has not started."""
-        phase = self.last_live_phase
+        phase = self.phase
+        if isinstance(phase, Over):
+            phase = phase.before
         return phase if isinstance(phase, Started) else None
 
     @property
@@ -329,10 +332,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def ran_s(self, now: float) -> float:
         """Return how long it has run until `now`, without the time in which it was suspended."""
-        if self.started is None:
+        started = self.started
+        if started is None:
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
-        return max(0.0, now - self.started.at - paused)
+        return max(0.0, now - started.at - paused)
 
 
 class PublishedEventKind(StrEnum):

@@ -30,8 +30,12 @@ _POLL_S = 0.05
 _LOCK_WITHIN_S = 0.25
 
 
+def name_of(job_id: int, attempt: int) -> str:
+    return f"{job_id}.{attempt}.log"
+
+
 def path_of(folder: Path, job_id: int, attempt: int) -> Path:
-    return folder / f"{job_id}.{attempt}.log"
+    return folder / name_of(job_id, attempt)
 
 
 def remove_logs(folder: Path, job_id: int, attempt: int) -> None:

@@ -129,7 +129,7 @@ class LocalEngine(PlacesNothing):
                 hint="free some disk space, or see whether the limit on open files (ulimit -n) is reached",
             )
         own = self._own_keeper()
-        log = str(job_logs.path_of(self._logs, launch.job_id, launch.attempt))
+        log = f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}"
         environment = {**launch.environment, process_tree.QUEUE: self.queue}
         check_arguments(launch, environment)
         if launch.folder is not None:
