@@ -113,9 +113,9 @@ def test_two_processes_that_create_the_mutex_at_once_share_one_file(
 ) -> None:
     opened = os.open
 
-    def made_by_another_meanwhile(path: Path, flags: int, *mode: int) -> int:
+    def made_by_another_meanwhile(path: str, flags: int, *mode: int) -> int:
         monkeypatch.setattr(os, "open", opened)
-        path.touch()
+        Path(path).touch()
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "open", made_by_another_meanwhile)

@@ -181,8 +181,7 @@ def _add_suspended(store: JobStore) -> None:
     store.start_attempt(attempt(short))
     lack = MemoryLack(shortage=SHORTAGE, others=(("bob, pid 7", 2048.0), ("processes without a lease", None)))
     over = Over(before=attempt(short).last_live_phase, at=1020.0, outcome=outcome, lack=lack)
-    store.update_attempt(replace(attempt(short), usage=USAGE))
-    store.set_phase(replace(attempt(short), phase=over))
+    store.set_phase(replace(attempt(short), phase=over, usage=USAGE))
     store.change_state(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
     store.set_growth(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
     learned = Profile(label="python train.py", peaks_mb=(6144.0, 6200.0), floor_mb=8192.0, ram_mb=900.0, seen_at=1020.0)
@@ -210,7 +209,6 @@ def _add_dispatched(store: JobStore) -> None:
         )
         store.start_attempt(dispatched)
         phase = handed_over if place is None else Started(at=1012.0, place=place)
-        store.update_attempt(replace(dispatched, site_id=f"{job_id}_0"))
-        store.set_phase(replace(dispatched, phase=phase))
+        store.set_phase(replace(dispatched, phase=phase, site_id=f"{job_id}_0"))
         state = JobState.PENDING if place is None else JobState.RUNNING
         store.change_state(job_id, state, reason=None if place else f"slurm {job_id}_0: Resources")
