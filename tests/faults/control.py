@@ -11,12 +11,9 @@ FAULTS = (
     Fault(
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
-        old=(
-            "                started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)\n"
-            "        except"
-        ),
+        old=" if may_start else self._wait_for_sample(now)\n        except",
         new=(
-            "                started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)\n"
+            " if may_start else self._wait_for_sample(now)\n"
             "                self.engines.start_prepared()\n"
             "        except"
         ),

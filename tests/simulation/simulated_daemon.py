@@ -69,7 +69,7 @@ class SimulatedDaemon:
     def step(self) -> Step:
         """Do a step, and another one if its sample turned out to be older than what it recorded."""
         step = self.controller.step(self.sample())
-        if self._latest is not None and self.controller.is_outdated(self._latest):
+        if step.is_outdated:
             self._latest = None
             step = self.controller.step(self.sample())
         return step

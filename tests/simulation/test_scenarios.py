@@ -288,7 +288,9 @@ def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _never_wake_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Controller._result
-    monkeypatch.setattr(Controller, "_result", lambda self, *given: replace(real(self, *given), wake_at=None))
+    monkeypatch.setattr(
+        Controller, "_result", lambda self, *given, **named: replace(real(self, *given, **named), wake_at=None)
+    )
 
 
 def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:

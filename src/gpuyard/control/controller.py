@@ -59,6 +59,7 @@ class Step(Struct, frozen=True, kw_only=True):
     - `wake_at`: when the next step is due even if nothing happens.
     - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
       whether a job may start.
+    - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
     - `events`: events of this step and of user requests since the last one.
     """
 
@@ -66,6 +67,7 @@ class Step(Struct, frozen=True, kw_only=True):
     waits_for_devices: bool
     waits_for_sample: bool
     started: int
+    is_outdated: bool = False
     events: tuple[PublishedEvent, ...] = ()
 
 
@@ -150,8 +152,10 @@ class Controller:
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)
                 self._ends.stop_overdue(now)
-                may_start = may_start and not self.is_outdated(sample)
-                started = self._start(sample, now, granted) if may_start else self._wait_for_sample(now)
+                ready = self._store.ready_queues()
+                is_outdated = self._is_outdated(sample, ready)
+                may_start = may_start and not is_outdated
+                started = self._start(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
         except BaseException:
             self.batch_gates.forget()
             self.engines.discard_prepared()
@@ -167,12 +171,11 @@ class Controller:
         self._ends.signal_stopping()
         self.suspend_control.request()
         self._ticket.update(self.plan.head, now, has_started=started > 0)
-        return self._result(now, started)
+        return self._result(now, started, is_outdated=is_outdated)
 
     # Decide and start
 
-    def _start(self, sample: Sample, now: float, granted: list[HeldClaim]) -> int:
-        ready = self._store.ready_queues()
+    def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
         queues = [queue for queue in ready if not queue.lane.engine]
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
@@ -274,7 +277,7 @@ class Controller:
             ),
         )
 
-    def is_outdated(self, sample: Sample) -> bool:
+    def _is_outdated(self, sample: Sample, ready: Sequence[LaneQueue]) -> bool:
         """Return whether the sample was taken before device memory was last freed, and that matters.
 
         In such a sample the freed memory looks like a foreign process. That matters if a job may preempt others or
@@ -285,7 +288,7 @@ class Controller:
             return False
         if self.suspend_control.has_waiting or any(device.hides_processes for device in sample.snapshot.devices):
             return True
-        return any(queue.lane.preempts for queue in self._store.ready_queues())
+        return any(queue.lane.preempts for queue in ready)
 
     def _closed_reasons(self, sample: Sample, now: float) -> Iterator[Reason]:
         """Yield the reasons why no job at all may start."""
@@ -354,7 +357,7 @@ class Controller:
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
         return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)
 
-    def _result(self, now: float, started: int) -> Step:
+    def _result(self, now: float, started: int, *, is_outdated: bool) -> Step:
         times = [
             self._store.next_due(),
             self.suspend_control.wake_at(now),
@@ -375,5 +378,6 @@ class Controller:
             waits_for_devices=lacks_devices or not kinds <= _OWN_REASONS,
             waits_for_sample=lacks_devices or not kinds <= _OWN_REASONS | _HELD_BY_OTHERS,
             started=started,
+            is_outdated=is_outdated,
             events=tuple(self.transitions.take_events()),
         )

@@ -177,8 +177,7 @@ class SchedulerLoop:
         self._reload_changed_config()
         is_fresh = self.sampling.age() <= _FRESH_S
         step = self.controller.step(self.sampling.latest, may_start=is_fresh)
-        is_fresh = is_fresh and not self.controller.is_outdated(self.sampling.latest)
-        is_wanted = not is_fresh and (
+        is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
         if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):

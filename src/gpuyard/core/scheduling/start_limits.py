@@ -38,7 +38,9 @@ class RunningCounts:
     ) -> None:
         self._by_tag[tag] += 1
         self._by_group[group] += 1
-        self.by_tag_and_device[tag].update(device_ids)
+        on_device = self.by_tag_and_device[tag]
+        for device_id in device_ids:
+            on_device[device_id] += 1
         self.without_devices += not devices and takes_slot
 
     def refusals(self, lane: Lane, tag_limits: Mapping[str, int]) -> tuple[Reason, ...]:
