@@ -85,7 +85,8 @@ def _check_depth(text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=event.start_mark)
+            mark: Any = event.start_mark  # the type stubs know two classes of marks, and accept only one here
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
 
 
 def compose_file(path: Path) -> yaml.Node | None:
