@@ -165,7 +165,7 @@ def held(asked: float, in_queue_order: float, grant: Event, ended: float) -> Hel
 def run_and_kill(folder: Path, dice: random.Random) -> list[Worker]:
     """All workers so far. For each killed worker another one does the rest of its work."""
     alive = [Worker(folder, f"worker-{place}", math.ceil(ACQUISITIONS / PROCESSES)) for place in range(PROCESSES)]
-    everybody = list(alive)
+    workers = list(alive)
     kills = 0
     while alive:
         connection.wait([worker.process.sentinel for worker in alive], timeout=dice.uniform(0, 0.05))
@@ -177,12 +177,12 @@ def run_and_kill(folder: Path, dice: random.Random) -> list[Worker]:
             kills += 1
             alive.remove(victim)
             if victim.left() > 0:
-                alive.append(Worker(folder, f"worker-{len(everybody)}", victim.left()))
-                everybody.append(alive[-1])
-    return everybody
+                alive.append(Worker(folder, f"worker-{len(workers)}", victim.left()))
+                workers.append(alive[-1])
+    return workers
 
 
-def assert_nobody_meets(histories: Sequence[Held]) -> None:
+def assert_no_overlap(histories: Sequence[Held]) -> None:
     """Check that an exclusive lease is alone, and that shared leases never exceed the memory of the device."""
     # At the same instant, an end sorts before a beginning.
     changes = sorted((at, begins, place) for place, one in enumerate(histories) for at, begins in times(one))
@@ -216,17 +216,17 @@ def test_under_random_kills_leases_never_conflict_and_every_request_is_granted(
     ledger = Ledger(tmp_path / "ledger")
     ledger.folder.mkdir()
     started = time.monotonic()
-    everybody = run_and_kill(tmp_path, random.Random(20240229))
+    workers = run_and_kill(tmp_path, random.Random(20240229))
     took_s = time.monotonic() - started
 
-    histories = [one for worker in everybody for one in worker.history()]
-    assert_nobody_meets(histories)
+    histories = [one for worker in workers for one in worker.history()]
+    assert_no_overlap(histories)
 
-    survivors = [worker for worker in everybody if worker.killed_at is None]
+    survivors = [worker for worker in workers if worker.killed_at is None]
     assert [worker.process.exitcode for worker in survivors] == [0] * len(survivors)
     assert [worker.left() for worker in survivors] == [0] * len(survivors)
 
-    died_as = Counter(worker.events()[-1].what for worker in everybody if worker.killed_at is not None)
+    died_as = Counter(worker.events()[-1].what for worker in workers if worker.killed_at is not None)
     assert died_as["grant"] > 0, "no holder was killed"
     assert died_as["wait"] > 0, "no waiter was killed"
     overtakes = most_overtakes(histories)

@@ -164,7 +164,7 @@ def test_a_forged_record_shows_its_true_owner(folder: Path) -> None:
 
 
 def keep_a_lock(connection: Connection, path: Path, uid: int, *, hides: bool) -> None:
-    """Opens another user's lease, which everybody may read, and locks it as soon as it can be."""
+    """Open another user's lease, which all users may read, and lock it as soon as possible."""
     become(uid)
     # To change the user makes a process hidden; it may show itself again, or not.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0 if hides else 1)
@@ -250,5 +250,5 @@ def test_a_group_directory_is_open_to_its_members_only(folder: Path) -> None:
             assert member.receive() == "had"
     os.chown(group_folder, 0, 0)
     group_folder.chmod(0o3770)
-    with child(try_as, group_folder, BEN) as stranger:
-        assert stranger.receive() == f"you cannot write to the lease directory {group_folder}"
+    with child(try_as, group_folder, BEN) as outsider:
+        assert outsider.receive() == f"you cannot write to the lease directory {group_folder}"

@@ -188,8 +188,8 @@ def test_two_workspaces_with_one_task_name_have_separate_logs(workspaces: Worksp
     ]  # fmt: skip
     logs = {ws: Path(ws.rows()["exp"]["log"]) for ws in (one, two)}
     assert logs == {one: tmp_path / "train_logs/exp.log", two: tmp_path / f"train_logs/{two.tag}_exp.log"}
-    stories = [(tmp_path / f"{name}_scheduler.log").read_text() for name in ("T", two.tag)]
-    assert [text.count("exp completed") for text in stories] == [2, 1]
+    texts = [(tmp_path / f"{name}_scheduler.log").read_text() for name in ("T", two.tag)]
+    assert [text.count("exp completed") for text in texts] == [2, 1]
     assert [log.read_text().count("epoch 1:") for log in logs.values()] == [2, 1]
 
 

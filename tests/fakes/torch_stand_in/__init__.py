@@ -1,7 +1,7 @@
 """A stand-in for PyTorch with one card, for machines that have neither. It is numpy, and what `residency.cuda` calls.
 
 What a program must not rely on does not work here either:
-- What is queued on a stream runs when somebody waits for it and not before, and streams know nothing of each other.
+- Work that is queued on a stream runs when a caller waits for it and not before; streams are independent.
 - Memory without a reference is overwritten, even if work on it is still queued.
 - Memory is mapped in steps of 20 MB, and the cap is looked at before the rounding, as with expandable segments.
 """

@@ -1,6 +1,6 @@
 """Which events people are notified of, who gets them, and the text of the messages.
 
-- An `Occurrence` is an event that somebody may subscribe to; a `Message` is the text that is sent for it.
+- An `Occurrence` is an event that users may subscribe to; a `Message` is the text that is sent for it.
 - A cancelled job has not failed.
 - A job that ran out of memory for the last time has failed as well: a target that gets both events gets one message.
 - A message never contains control characters, no matter what a job is called.

@@ -199,7 +199,7 @@ class World:
             self.hidden.add(self.leases[which % len(self.leases)].id)
 
     def charge(self, device_id: str) -> float:
-        """What everybody on the device may use, as an onlooker who sees everything counts it."""
+        """Return the memory that all holders on the device may use, counted from all data."""
         reserved = ((lease.id, lease.on(device_id)) for lease in self.leases)
         return self.foreign[device_id] + sum(
             max(share.memory_mb or 0.0, self.used[name, device_id]) for name, share in reserved if share
