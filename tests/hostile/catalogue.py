@@ -1,0 +1,86 @@
+"""The catalogue of attacks: what the attacker tries, and what comes of it, before and now."""
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+import tests.hostile
+from tests.unit.leases import as_root
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "attacks.md"
+# What comes of an attack, from best to worst. The verdict `remains` needs a paragraph in SECURITY.md.
+VERDICTS = ("refused", "ignored", "harmless", "bounded", "remains")
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+class Attack(NamedTuple):
+    """`before` is what came of it before version 0.2.0: `held`, or what broke."""
+
+    area: str
+    name: str
+    tries: str
+    before: str
+    now: str
+
+
+_attacks: list[Attack] = []
+
+
+def attack(tries: str, *, before: str, now: str) -> Callable[[Test], Test]:
+    """Record a test as an attack. `now` begins with one of VERDICTS, and may go on after a colon."""
+    assert now.partition(":")[0] in VERDICTS, now
+
+    def register(test: Test) -> Test:
+        area = test.__module__.rpartition(".test_")[2].replace("_", " ")
+        name = test.__name__.removeprefix("test_").replace("_", " ")
+        _attacks.append(Attack(area=area, name=name, tries=tries, before=before, now=now))
+        return pytest.mark.linux("other users are asked for by Linux means")(as_root(test))
+
+    return register
+
+
+def load_attacks() -> list[Attack]:
+    """Return all attacks, by area."""
+    for module in pkgutil.iter_modules(tests.hostile.__path__):
+        if module.name.startswith("test_"):
+            importlib.import_module(f"tests.hostile.{module.name}")
+    unique = {(each.area, each.name): each for each in _attacks}
+    return [unique[key] for key in sorted(unique)]
+
+
+def page() -> str:
+    """Return the catalogue as a page of the docs."""
+    attacks = load_attacks()
+    broke = sum(each.before != "held" for each in attacks)
+    lines = [
+        "# Attacks",
+        "",
+        "What a hostile user of the machine can try, and what comes of it. Each line is a test in `tests/hostile`;",
+        "`make test-full` runs all of them, `make test` most. [SECURITY.md](../../SECURITY.md) says what is promised.",
+        "",
+        f"{len(attacks)} attacks; {broke} of them did harm before version 0.2.0.",
+        "",
+        "| verdict | meaning |",
+        "| --- | --- |",
+        "| refused | the attacker, or the victim's command, gets an error, and nothing else happens |",
+        "| ignored | the victim's programs go on without the attacker's file, and name it |",
+        "| harmless | it works, and costs the victim nothing |",
+        "| bounded | it costs the victim a limited amount of time or space |",
+        "| remains | it does harm; SECURITY.md says so, and what to do about it |",
+    ]
+    for area in sorted({each.area for each in attacks}):
+        lines += ["", f"## {area.capitalize()}", "", "| attack | before | now |", "| --- | --- | --- |"]
+        lines += [f"| {each.tries} | {each.before} | {each.now} |" for each in attacks if each.area == area]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        sys.stdout.write(page())
