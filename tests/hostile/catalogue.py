@@ -39,7 +39,8 @@ def attack(tries: str, *, before: str, now: str) -> Callable[[Test], Test]:
         area = test.__module__.rpartition(".test_")[2].replace("_", " ")
         name = test.__name__.removeprefix("test_").replace("_", " ")
         _attacks.append(Attack(area=area, name=name, tries=tries, before=before, now=now))
-        return pytest.mark.linux("other users are asked for by Linux means")(as_root(test))
+        marked: Test = pytest.mark.linux("how users are told apart is Linux's")(as_root(test))
+        return marked
 
     return register
 
