@@ -12,7 +12,7 @@ import pytest
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local import engine as local
-from gpuyard.engines.local import keeper_connection
+from gpuyard.engines.local import keeper_connection, process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from tests.integration.engine_fixture import (
@@ -48,6 +48,11 @@ def full_disk(pid: int, size: int = 0) -> Iterator[None]:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: process_tree.is_stopped(pid), "its stop")
 
 
 # The journal cannot be written
@@ -161,21 +166,94 @@ def test_a_stopped_keeper_is_sent_nothing_more_and_starts_what_it_received_when_
     monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
-    os.kill(keeper, signal.SIGSTOP)
     count = 300
     for number in range(count):
         engine.prepare(launch_of(number, "true", environment={"LONG": "x" * 10_000}), None)
+    stop(keeper)
     engine.start_prepared()
     never_started = [one.job_id for one in engine.ended()]
     assert 0 < len(never_started) < count
-    with pytest.raises(EnvironmentFault, match="does not answer"):
-        engine.prepare(launch_of(count, "true"), None)
+    assert outcome_of(engine, launch_of(count, "true")).status == 0  # by another keeper
+    assert [f"the keeper {keeper} is stopped" in line for line in engine.problems()] == [True]
     os.kill(keeper, signal.SIGCONT)
     ended = outcomes(engine, count - len(never_started))
     assert {one.status for one in ended.values()} == {0}
     assert sorted([*ended, *never_started]) == list(range(count))
-    assert outcome_of(engine, launch_of(count, "true")).status == 0
+    assert engine.problems() == []
     assert not any((folder / f"logs/{number}.1.log").exists() for number in never_started)
+
+
+def test_new_jobs_start_with_another_keeper_while_one_is_stopped_and_wait_when_many_are(
+    engine: LocalEngine, pipe: Path, tmp_path: Path
+) -> None:
+    attempt = started(engine, 1, "sh", "-c", f"touch {tmp_path}/up; read x < {pipe}; exit 3")
+    wait_for((tmp_path / "up").exists, "the program")
+    stopped = [attempt.keeper_pid]
+    stop(stopped[0])
+    try:
+        while len(stopped) < local._MOST_SILENT + 1:
+            keeper = started(engine, 2, "true").keeper_pid
+            assert keeper not in stopped
+            assert outcomes(engine)[2].status == 0
+            stop(keeper)
+            stopped.append(keeper)
+        with pytest.raises(EnvironmentFault, match="do not answer") as raised:
+            engine.prepare(launch_of(2, "true"), None)
+        assert f"kill -CONT {' '.join(map(str, stopped[:-1]))}" in str(raised.value.hint)
+        let_go(pipe)
+        assert engine.ended() == []
+    finally:
+        for keeper in stopped:
+            os.kill(keeper, signal.SIGCONT)
+    assert outcomes(engine)[1].status == 3
+    assert outcome_of(engine, launch_of(2, "true")).status == 0
+
+
+def test_daemons_that_are_killed_while_the_keeper_is_stopped_leave_its_jobs_running(
+    folder: Path, pipe: Path, tmp_path: Path
+) -> None:
+    """Each leaves a connection that the keeper has not accepted, until the kernel refuses further ones."""
+    script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
+    with daemon(folder, "begin", launch_of(1, "sh", "-c", script)) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    keeper = first.attempts[0].keeper_pid
+    stop(keeper)
+    try:
+        for _ in range(12):
+            with daemon(folder, "wait", adopted=first.attempts) as later:
+                later.kill()
+        engine = LocalEngine(folder)
+        engine.adopt(first.attempts)
+        assert engine.ended() == []
+        assert [f"`kill -CONT {keeper}`" in line for line in engine.problems()] == [True]
+        assert outcome_of(engine, launch_of(2, "true")).status == 0
+        let_go(pipe)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert outcomes(engine)[1].status == 3
+    assert engine.problems() == []
+    engine.close()
+
+
+def test_an_unreachable_keeper_that_is_killed_counts_as_gone(folder: Path, pipe: Path, tmp_path: Path) -> None:
+    script = f"touch {tmp_path}/up; read x < {pipe}"
+    with daemon(folder, "begin", launch_of(1, "sh", "-c", script)) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    keeper = first.attempts[0].keeper_pid
+    stop(keeper)
+    for _ in range(12):
+        with daemon(folder, "wait", adopted=first.attempts) as later:
+            later.kill()
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    assert engine.ended() == []
+    os.kill(keeper, signal.SIGKILL)
+    wait_until_gone(keeper, "the keeper")
+    assert outcomes(engine)[1].kind is OutcomeKind.LOST
+    engine.close()
+    let_go(pipe)
 
 
 # Leases

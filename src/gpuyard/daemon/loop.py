@@ -136,6 +136,10 @@ class SchedulerLoop:
         if not self.fatal_fault.done():
             self.fatal_fault.set_result(error)
 
+    def all_notices(self) -> list[str]:
+        """Return what users should know: what happened at the start, and what is wrong at this moment."""
+        return [*self.notices, *([self.problem] if self.problem else []), *self._engine.problems()]
+
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """Return a live attempt with the pid of its program, if it runs on this machine and is known."""
         if attempt.engine or not isinstance(attempt.phase, Started):

@@ -8,6 +8,8 @@
   that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
   started.
 - When a keeper dies, the attempts that it started have no status: they are LOST.
+- A keeper that is stopped (SIGSTOP), hangs or cannot be reached is never waited for. It counts as alive: its attempts
+  keep running, and their ends are recorded when it answers again. Meanwhile another keeper starts new attempts.
 - The journal is emptied when it has grown, no attempt is live and `ended` is called again: the caller has recorded all
   earlier ends by then.
 
@@ -15,10 +17,8 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 """
 
 import contextlib
-import fcntl
+import logging
 import os
-import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,21 +29,29 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.common import job_logs, oom_evidence
 from gpuyard.engines.common.program_outcome import BEGAN, UNBEGUN, StartContext, check_arguments, outcome_of
-from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import keeper, process_tree
-from gpuyard.engines.local.keeper_connection import HELLO, JournalEntry, KeeperConnection, connect, parse_journal
+from gpuyard.engines.local.keeper_connection import (
+    HELLO,
+    JournalEntry,
+    KeeperConnection,
+    KeeperUnreachable,
+    connect,
+    parse_journal,
+    spawn_keeper,
+)
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
-from gpuyard.system.python_command import python_command
 from gpuyard.system.wakeable_poll import WakeablePoll
 
+_log = logging.getLogger(__name__)
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
 _PAUSE_AFTER_FAILURE_S = 1.0
 _COUNT_EVERY_S = 1.0
-_ABOVE_GIVEN_DESCRIPTORS = 10
+# With this many keepers that do not answer, new attempts wait: what stops one may stop all.
+_MOST_SILENT = 4
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -98,6 +106,8 @@ class LocalEngine(PlacesNothing):
         self._poll = WakeablePoll()
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
+        self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
+        self._unreached: dict[int, str] = {}  # by pid: why there is no connection yet
         self._prepared: list[_Prepared] = []
         self._watched: dict[Name, _WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
@@ -169,7 +179,7 @@ class LocalEngine(PlacesNothing):
         own = batch[0].keeper
         # Wait for the keeper's greeting: only then can the next daemon find it. That daemon would take attempts of a
         # keeper that it cannot find for attempts that never started.
-        while own is self._own and not own.is_greeted and own.wait_for_message():
+        while own is self._own and not own.is_greeted and own.wait_for_greeting():
             self._receive(own)
         if not own.is_greeted or any(each.keeper is not self._own for each in batch):
             return False
@@ -180,55 +190,57 @@ class LocalEngine(PlacesNothing):
         return is_sent
 
     def _own_keeper(self) -> KeeperConnection:
+        """Return the keeper for the next attempt. One that does not answer is replaced by a new one."""
+        own = self._own
+        # Once for all attempts of a step, as it reads a file in /proc.
+        if own is not None and not self._prepared and (own.has_unsent or process_tree.is_stopped(own.pid)):
+            self._replace_silent(own)
         if self._own is None:
             try:
-                self._own = self._spawn_keeper()
+                self._own = spawn_keeper(self._keepers_at, self._journal)
             except OSError as error:
                 raise EnvironmentFault(
                     f"the keeper of jobs cannot be started: {error.strerror}",
                     hint="see whether the limits on processes or open files (ulimit -u, ulimit -n) are reached",
                 ) from error
             self._add(self._own)
-        if self._own.has_unsent:
+        if self._own.is_late and not self._own.is_greeted:
             raise EnvironmentFault(
-                f"the keeper of jobs (process {self._own.pid}) does not answer",
-                hint="see whether a file system that jobs use hangs",
+                f"the keeper of jobs (process {self._own.pid}) has not answered yet",
+                hint="the machine is busy, or a file system hangs",
             )
         return self._own
 
-    def _spawn_keeper(self) -> KeeperConnection:
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as until_spawned:
+    def _replace_silent(self, own: KeeperConnection) -> None:
+        """Leave its attempts with a keeper that does not answer, and start the next ones with another."""
+        self._silent = {pid: each for pid, each in self._silent.items() if self._is_silent(each)}
+        if len(self._silent) >= _MOST_SILENT:
+            pids = " ".join(map(str, self._silent))
+            raise EnvironmentFault(
+                f"{len(self._silent)} keepers of jobs do not answer (processes {pids})",
+                hint=f"`kill -CONT {pids}` if they are stopped, or see whether a file system that jobs use hangs",
+            )
+        self._silent[own.pid] = own
+        self._own = None
+        _log.warning("%s; another keeper starts new jobs", _silent_problem(own.pid))
 
-            def closed_later(descriptor: int) -> int:
-                until_spawned.callback(os.close, descriptor)
-                return descriptor
+    def _is_silent(self, connection: KeeperConnection) -> bool:
+        is_connected = self._keepers.get(connection.fileno()) is connection
+        return is_connected and (connection.has_unsent or process_tree.is_stopped(connection.pid))
 
-            def moved(descriptor: int) -> int:
-                return closed_later(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_GIVEN_DESCRIPTORS))
-
-            until_spawned.enter_context(theirs)
-            command = python_command(keeper.__name__, self._keepers_at, options=("-I", "-S"))
-            log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            try:
-                null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-                log = closed_later(os.open(f"{self._keepers_at}/log", log_flags, 0o600))
-                given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(self._journal), keeper.JOURNAL)]
-                streams = [(null, 0), (log, 1), (log, 2)]
-                pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
-            except OSError:
-                ours.close()
-                raise
-        return KeeperConnection(pid, ours)
+    def problems(self) -> list[str]:
+        """Return a line for each keeper that does not answer at this moment."""
+        silent = [_silent_problem(each.pid) for each in self._keepers.values() if self._is_silent(each)]
+        return [*silent, *(_silent_problem(pid, why) for pid, why in self._unreached.items())]
 
     # Ending
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         for pid in {attempt.keeper_pid for attempt in attempts}:
-            connection = connect(self._keepers_at, pid)
-            if connection is not None:
-                self._add(connection)
-        alive = {each.pid for each in self._keepers.values()}
+            self._reach(pid)
+            if pid in self._unreached:
+                _log.warning("%s", _silent_problem(pid, self._unreached[pid]))
+        alive = {*self._unreached, *(each.pid for each in self._keepers.values())}
         for attempt in attempts:
             name = (attempt.key, attempt.keeper_pid)
             self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
@@ -240,10 +252,28 @@ class LocalEngine(PlacesNothing):
         if self._over:
             self._poll.wake()
 
+    def _reach(self, pid: int) -> None:
+        """Connect to the keeper of an earlier daemon. If it is gone, `_keepers` and `_unreached` are without it."""
+        try:
+            connection = connect(self._keepers_at, pid)
+        except KeeperUnreachable as error:
+            self._unreached[pid] = error.message
+            return
+        self._unreached.pop(pid, None)
+        if connection is not None:
+            self._add(connection)
+
+    def _reach_again(self) -> None:
+        for pid in list(self._unreached):
+            self._reach(pid)
+            if pid not in self._unreached and pid not in {each.pid for each in self._keepers.values()}:
+                self._end_all_of(pid)
+
     def ended(self) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
         if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
             os.ftruncate(self._journal, 0)
+        self._reach_again()
         for connection in self._poll.ready(self._keepers):
             if connection.has_unsent:
                 connection.send_rest()
@@ -263,10 +293,14 @@ class LocalEngine(PlacesNothing):
         entries, is_gone = connection.receive()
         for entry in entries:
             self._handle(connection, entry)
-        if is_gone:  # all its attempts are over, and the journal has the last entries
+        if is_gone:
             self._drop(connection)
-            self._read_journal()
-            self._over += [name for name in self._watched if name[1] == connection.pid]
+            self._end_all_of(connection.pid)
+
+    def _end_all_of(self, keeper_pid: int) -> None:
+        """All attempts of a keeper that is gone are over, and the journal has the last entries."""
+        self._read_journal()
+        self._over += [name for name in self._watched if name[1] == keeper_pid]
 
     def _handle(self, connection: KeeperConnection, entry: JournalEntry) -> None:
         if entry.word == HELLO:
@@ -309,8 +343,8 @@ class LocalEngine(PlacesNothing):
         connection.close()
         if connection is self._own:
             self._own = None
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(connection.pid, os.WNOHANG)
+        with contextlib.suppress(ChildProcessError):  # an earlier daemon's
+            os.waitpid(connection.pid, os.WNOHANG)
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
@@ -330,3 +364,12 @@ class LocalEngine(PlacesNothing):
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)
+
+
+def _silent_problem(pid: int, why: str | None = None) -> str:
+    if process_tree.is_stopped(pid):
+        why, remedy = "is stopped", f"`kill -CONT {pid}` continues it"
+    else:
+        why = f"cannot be reached: {why}" if why else "does not answer"
+        remedy = "see whether a file system that jobs use hangs"
+    return f"the keeper {pid} {why}; its jobs keep running, and their ends are recorded when it answers: {remedy}"

@@ -6,8 +6,11 @@ never started may be prepared again under the same key. A line that a full disk 
 next line; it is ignored.
 
 A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
+Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or hang in a file system that is gone.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 import select
@@ -17,12 +20,16 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gpuyard.engines.common.spawn_program import spawn_in_session
+from gpuyard.engines.local import keeper
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.python_command import python_command
 
 HELLO = "hello"
 _CHUNK = 1 << 13
 _SEND_TIMEOUT_MS = 2_000
-_GREETING_MS = 10_000
+_GREETING_MS = 2_000
+_ABOVE_GIVEN_DESCRIPTORS = 10
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
 
 
@@ -52,6 +59,7 @@ class KeeperConnection:
         link.settimeout(0)
         self.pid = pid
         self.is_greeted = False
+        self.is_late = False  # it was waited for, and has not greeted
         self._link = link
         self._unread = b""
         self._unsent = memoryview(b"")
@@ -80,9 +88,10 @@ class KeeperConnection:
                 return self._entries(), True
             self._unread += received
 
-    def wait_for_message(self) -> bool:
-        """Wait up to 10 s for something to read."""
-        return self._wait(select.POLLIN, _GREETING_MS)
+    def wait_for_greeting(self) -> bool:
+        """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
+        self.is_late = self.is_late or not self._wait(select.POLLIN, _GREETING_MS)
+        return not self.is_late
 
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
         """Return False if the keeper is gone or not reading; nothing was sent."""
@@ -126,14 +135,18 @@ class KeeperConnection:
         return entries
 
 
-def connect(folder: str, pid: int) -> KeeperConnection | None:
-    """Connect to a running keeper. Return None if there is none.
+class KeeperUnreachable(EnvironmentFault):
+    """A keeper that may live cannot be connected to now. It must not count as gone: its jobs would start twice."""
 
-    Any other failure raises EnvironmentFault: an unreachable keeper must not count as gone, or its jobs would be
-    started a second time. On Linux the path goes through a descriptor of the folder, because a socket's address cannot
-    hold a long path.
+
+def connect(folder: str, pid: int) -> KeeperConnection | None:
+    """Connect to a running keeper, without waiting. Return None if there is none.
+
+    Any other failure raises KeeperUnreachable, also if a stopped keeper has not accepted earlier connections. On Linux
+    the path goes through a descriptor of the folder, because a socket's address cannot hold a long path.
     """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(0)
     try:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -143,10 +156,37 @@ def connect(folder: str, pid: int) -> KeeperConnection | None:
     except (FileNotFoundError, ConnectionRefusedError):
         link.close()
         return None
+    except BlockingIOError:
+        link.close()
+        raise KeeperUnreachable("it does not accept connections") from None
     except OSError as error:
         link.close()
-        raise EnvironmentFault(
-            f"the keeper {pid} of running jobs cannot be reached: {error.strerror}",
-            hint="see whether the limit on open files (ulimit -n) is reached, then start the daemon again",
-        ) from error
+        raise KeeperUnreachable(error.strerror or str(error)) from error
     return KeeperConnection(pid, link)
+
+
+def spawn_keeper(folder: str, journal: int) -> KeeperConnection:
+    """Start a keeper that listens in this folder. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    with contextlib.ExitStack() as until_spawned:
+
+        def closed_later(descriptor: int) -> int:
+            until_spawned.callback(os.close, descriptor)
+            return descriptor
+
+        def moved(descriptor: int) -> int:
+            return closed_later(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_GIVEN_DESCRIPTORS))
+
+        until_spawned.enter_context(theirs)
+        command = python_command(keeper.__name__, folder, options=("-I", "-S"))
+        log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            log = closed_later(os.open(f"{folder}/log", log_flags, 0o600))
+            given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(journal), keeper.JOURNAL)]
+            streams = [(null, 0), (log, 1), (log, 2)]
+            pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
+        except OSError:
+            ours.close()
+            raise
+    return KeeperConnection(pid, ours)

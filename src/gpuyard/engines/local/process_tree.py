@@ -50,6 +50,12 @@ def read_again(process: TrackedProcess) -> TrackedProcess | None:
     return now if now is not None and now.started == process.started and not now.is_dead else None
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is stopped, as by SIGSTOP."""
+    process = _read_process(pid)
+    return process is not None and process.is_stopped
+
+
 def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
     """Send the signal to all processes of the attempt. Return to how many.
 

@@ -3,12 +3,12 @@
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.local.keeper_connection import connect
-from gpuyard.errors import EnvironmentFault
+from gpuyard.engines.local.keeper_connection import KeeperUnreachable, connect
 
 
 def test_a_keeper_without_a_live_socket_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,5 +29,31 @@ def test_a_keeper_that_cannot_be_reached_is_not_taken_for_gone(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(EnvironmentFault, match="the keeper 17 of running jobs cannot be reached"):
+    with pytest.raises(KeeperUnreachable):
         connect(str(tmp_path), 17)
+
+
+def test_a_keeper_that_accepts_no_connection_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was stopped, after a few daemons were killed that had connected to it."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind("17.sock")
+        stopped.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        for each in waiting:
+            each.settimeout(0)
+            each.connect_ex("17.sock")
+        raised: list[Exception] = []
+
+        def reach() -> None:
+            try:
+                connect(str(tmp_path), 17)
+            except KeeperUnreachable as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=reach, daemon=True)
+        thread.start()
+        thread.join(30)
+        for each in waiting:
+            each.close()
+        assert len(raised) == 1
