@@ -1,4 +1,4 @@
-"""The state of the ledger: the leases, the waiting processes with reasons, and the processes without a lease."""
+"""The state of the ledger: leases, waiting processes with reasons, processes without a lease, and ignored records."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,7 @@ from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import LeaseFinder, measure
+from gpuyard.leases.records import BadRecord
 from gpuyard.system.process_identity import is_stopped
 
 
@@ -35,10 +36,12 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
     measured: Mapping[tuple[str, str], float | None]
     waiting: tuple[WaitingTicket, ...]
     foreign_uses: tuple[ForeignUse, ...]
+    bad: tuple[BadRecord, ...] = ()
 
 
 def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
-    leases, tickets = ledger.leases(), in_queue_order(ledger.tickets())
+    contents = ledger.contents()
+    leases, tickets = contents.leases, in_queue_order(contents.tickets)
     view = PlacementView(
         now=time.time(),
         snapshot=snapshot,
@@ -53,6 +56,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         measured=view.measured,
         waiting=tuple(_waiting(tickets, view)),
         foreign_uses=tuple(_foreign_uses(snapshot, leases)),
+        bad=contents.bad,
     )
 
 

@@ -9,8 +9,10 @@ that is restored while too little memory is free is ruined for good.
 """
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,6 +28,9 @@ from gpuyard.system.file_locks import lock, try_lock
 ROUNDING_MB = 0.001
 _GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _MAX_BYTES = 65536
+_MAX_PID, _MAX_FIGURE = 1 << 22, 1e9
+# The folder may be shared: another user's link is not followed, and another user's pipe does not block.
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SimulatedShare(Struct, frozen=True, kw_only=True):
@@ -49,7 +54,7 @@ class SharesFolder:
     def locked(self) -> Iterator[None]:
         try:
             # With O_CREAT the kernel may refuse to open another user's file in a sticky directory.
-            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.lock_path, os.O_RDONLY | _SAFELY)
         except FileNotFoundError:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = _open_for_all(self.lock_path, os.O_RDONLY)
@@ -68,23 +73,45 @@ class SharesFolder:
         return descriptor
 
     def live(self) -> dict[Path, SimulatedShare]:
-        """Return the shares of live processes, and remove those of dead processes. Call it while locked."""
+        """Return the shares of live processes, and remove those of dead processes. Call it while locked.
+
+        A file that is not a valid share is ignored: it may be another user's.
+        """
         found: dict[Path, SimulatedShare] = {}
         for path in self.path.glob("*.share"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if not try_lock(descriptor):
-                    found[path] = read(descriptor)
+            with contextlib.suppress(PermissionError, FileNotFoundError), _opened(path) as descriptor:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     continue
-                with contextlib.suppress(PermissionError):  # another user's, in a sticky directory
-                    path.unlink()
-            finally:
-                os.close(descriptor)
+                if try_lock(descriptor):
+                    path.unlink()  # in a sticky directory another user's stays
+                elif (share := read(descriptor)) is not None:
+                    found[path] = share
         return found
 
 
-def read(descriptor: int) -> SimulatedShare:
-    return msgspec.json.decode(os.pread(descriptor, _MAX_BYTES, 0), type=SimulatedShare)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP):  # a link, a pipe or a socket
+            raise FileNotFoundError(error.errno, error.strerror, path) from error
+        raise
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read(descriptor: int) -> SimulatedShare | None:
+    """Return the share in a file, or None if the content is not one."""
+    try:
+        share = msgspec.json.decode(os.pread(descriptor, _MAX_BYTES, 0), type=SimulatedShare)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    figures = (*share.memory_mb.values(), *share.load_percent.values(), *share.suspended_mb.values())
+    is_valid = 0 < share.pid <= _MAX_PID and all(0.0 <= figure <= _MAX_FIGURE for figure in figures)
+    return share if is_valid else None
 
 
 def write(descriptor: int, share: SimulatedShare) -> None:

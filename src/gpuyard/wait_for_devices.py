@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
+from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
@@ -212,5 +213,5 @@ class WaitMessages:
 def print_to_stderr(line: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # closed: the program goes on without messages
-            sys.stderr.write(f"{line}\n")
+            sys.stderr.write(f"{printable(line)}\n")
             sys.stderr.flush()

@@ -48,11 +48,19 @@ FAULTS = (
     ),
     Fault(
         id="leases-record-names-its-owner",
-        file=f"{_LEASES}/ledger.py",
-        old="msgspec.structs.replace(claimed, uid=found.uid, user=user_name(found.uid), ",
-        new="msgspec.structs.replace(claimed, ",
+        file=f"{_LEASES}/records.py",
+        old="replace(holder, uid=found.uid, user=user_name(found.uid), ",
+        new="replace(holder, ",
         breaks="A user leases GPUs in the name of another user.",
-        near=(f"{_TESTS}/test_ledger.py",),
+        near=(f"{_TESTS}/test_ledger.py", f"{_TESTS}/test_records.py"),
+    ),
+    Fault(
+        id="leases-pid-of-a-record-unchecked",
+        file=f"{_LEASES}/records.py",
+        old='    _check_count("pid", holder.pid, 1, _MAX_PID)\n',
+        new="",
+        breaks="One forged ticket with a negative pid stops the commands and daemons of all other users.",
+        near=(f"{_TESTS}/test_records.py",),
     ),
     Fault(
         id="leases-others-lease-ended",

@@ -1,5 +1,6 @@
 """Code that runs as another user, in a process of its own."""
 
+import codecs
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,7 +12,9 @@ ANNE, BEN = 61001, 61002
 
 
 def become(uid: int) -> None:
-    """Change this process to another user for good. It may be unable to import further modules."""
+    """Change this process to another user for good. It may be unable to import further modules, or codecs."""
+    for codec in ("ascii", "unicode_escape"):
+        codecs.lookup(codec)
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)

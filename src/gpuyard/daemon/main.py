@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
@@ -39,15 +40,23 @@ _log = logging.getLogger("gpuyard")
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
+class _OneLineFormatter(logging.Formatter):
+    """Keeps a message on one line: a path or a request that contains line ends must not look like further entries."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def run_daemon(*, is_managed: bool = False) -> int:
     """Run until stopped; return the exit status.
 
     `is_managed`: in the foreground, under a service manager. A restart is then left to the manager: the daemon exits
     with `RESTART_STATUS`.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     try:
         folder = Path(paths.state_folder())
         _prepare_folder(folder)

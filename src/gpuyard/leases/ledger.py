@@ -1,8 +1,7 @@
 """The ledger in a directory: leases and tickets as held files, changed under one briefly held mutex.
 
 - `*.lease` is a lease and `*.ticket` a waiting process; both are LockFiles, so a dead process holds nothing.
-- Records are not trusted where forging them would pay: the user is the file's owner, the time is the file's, and a file
-  that cannot be decoded is not a lease.
+- Records of other users are read as hostile (`records.py`): what is not accepted is ignored, and named in `contents`.
 - `claim` calls `decide` under the mutex with all live leases and tickets, and grants what it returns.
 - Readers take the mutex too: while a reader tries the lock of a dead file, the file seems held.
 """
@@ -12,34 +11,36 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from gpuyard.config import lease_dir
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
 from gpuyard.leases.lock_file import HeldFile, LockFile, LockTable, held_files, remove_dead, rewrite
-from gpuyard.system.process_identity import tidy_label, user_name
+from gpuyard.leases.records import (
+    LEASE,
+    TICKET,
+    BadRecord,
+    encode_lease,
+    encode_ticket,
+    oldest_per_user,
+    read_record,
+    replace_shares,
+)
 
-_LEASE, _TICKET = ".lease", ".ticket"
 _READ_TIMEOUT_S = 10.0
 
 
-class _LeaseRecord(Struct, frozen=True, kw_only=True):
-    holder: Holder
-    shares: tuple[Share, ...]
+class LedgerContents(NamedTuple):
+    """All live leases and tickets, and the held files that are ignored."""
 
-
-class _TicketRecord(Struct, frozen=True, kw_only=True):
-    holder: Holder
-    need: Need
-    priority: int
-
-
-_Live = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
+    leases: tuple[Lease, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
+    bad: tuple[BadRecord, ...] = ()
 
 
 class HeldLease(LockFile):
@@ -53,16 +54,22 @@ class Ledger:
         self.folder = folder
 
     def leases(self) -> tuple[Lease, ...]:
-        return self._read()[0]
+        return self.contents().leases
 
     def tickets(self) -> tuple[Ticket, ...]:
-        return self._read()[1]
+        return self.contents().tickets
+
+    def contents(self) -> LedgerContents:
+        if not (self.folder / MUTEX).exists():
+            return LedgerContents()  # no process has claimed anything here yet
+        with hold_mutex(self.folder, _READ_TIMEOUT_S):
+            return self._live([])
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
-        content = msgspec.json.encode(_TicketRecord(holder=holder, need=need, priority=priority))
+        content = encode_ticket(holder, need, priority)
         with hold_mutex(self.folder, timeout_s), self._as_fault():
-            return LockFile(self._new_path(_TICKET), content, is_inherited=False)
+            return LockFile(self._new_path(TICKET), content, is_inherited=False)
 
     def claim(
         self,
@@ -93,7 +100,8 @@ class Ledger:
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
             dead: list[str] = []
-            wanted = decide(*self._live(dead))
+            live = self._live(dead)
+            wanted = decide(live.leases, live.tickets)
             try:
                 for holder, claim in wanted:
                     granted.append(self._grant(holder, claim, dead))
@@ -109,9 +117,8 @@ class Ledger:
 
     def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
         spare = dead.pop() if dead else None
-        content = msgspec.json.encode(_LeaseRecord(holder=holder, shares=claim.shares))
         with self._as_fault():
-            held = HeldLease(self._new_path(_LEASE), content, spare=spare)
+            held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim.shares), spare=spare)
         if spare is not None and not held.is_used_again:
             dead.insert(0, spare)  # remove_dead tries to remove it
         held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time())
@@ -120,13 +127,8 @@ class Ledger:
     def amend(self, lease_id: str, claim: Claim) -> None:
         """Replace the shares of a lease of this user, unless it has ended. Call it only from within `decide`, where the
         mutex is held."""
-
-        def replace_shares(content: bytes) -> bytes:
-            record = msgspec.json.decode(content, type=_LeaseRecord)
-            return msgspec.json.encode(msgspec.structs.replace(record, shares=claim.shares))
-
         with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            rewrite(f"{self.folder}/{lease_id}{_LEASE}", replace_shares)
+            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim.shares))
 
     def end(self, lease_id: str) -> None:
         """Remove a lease of this user from the ledger, also if another process of the user holds it.
@@ -140,7 +142,7 @@ class Ledger:
         if lease.holder.uid != os.getuid():
             raise UserError(f"lease {lease_id} belongs to {lease.holder.user}", hint="only its owner can end it")
         with contextlib.suppress(FileNotFoundError):
-            (self.folder / f"{lease_id}{_LEASE}").unlink()
+            (self.folder / f"{lease_id}{LEASE}").unlink()
 
     def _new_path(self, suffix: str) -> str:
         return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"
@@ -152,34 +154,29 @@ class Ledger:
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
-    def _read(self) -> _Live:
-        if not (self.folder / MUTEX).exists():
-            return (), ()  # no process has claimed anything here yet
-        with hold_mutex(self.folder, _READ_TIMEOUT_S):
-            return self._live([])
-
-    def _live(self, dead: list[str]) -> _Live:
+    def _live(self, dead: list[str]) -> LedgerContents:
         """Return all live leases and tickets, and add the names of dead files to `dead`. Needs the mutex."""
         leases: list[Lease] = []
         tickets: list[Ticket] = []
+        bad: list[BadRecord] = []
         try:
             is_private = os.stat(self.folder).st_mode & 0o077 == 0
             # In a private directory no other user can lock a file.
             table = None if is_private else LockTable()
-            for found in held_files(self.folder, (_LEASE, _TICKET), dead):
-                record = _record(found, table)
-                if isinstance(record, _TicketRecord):
-                    need, priority = record.need, record.priority
-                    holder = _owner(found, record.holder)
-                    tickets.append(
-                        Ticket(id=found.id, holder=holder, need=need, since=found.made_at, priority=priority)
-                    )
-                elif record is not None and record.shares:
-                    holder = _owner(found, record.holder)
-                    leases.append(Lease(id=found.id, holder=holder, shares=record.shares, since=found.made_at))
+            for found in held_files(self.folder, (LEASE, TICKET), dead):
+                record = read_record(found)
+                if isinstance(record, BadRecord):
+                    bad.append(record)
+                elif record is None or not _is_held(found, record.holder, table):
+                    continue
+                elif isinstance(record, Ticket):
+                    tickets.append(record)
+                else:
+                    leases.append(record)
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
-        return tuple(leases), tuple(tickets)
+        counted, uncounted = oldest_per_user(tickets)
+        return LedgerContents(tuple(leases), counted, (*bad, *uncounted))
 
 
 def open_ledger() -> Ledger:
@@ -187,16 +184,5 @@ def open_ledger() -> Ledger:
     return Ledger(prepare_directory(lease_dir()))
 
 
-def _record(found: HeldFile, table: LockTable | None) -> _LeaseRecord | _TicketRecord | None:
-    kind: type[_LeaseRecord | _TicketRecord] = _LeaseRecord if found.name.endswith(_LEASE) else _TicketRecord
-    try:
-        record = msgspec.json.decode(found.content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    is_held = table is None or table.is_held_for(found.uid, record.holder.pid, found.device, found.inode)
-    return record if is_held else None
-
-
-def _owner(found: HeldFile, claimed: Holder) -> Holder:
-    """Return the holder as recorded, except for the user, who is the owner of the file."""
-    return msgspec.structs.replace(claimed, uid=found.uid, user=user_name(found.uid), label=tidy_label(claimed.label))
+def _is_held(found: HeldFile, holder: Holder, table: LockTable | None) -> bool:
+    return table is None or table.is_held_for(found.uid, holder.pid, found.device, found.inode)

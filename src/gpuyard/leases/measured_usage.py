@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease
+from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.foreign_load import ForeignProcess
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.system.process_identity import is_alive
@@ -46,7 +47,8 @@ def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[
         try:
             seen = psutil.Process(process.pid)
             if seen.status() != psutil.STATUS_ZOMBIE:
-                yield ForeignProcess(process=replace(process, name=process.name or seen.name()), user=seen.username())
+                name, user = process.name or printable(seen.name()), printable(seen.username())
+                yield ForeignProcess(process=replace(process, name=name), user=user)
         except psutil.Error:
             yield ForeignProcess(process=process)
 

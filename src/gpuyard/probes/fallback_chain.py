@@ -19,6 +19,7 @@ from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
 from gpuyard.ports import Clock, Probe
 from gpuyard.probes.common.device_ids import without_number
+from gpuyard.probes.common.printable_reading import printable_problem, printable_reading
 from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.system.clock import SystemClock
@@ -87,13 +88,13 @@ class ChainStep:
             return None
         self._backoff.succeed()
         self.problem = None
-        return reading
+        return printable_reading(reading)
 
     def _fail(self, error: ProbeError) -> None:
         """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""
         self._backoff.fail(error.kind, self._clock.monotonic())
         if self.problem is None or self.problem.kind != error.kind:
-            self.problem = as_problem(error, self._probe.vendor)
+            self.problem = printable_problem(as_problem(error, self._probe.vendor))
 
 
 class FallbackChain:

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 
 from gpuyard.core.snapshot import Host, Reading, Snapshot
+from gpuyard.probes.common.printable_reading import printable_reading
 from gpuyard.probes.machine_reader import assemble
 
 _PARSERS = {
@@ -33,4 +34,5 @@ def find_parser(tool: str) -> Callable[[str], Reading]:
 def replay(tool: str, output: bytes) -> Snapshot:
     """Return the snapshot in the output. Raise a ProbeError if it is not an output of this tool."""
     encoding = next((name for mark, name in _MARKS.items() if output.startswith(mark)), "utf-8")
-    return assemble(None, Host(), [find_parser(tool)(output.decode(encoding, "replace"))])
+    reading = find_parser(tool)(output.decode(encoding, "replace"))
+    return assemble(None, Host(), [printable_reading(reading)])

@@ -50,15 +50,15 @@ class SimulatedDevices:
 
     def idle_seconds(self, device_id: str) -> dict[int, float]:
         """Return for each process without load on the device the seconds since its last change of use."""
-        with self.shares.locked():
-            changed = {path: path.stat().st_mtime for path in self.folder.glob("*.share")}
-            taken = self.shares.live().values()
-        pids = {share.pid for share in taken if not share.load_percent.get(device_id)}
         now = time.time()
-        return {
-            pid: max(0.0, now - max(moment for path, moment in changed.items() if path.name.startswith(f"{pid}-")))
-            for pid in pids
-        }
+        idle_s: dict[int, float] = {}
+        with self.shares.locked():
+            for path, share in self.shares.live().items():
+                with contextlib.suppress(FileNotFoundError):
+                    since_s = max(0.0, now - path.stat().st_mtime)
+                    if not share.load_percent.get(device_id):
+                        idle_s[share.pid] = min(since_s, idle_s.get(share.pid, since_s))
+        return idle_s
 
 
 class SimulatedUse:
@@ -112,6 +112,8 @@ class SimulatedUse:
         while True:
             with self._devices.shares.locked():
                 share = simulated_usage.read(self._descriptor)
+                if share is None:
+                    raise EnvironmentFault(f"this process's share in {self._devices.folder} was overwritten")
                 if not share.is_locked:
                     yield share
                     return

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, read_line
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
+from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
 
 _STATE = "|".join(JobState)
@@ -124,7 +124,7 @@ class ChangeRequest(Struct, frozen=True, kw_only=True):
 
 
 class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class CleanRequest(Struct, frozen=True, kw_only=True):

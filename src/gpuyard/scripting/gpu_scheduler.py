@@ -20,6 +20,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, find_devices
+from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import parse_size
@@ -75,6 +76,8 @@ class GPUScheduler:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="request at least one GPU")
+        if abs(operator.index(priority)) > MAX_PRIORITY:
+            raise UserError(f"priority is {priority}", hint=f"give a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         vram_mb = parse_size(vram) if isinstance(vram, str) else vram
         self._memory_mb = memory_free_threshold_gb * 1024 if vram_mb is None else float(vram_mb)
         if vram is not None and not 0 < self._memory_mb < math.inf:

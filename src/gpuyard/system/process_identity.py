@@ -6,8 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpuyard.core.lease import Holder
+from gpuyard.core.printable_text import printable
 
 _LONGEST_LABEL = 200
+_LONGEST_USER = 100
 
 
 def this_process(label: str | None = None) -> Holder:
@@ -23,16 +25,14 @@ def this_process(label: str | None = None) -> Holder:
 
 
 def tidy_label(label: str | None) -> str | None:
-    """Shorten a label to 200 characters, and replace control characters, which would garble a terminal."""
-    if label is None or (label.isprintable() and len(label) <= _LONGEST_LABEL):
-        return label
-    return "".join(letter if letter.isprintable() else "?" for letter in label[:_LONGEST_LABEL])
+    """Shorten a label to 200 characters, and make it printable."""
+    return None if label is None else printable(label, _LONGEST_LABEL)
 
 
 @lru_cache(maxsize=256)  # the system may ask a directory server
 def user_name(uid: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return printable(pwd.getpwuid(uid).pw_name, _LONGEST_USER)
     except KeyError:
         return str(uid)
 

@@ -108,7 +108,7 @@ def test_a_label_with_control_characters_is_cleaned_and_hides_no_lease(ledger: L
         lease = ledger.claim(holder, take("G0"), DEADLINE_S)
         assert lease is not None
         (listed,) = ledger.leases()
-        assert (listed.holder.label or "").startswith("?[2Jgonexxx")
+        assert (listed.holder.label or "").startswith("\\x1b[2Jgonexxx")
         assert len(listed.holder.label or "") == 200
         lease.release()
 
@@ -180,7 +180,7 @@ def test_no_file_content_blocks_other_processes(content: bytes) -> None:
 
 
 def test_a_huge_number_in_a_record_is_harmless(ledger: Ledger) -> None:
-    content = A_RECORD.replace(b'"pid": 1', b'"pid": 1' + b"0" * 400)
+    content = A_RECORD.replace(b'"uid": 0', b'"uid": 1' + b"0" * 400)
     with held(ledger.folder / "x.lease", content):
         assert len(live(ledger)[0]) == 1
 

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     Kind = Literal["flag", "whole", "number", "size", "time", "choice", "text", "word", "texts", "ids"]
 
+# Priorities are from -MAX_PRIORITY to MAX_PRIORITY.
+MAX_PRIORITY = 1_000_000
+
 
 class SubmitOption:
     """One option: `--name METAVAR`, or a flag where the kind is "flag".
@@ -77,7 +80,7 @@ _TABLE = (
                  is_for_gpu=True),
     SubmitOption("max-power-w", "number", "W", "Only GPUs that draw no more than W watts.", is_local=True,
                  is_for_gpu=True),
-    SubmitOption("priority", "whole", "N", "Higher starts earlier.", note="0", least=-1_000_000, most=1_000_000,
+    SubmitOption("priority", "whole", "N", "Higher starts earlier.", note="0", least=-MAX_PRIORITY, most=MAX_PRIORITY,
                  label="Priority"),
     SubmitOption("preempt", "flag", None, "Preempt jobs of lower priority; the default priority is 100 then.",
                  label="Urgent: preempt other jobs", is_local=True, is_for_gpu=True),

@@ -15,6 +15,7 @@ from gpuyard.core.job.job import Attempt, Job, OutcomeKind, PublishedEvent, Publ
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.notify.subscriptions import Event
+from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_foreign_processes
@@ -109,8 +110,7 @@ def at_host(host: str) -> str:
 
 def plain(text: str) -> str:
     """Return the text as one printable line of limited length."""
-    cut = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
-    return "".join(character if character.isprintable() else "?" for character in cut)
+    return printable(text, _MAX_LENGTH)
 
 
 def _what_happened(event: Event, job: Job) -> str:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need, RestOfDevice
+from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
@@ -21,6 +22,7 @@ _TINY_MB, _TINY_PART = 1024.0, 0.05
 _UNLISTED_PART = 0.5
 # A text names at most this many foreign processes.
 _NAMED_PROCESSES = 3
+_LONGEST_NAME = 60
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -197,7 +199,8 @@ def _describe_foreign_load(load: ForeignLoad) -> str:
     names = []
     for foreign in load.processes[:_NAMED_PROCESSES]:
         user = f", user {foreign.user}" if foreign.user else ""
-        names.append(f"{foreign.process.name or 'process'} (pid {foreign.process.pid}{user})")
+        name = printable(foreign.process.name or "process", _LONGEST_NAME)
+        names.append(f"{name} (pid {foreign.process.pid}{user})")
     if len(load.processes) > len(names):
         names.append(f"{len(load.processes) - len(names)} more")
     who = ", ".join(names) or "processes outside gpuyard"

@@ -54,6 +54,8 @@ _MEASURES = {
     ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
 }
 
+# A text names at most this many holders.
+_NAMED_HOLDERS = 8
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
 REMEDIES = {
     ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
@@ -95,7 +97,10 @@ def describe_holder(holder: Holder) -> str:
 
 
 def list_holders(holders: Sequence[Holder]) -> str:
-    return "; ".join(map(describe_holder, holders))
+    """Return a text that names the first holders, and counts the others."""
+    more = len(holders) - _NAMED_HOLDERS
+    names = "; ".join(map(describe_holder, holders[:_NAMED_HOLDERS]))
+    return f"{names}; and {more} more" if more > 0 else names
 
 
 def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:

@@ -15,6 +15,7 @@ import time
 
 from gpuyard.core.notify.messages import Message
 from gpuyard.core.notify.subscriptions import is_url, redact
+from gpuyard.core.printable_text import printable
 from gpuyard.installation import find_installation
 
 LIMIT_S = 30.0
@@ -122,9 +123,8 @@ class Sending:
     def _with_last_line(self, how: str) -> str:
         lines = self._output.decode("utf-8", "replace").splitlines()
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        last = "".join(letter if letter.isprintable() else "?" for letter in last)
         shown = redact(last, self.target) if is_url(self.target) else last
-        return f"{how}: {shown[:200]}" if shown else how
+        return f"{how}: {printable(shown, 200)}" if shown else how
 
 
 def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:

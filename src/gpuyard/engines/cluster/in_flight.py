@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.outcome import decide
 from gpuyard.engines.cluster.site import (
@@ -67,6 +68,7 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
+        reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""
         return SiteStatus(job_id=int(job_id), attempt=int(attempt), site_id=site_id, reason=reason, place=place, at=at)
@@ -256,6 +258,7 @@ class InFlightJobs:
         del self._submissions[token].elements[number]
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
+        outcome = replace(outcome, reason=outcome.reason and printable(outcome.reason))
         return Ended(
             job_id=int(job_id),
             attempt=int(attempt),

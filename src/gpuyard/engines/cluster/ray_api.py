@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed
 from gpuyard.core.job.job import DEFAULT_GRACE_S
+from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
     ElementRef,
@@ -230,7 +231,7 @@ def gist(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip(" .\t")]
     if not lines:
         return ""
-    return (lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0])[:300]
+    return printable(lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0], 300)
 
 
 # Capacity

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 
 _OURS = "gpuyard:"
@@ -375,4 +376,4 @@ def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:
 
 def _in_one_line(errors: str) -> str:
     lines = (_PREFIX.sub("", line).strip() for line in errors.splitlines())
-    return "; ".join(dict.fromkeys(line for line in lines if line))[:_LONGEST]
+    return printable("; ".join(dict.fromkeys(line for line in lines if line)), _LONGEST)

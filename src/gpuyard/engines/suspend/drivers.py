@@ -156,7 +156,7 @@ class Simulated:
 
     def state(self, pid: int) -> CudaProcessState | None:
         with self._locked() as taken:
-            mine = [share for share in taken.values() if share.pid == pid]
+            mine = list(_of_process(pid, taken).values())
         if not mine:
             return None
         if any(share.is_suspended for share in mine):
@@ -171,7 +171,7 @@ class Simulated:
 
     def restore(self, pid: int) -> None:
         with self._locked() as taken:
-            mine = {path: share for path, share in taken.items() if share.pid == pid}
+            mine = _of_process(pid, taken)
             is_ruined = any(share.is_ruined for share in mine.values())
             for device in self._devices.values():
                 back_mb = sum((share.suspended_mb.get(device.id, 0.0) for share in mine.values()), 0.0)
@@ -212,9 +212,14 @@ class Simulated:
 
     def _change(self, pid: int, change: Callable[[SimulatedShare], SimulatedShare]) -> None:
         with self._locked() as taken:
-            for path, share in taken.items():
-                if share.pid == pid:
-                    _write(path, change(share))
+            for path, share in _of_process(pid, taken).items():
+                _write(path, change(share))
+
+
+def _of_process(pid: int, taken: dict[Path, SimulatedShare]) -> dict[Path, SimulatedShare]:
+    """Return the shares of a process of this user. Another user's file may name any process."""
+    mine = {path: share for path, share in taken.items() if share.pid == pid}
+    return {path: share for path, share in mine.items() if path.stat().st_uid == os.geteuid()}
 
 
 def _write(path: Path, share: SimulatedShare) -> None:

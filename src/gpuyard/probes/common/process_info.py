@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from gpuyard.core.printable_text import printable
 from gpuyard.core.snapshot import Process
 
 
@@ -40,13 +41,13 @@ def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                found[pid] = ProcessInfo(user=process.username(), command=_command(process.cmdline(), process.name()))
+                command = _command(process.cmdline(), process.name())
+                found[pid] = ProcessInfo(user=printable(process.username()), command=command)
         except (psutil.Error, OSError, KeyError):
             continue
     return found
 
 
 def _command(argv: list[str], name: str) -> str:
-    """Return the command on one line, without the program's directory and without control characters."""
-    text = " ".join([os.path.basename(argv[0]), *argv[1:]]) if argv and argv[0] else name
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    """Return the command on one line, without the program's directory, made printable."""
+    return printable(" ".join([os.path.basename(argv[0]), *argv[1:]]) if argv and argv[0] else name)

@@ -147,5 +147,7 @@ def _open_closed_streams() -> None:
 
 
 def _print_error(text: str) -> None:
-    sys.stderr.write(f"gpuyard: {text}\n")
+    from gpuyard.core.printable_text import printable_lines
+
+    sys.stderr.write(f"gpuyard: {printable_lines(text)}\n")
     sys.stderr.flush()

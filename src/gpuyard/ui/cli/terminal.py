@@ -3,6 +3,7 @@
 import os
 import sys
 
+from gpuyard.core.printable_text import printable_lines
 from gpuyard.ui.cli.text_table import join_cells, lay_out
 
 TYPE_CHECKING = False
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from gpuyard.ui.cli.text_table import Column, Line
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_CODES = frozenset({"0", *STYLES.values()})
 
 
 def is_terminal(stream: "TextIO") -> bool:
@@ -51,16 +53,29 @@ def _number(variable: str) -> int | None:
 
 
 def say(*lines: str) -> None:
-    """Print lines. Characters that the encoding of standard output lacks become question marks."""
+    """Print lines without control characters, except for the colours of `paint`. Characters that the encoding of
+    standard output lacks become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
-        sys.stdout.write(f"{line.encode(encoding, 'replace').decode(encoding)}\n")
+        shown = line if line.isprintable() else _without_controls(line)
+        sys.stdout.write(f"{shown.encode(encoding, 'replace').decode(encoding)}\n")
 
 
 def note(text: str) -> None:
-    """Print a line to standard error, which escapes characters that its encoding lacks."""
-    sys.stderr.write(f"{text}\n")
+    """Print lines to standard error, without control characters. It escapes characters that its encoding lacks."""
+    sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
+
+
+def _without_controls(line: str) -> str:
+    """Return the line with escapes for control characters, except for ends of lines and the codes of `paint`."""
+    first, *others = line.split("\x1b[")
+    parts = [printable_lines(first)]
+    for part in others:
+        code, _, rest = part.partition("m")
+        is_ours = code in _CODES
+        parts.append(f"\x1b[{code}m{printable_lines(rest)}" if is_ours else printable_lines(f"\x1b[{part}"))
+    return "".join(parts)
 
 
 def table_lines(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> list[str]:

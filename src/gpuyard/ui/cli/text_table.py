@@ -13,7 +13,8 @@ Line = tuple[Span, ...]
 
 GAP = "  "
 _SHORTEST = 14
-_LONGEST_UNBOUNDED = 60
+# Without a width, as in a pipe: a column, and the last one.
+_LONGEST_UNBOUNDED, _LONGEST_LAST = 60, 1000
 
 
 class Column:
@@ -79,7 +80,7 @@ def _shrink_long_columns(columns: "Sequence[Column]", widths: list[int], kept: l
     long = sorted((at for at in kept if columns[at].is_long), key=lambda at: widths[at])
     if width is None:
         for at in long:
-            widths[at] = widths[at] if at == kept[-1] else min(widths[at], _LONGEST_UNBOUNDED)
+            widths[at] = min(widths[at], _LONGEST_LAST if at == kept[-1] else _LONGEST_UNBOUNDED)
         return
     left = width - sum(widths[at] for at in kept if not columns[at].is_long) - len(GAP) * (len(kept) - 1)
     for number, at in enumerate(long):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size
+from gpuyard.leases.records import BadRecord
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
 from gpuyard.ui.cli.text_table import Line, make_columns
@@ -16,6 +17,10 @@ _LEASES = make_columns(
     "lease", "gpus", "user", "pid", "since", "reserved", "measured", "label",
     right=("pid", "since", "reserved", "measured"), long=("label",),
 )  # fmt: skip
+_MOST_IGNORED = 10
+_REMEDY = (
+    "an ignored file holds no GPU and no place in the queue; its user, or the lease directory's owner, can remove it"
+)
 _FOREIGN = make_columns(
     "without a lease", "pid", "user", "memory", "idle", "command", right=("pid", "memory", "idle"), long=("command",)
 )
@@ -29,6 +34,7 @@ def lease_lines(
     if status.leases:
         lines = table_lines(_LEASES, [_lease_row(lease, status) for lease in status.leases], frame)
     lines += [((_waiting_line(waiting, status), None),) for waiting in status.waiting]
+    lines += [(("! ", "yellow"), (text, None)) for text in ignored_texts(status.bad)]
     rows = [
         [
             _label(use.device_id, status.snapshot.devices),
@@ -41,6 +47,14 @@ def lease_lines(
         for use in status.foreign_uses
     ]
     return [*lines, (), *table_lines(_FOREIGN, rows, frame)] if rows else lines
+
+
+def ignored_texts(bad: Sequence[BadRecord]) -> list[str]:
+    """Return a line for each of the first ignored records, and what to do about them."""
+    lines = [str(record) for record in bad[:_MOST_IGNORED]]
+    if len(bad) > _MOST_IGNORED:
+        lines.append(f"and {len(bad) - _MOST_IGNORED} more files are ignored; `gpuyard leases --json` lists them")
+    return [*lines, _REMEDY] if lines else []
 
 
 def _need_text(need: Need) -> str:

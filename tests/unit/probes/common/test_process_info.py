@@ -13,7 +13,7 @@ def test_a_process_has_its_user_and_its_command_in_one_line() -> None:
         info = describe_processes([process.pid])[process.pid]
         process.communicate(b"\n")
     assert info.command is not None
-    assert info.command.startswith(f"{os.path.basename(sys.executable)} -c print(flush=True) input() odd = ")
+    assert info.command.startswith(f"{os.path.basename(sys.executable)} -c print(flush=True)\\ninput()\\nodd = ")
     assert info.command.endswith("--lr 3e-4")
     assert info.command.isprintable()
     assert info.user

@@ -9,11 +9,14 @@ import click
 from msgspec import to_builtins
 
 from gpuyard import __version__
+from gpuyard.config import lease_dir
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
 from gpuyard.engines.registry import Checked, check_engines
-from gpuyard.errors import ProbeError, UserError
+from gpuyard.errors import EnvironmentFault, ProbeError, UserError
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.records import BadRecord
 from gpuyard.probes.common.kernel_files import gpus_on_pci
 from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
@@ -22,6 +25,7 @@ from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
 from gpuyard.ui.views.device_tables import snapshot_lines
+from gpuyard.ui.views.lease_tables import ignored_texts
 
 
 @click.group("doctor", invoke_without_command=True)
@@ -29,7 +33,7 @@ from gpuyard.ui.views.device_tables import snapshot_lines
 @deadline_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
-    """Check which probes and engines work, and say how to fix those that do not.
+    """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored.
 
     Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, or an engine cannot be loaded.
     """
@@ -38,11 +42,12 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()
     engines = list(check_engines())
+    bad = _ignored_records()
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     if as_json:
-        say_json(_report(checks, plugged, engines, advice))
+        say_json({**_report(checks, plugged, engines, advice), "ignored_records": to_builtins(bad)})
     else:
-        _print_report(checks, engines, advice)
+        _print_report(checks, engines, advice, ignored_texts(bad))
     return 1 if advice else 0
 
 
@@ -81,6 +86,15 @@ def _advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
     return list(dict.fromkeys(advice))
 
 
+def _ignored_records() -> tuple[BadRecord, ...]:
+    """Return the ignored files of the lease directory. They are no fault of this machine: any user can make them."""
+    folder = lease_dir()
+    try:
+        return Ledger(folder).contents().bad if folder.is_dir() else ()
+    except (EnvironmentFault, OSError):
+        return ()  # commands that need the directory say so
+
+
 def _settings() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("GPUYARD_")}
 
@@ -111,13 +125,13 @@ def _report(
     }
 
 
-def _print_report(checks: list[Checkup], engines: list[Checked], advice: list[str]) -> None:
+def _print_report(checks: list[Checkup], engines: list[Checked], advice: list[str], notices: list[str]) -> None:
     say(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     say(*(f"{name}={value}" for name, value in _settings().items()))
     rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
     rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]
     _print_results(rows)
-    say(*(f"{paint('!', 'yellow')} {line}" for line in advice))
+    say(*(f"{paint('!', 'yellow')} {line}" for line in [*advice, *notices]))
     if not advice:
         found = any(check.devices for check in checks)
         say("No problems found." if found else "No problems found. No GPU is plugged in.")

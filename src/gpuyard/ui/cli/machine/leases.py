@@ -17,7 +17,7 @@ from gpuyard.probes.common.idle_time import idle_seconds
 from gpuyard.probes.common.process_info import ProcessInfo, describe_processes
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
-from gpuyard.ui.cli.terminal import say_json, say_lines
+from gpuyard.ui.cli.terminal import note, say, say_json, say_lines
 from gpuyard.ui.views.lease_tables import lease_lines
 
 
@@ -48,7 +48,7 @@ def release_command(lease_id: str) -> None:
     Others can use its GPUs from then on. A program that still runs is not stopped: it continues without a lease.
     """
     open_ledger().end(lease_id)
-    click.echo(f"released {lease_id}")
+    say(f"released {lease_id}")
 
 
 @command.command("init-shared")
@@ -68,8 +68,8 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     made = make_shared_directory(folder.absolute(), number)
     shut = find_closed_parent(made)
     if shut is not None:
-        click.echo(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard", err=True)
-    click.echo(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
+        note(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard")
+    say(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
 
 
 def _as_dict(
@@ -115,4 +115,5 @@ def _as_dict(
             }
             for use in status.foreign_uses
         ],
+        "ignored": to_builtins(status.bad),
     }

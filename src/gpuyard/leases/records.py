@@ -1,0 +1,176 @@
+"""The content of lease and ticket files: how it is written, and what is accepted of it.
+
+Each file in a shared ledger may be another user's, and is read as hostile:
+- The user is the owner of the file, and the time is the file's, whatever its content says.
+- A record is accepted only if every field is within the bounds below. Placement and every face can rely on them.
+- A record that is not accepted is ignored and named: `read_record` returns a BadRecord, and never raises.
+- A priority beyond what the command line allows counts as the nearest that it allows.
+- At most MAX_TICKETS_PER_USER tickets of one user count, the oldest.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.job.submit_options import MAX_PRIORITY
+from gpuyard.core.lease import Holder, Lease, Need, PartOfDevice, Share, Ticket
+from gpuyard.core.printable_text import printable
+from gpuyard.leases.lock_file import HeldFile
+from gpuyard.system.process_identity import tidy_label, user_name
+
+LEASE, TICKET = ".lease", ".ticket"
+MAX_TICKETS_PER_USER = 128
+MAX_DEVICES = 4096
+_MAX_PID = 1 << 22  # the largest value of the kernel's pid_max
+_MAX_MB = 1e9
+_MAX_FIGURE = 1e12  # of percentages, watts and times
+_MAX_TEXT = 200
+_MAX_NAME = 100
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{_MAX_NAME}}}", re.ASCII)
+
+
+class LeaseRecord(Struct, frozen=True, kw_only=True):
+    holder: Holder
+    shares: tuple[Share, ...]
+
+
+class TicketRecord(Struct, frozen=True, kw_only=True):
+    holder: Holder
+    need: Need
+    priority: int
+
+
+class BadRecord(Struct, frozen=True, kw_only=True):
+    """A held file that is ignored. `name` is the file's name, made printable; `user` is the file's owner."""
+
+    name: str
+    uid: int
+    user: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user} is ignored: {self.problem}"
+
+
+def encode_lease(holder: Holder, shares: tuple[Share, ...]) -> bytes:
+    return msgspec.json.encode(LeaseRecord(holder=holder, shares=shares))
+
+
+def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
+    return msgspec.json.encode(TicketRecord(holder=holder, need=need, priority=priority))
+
+
+def replace_shares(content: bytes, shares: tuple[Share, ...]) -> bytes:
+    """Return the content of a lease with other shares. Raises MsgspecError if it is not a lease."""
+    return msgspec.json.encode(replace(msgspec.json.decode(content, type=LeaseRecord), shares=shares))
+
+
+def read_record(found: HeldFile) -> Lease | Ticket | BadRecord | None:
+    """Return the lease or ticket of a held file, or None for a lease without shares (a suspended job's)."""
+    try:
+        return _read_lease(found) if found.name.endswith(LEASE) else _read_ticket(found)
+    except _RefusedError as error:
+        problem = str(error)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"it cannot be decoded: {error}"
+    return bad_record(found.name, found.uid, problem)
+
+
+def bad_record(name: str, uid: int, problem: str) -> BadRecord:
+    return BadRecord(
+        name=printable(name, _MAX_NAME), uid=uid, user=user_name(uid), problem=printable(problem, _MAX_TEXT)
+    )
+
+
+def oldest_per_user(tickets: Iterable[Ticket]) -> tuple[tuple[Ticket, ...], list[BadRecord]]:
+    """Return the tickets that count, and those of users who have too many. A stranger with thousands of tickets must
+    not make placement slow for all."""
+    counts: Counter[int] = Counter()
+    kept, bad = [], []
+    for ticket in sorted(tickets, key=lambda ticket: (ticket.since, ticket.id)):
+        counts[ticket.holder.uid] += 1
+        if counts[ticket.holder.uid] <= MAX_TICKETS_PER_USER:
+            kept.append(ticket)
+        else:
+            problem = f"only the oldest {MAX_TICKETS_PER_USER} tickets of a user count"
+            bad.append(bad_record(ticket.id + TICKET, ticket.holder.uid, problem))
+    return tuple(kept), bad
+
+
+class _RefusedError(ValueError):
+    """A field is out of bounds. The text names the field."""
+
+
+def _read_lease(found: HeldFile) -> Lease | None:
+    record = msgspec.json.decode(found.content, type=LeaseRecord)
+    holder = _check_holder(found, record.holder)
+    shares = record.shares
+    if len({share.device_id for share in shares}) < len(shares) or len(shares) > MAX_DEVICES:
+        raise _RefusedError(f"it lists a device twice, or more than {MAX_DEVICES} devices")
+    for share in shares:
+        _check_device_id(share.device_id)
+        _check_figure("memory_mb", share.memory_mb, _MAX_MB)
+        _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
+        _check_figure("load_percent", share.load_percent)
+    return Lease(id=found.id, holder=holder, shares=shares, since=found.made_at) if shares else None
+
+
+def _read_ticket(found: HeldFile) -> Ticket:
+    record = msgspec.json.decode(found.content, type=TicketRecord)
+    holder = _check_holder(found, record.holder)
+    _check_need(record.need)
+    priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, record.priority))
+    return Ticket(id=found.id, holder=holder, need=record.need, since=found.made_at, priority=priority)
+
+
+def _check_holder(found: HeldFile, holder: Holder) -> Holder:
+    """Return the holder with the user that owns the file, and with a label that can be shown."""
+    if not _NAME.fullmatch(found.id):
+        raise _RefusedError("the file's name is not one that gpuyard gives")
+    _check_count("pid", holder.pid, 1, _MAX_PID)
+    _check_figure("pid_started", holder.pid_started)
+    _check_text("boot_id", holder.boot_id)
+    return replace(holder, uid=found.uid, user=user_name(found.uid), label=tidy_label(holder.label))
+
+
+def _check_need(need: Need) -> None:
+    _check_count("devices", need.devices, 0, MAX_DEVICES)
+    _check_figure("the memory", need.required_mb, _MAX_MB)
+    if isinstance(need.memory, PartOfDevice):
+        _check_figure("part", need.memory.part, 1.0)
+    for name in (
+        "load_percent", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent",
+        "min_host_memory_mb",
+    ):  # fmt: skip
+        _check_figure(name, getattr(need, name))
+    ids = (*(need.only or ()), *need.banned)
+    _check_count("the number of device ids", len(ids), 0, 2 * MAX_DEVICES)
+    for device_id in ids:
+        _check_device_id(device_id)
+    _check_text("model", need.model)
+
+
+def _check_count(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise _RefusedError(f"{name} is {value if abs(value) < 1e20 else 'huge'}, not {least} to {most}")
+
+
+def _check_figure(name: str, value: float | None, most: float = _MAX_FIGURE) -> None:
+    """JSON has no NaN and no infinity, and the decoder refuses numbers that are too large for a float."""
+    if value is not None and not 0.0 <= value <= most:
+        raise _RefusedError(f"{name} is {value:g}, not 0 to {most:g}")
+
+
+def _check_device_id(device_id: str) -> None:
+    if not device_id:
+        raise _RefusedError("a device id is empty")
+    _check_text("a device id", device_id)
+
+
+def _check_text(name: str, text: str | None) -> None:
+    if text is not None and (len(text) > _MAX_TEXT or not text.isprintable()):
+        raise _RefusedError(f"{name} is too long or not printable")

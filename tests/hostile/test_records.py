@@ -1,0 +1,303 @@
+"""Attacks with lease and ticket files whose content or name is forged."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gpuyard.core.lease import Need
+from gpuyard.errors import UserError
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_directory import make_shared_directory
+from gpuyard.leases.records import MAX_TICKETS_PER_USER
+from gpuyard.system.process_identity import this_process
+from gpuyard.wait_for_devices import Acquisition
+from tests.hostile.catalogue import attack
+from tests.hostile.ledger_attacks import (
+    anne_gets,
+    ben_holds,
+    gpuyard,
+    hold_files,
+    ignored,
+    lease_gpus,
+    record,
+    ticket_order,
+    two_gpus,
+)
+from tests.hostile.users import ANNE, BEN, act_as, stay_as
+from tests.unit.leases import DEADLINE_S, child, nothing
+
+ONE_GPU = {"devices": 1}
+A_SHARE = {"device_id": "G0", "memory_mb": 1024.0, "is_exclusive": False}
+
+
+@pytest.fixture
+def ledger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger that root, Anne and Ben share; root's commands see two simulated GPUs."""
+    folder = make_shared_directory(place / "ledger")
+    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(folder))
+    monkeypatch.setenv("GPUYARD_HOME", str(place / "home"))
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    return folder
+
+
+@attack("hold a ticket with the pid -5", before="every `run`, script and daemon raised ValueError", now="ignored")
+def test_ticket_with_a_negative_pid(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.ticket", record(need=ONE_GPU, pid=-5))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+        assert gpuyard("run", "--gpus", "2", "true").returncode == 0
+        (found,) = ignored()
+        assert (found["name"], found["uid"]) == ("1-0.ticket", BEN)
+        assert found["problem"] == "pid is -5, not 1 to 4194304"
+        assert b"1-0.ticket of" in gpuyard("doctor").stdout
+
+
+@attack("hold a ticket with a pid that no C type can hold", before="a GPU was kept free for it", now="ignored")
+def test_ticket_with_a_huge_pid(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.ticket", record(need=ONE_GPU, pid=10**18)), ("1-1.lease", record(pid=2**63))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("hold a lease with the pid -5", before="counted as a lease", now="ignored")
+def test_lease_with_a_negative_pid(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", record([{"device_id": "G0"}], pid=-5))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+        assert gpuyard("leases").returncode == 0
+
+
+@attack(
+    "wait with the priority 10^15",
+    before="went ahead of every other user",
+    now="bounded: it counts as 1,000,000, which the command line allows everybody",
+)
+def test_ticket_with_a_huge_priority(ledger: Path) -> None:
+    with child(stay_as, ANNE, hold_files, str(ledger), [("1-0.ticket", record(need=ONE_GPU, priority=10**6))]) as anne:
+        anne.receive()
+        with ben_holds(ledger, ("2-0.ticket", record(need=ONE_GPU, priority=10**15))):
+            assert ticket_order(ledger) == [ANNE, BEN]
+
+
+@attack(
+    "hold 300 tickets",
+    before="all were placed before each other request, which made each request slow",
+    now=f"bounded: {MAX_TICKETS_PER_USER} tickets of a user count",
+)
+def test_many_tickets(ledger: Path) -> None:
+    files = [(f"1-{number}.ticket", record(need={"devices": 3})) for number in range(300)]
+    with ben_holds(ledger, *files):
+        assert ticket_order(ledger) == [BEN] * MAX_TICKETS_PER_USER
+        assert anne_gets(ledger) == ["G0", "G1"]
+        named = gpuyard("leases").stdout
+        assert named.count(b"only the oldest") == 10
+        assert b"and 162 more files are ignored" in named
+
+
+@attack("wait for more GPUs than the machine has", before="held", now="harmless: nothing is kept free for it")
+def test_ticket_that_can_never_be_met(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.ticket", record(need={"devices": 3})), ("1-1.ticket", record(need={"devices": 9999}))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("wait for a GPU of a model that does not exist", before="held", now="harmless: nothing is kept free for it")
+def test_ticket_for_a_model_that_does_not_exist(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.ticket", record(need={"model": "(a+)+$", "only": ["G7"]}))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("wait for minus two GPUs", before="kept GPUs free for it, which it never took", now="ignored")
+def test_ticket_for_a_negative_number_of_gpus(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.ticket", record(need={"devices": -1}))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("wait with a memory of -10^300 MB", before="kept GPUs free for it, which it never took", now="ignored")
+def test_ticket_with_negative_memory(ledger: Path) -> None:
+    need = {"devices": 2, "memory": {"type": "fixed", "mb": -1e300}}
+    with ben_holds(ledger, ("1-0.ticket", record(need=need))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack(
+    "hold a lease of -100 GB of a GPU",
+    before="held",
+    now="ignored",
+)
+def test_lease_with_negative_memory(ledger: Path) -> None:
+    share = {**A_SHARE, "memory_mb": -102400.0}
+    with ben_holds(ledger, ("1-0.lease", record([share])), ("1-1.lease", record([{**share, "device_id": "G1"}]))):
+        assert anne_gets(ledger, 1, vram_mb=48000.0) is None
+        assert anne_gets(ledger, 1, vram_mb=24000.0) is not None
+
+
+@attack("hold a lease of 10^300 MB of a GPU", before="the GPU was full for all others", now="ignored")
+def test_lease_with_huge_memory(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", record([{**A_SHARE, "memory_mb": 1e300}]))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("hold a lease that lists one GPU 1,000 times", before="all 1,000 shares counted", now="ignored")
+def test_lease_that_repeats_a_device(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", record([A_SHARE] * 600))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack("claim a load of 10^300 percent", before="no shared job was placed on that GPU", now="ignored")
+def test_lease_with_a_huge_load(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", record([{**A_SHARE, "load_percent": 1e300}]))):
+        assert Ledger(ledger).leases() == ()
+
+
+@attack("hold leases of devices that do not exist", before="held", now="harmless")
+def test_leases_of_devices_that_do_not_exist(ledger: Path) -> None:
+    shares = [{"device_id": f"GHOST-{number}"} for number in range(500)]
+    with ben_holds(ledger, ("1-0.lease", record(shares))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+
+
+@attack(
+    "write another user's name and uid into a lease",
+    before="held",
+    now="harmless: the holder is the owner of the file",
+)
+def test_lease_in_anothers_name(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", record([{"device_id": "G0"}], uid=ANNE, user="anne"))):
+        (lease,) = Ledger(ledger).leases()
+        assert (lease.holder.uid, lease.holder.user) == (BEN, str(BEN))
+
+
+@attack(
+    "name another user's process in a lease, to have its memory charged to the lease",
+    before="held",
+    now="harmless: process and lease must belong to one user",
+)
+def test_lease_that_names_anothers_process(ledger: Path) -> None:
+    from gpuyard.leases.measured_usage import LeaseFinder
+
+    with ben_holds(ledger, ("1-0.lease", record([{"device_id": "G0"}], pid=os.getpid()))):
+        assert LeaseFinder(Ledger(ledger).leases()).find(os.getpid()) == []
+
+
+@attack(
+    "name a file so that it looks like a lease of its own, with 240 letters", before="counted as a lease", now="ignored"
+)
+def test_lease_with_a_long_name(ledger: Path) -> None:
+    with ben_holds(ledger, (f"{'x' * 240}.lease", record([{"device_id": "G0"}]))):
+        assert anne_gets(ledger) == ["G0", "G1"]
+        assert len(ignored()[0]["name"]) == 100
+
+
+@attack("leave pipes, links, sockets and folders that are named like leases", before="held", now="harmless")
+def test_files_that_are_not_files(ledger: Path) -> None:
+    act_as(BEN, make_odd_files, str(ledger))
+    assert anne_gets(ledger) == ["G0", "G1"]
+
+
+def make_odd_files(folder: str) -> None:
+    os.mkfifo(f"{folder}/1-0.lease")
+    os.mkfifo(f"{folder}/1-0.ticket")
+    os.symlink("/dev/zero", f"{folder}/1-1.lease")
+    os.symlink("1-1.lease", f"{folder}/1-1.ticket")
+    os.mkdir(f"{folder}/1-2.lease")
+
+
+@attack("nest a record 60,000 levels deep", before="held", now="ignored")
+def test_deeply_nested_record(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", b'{"x":' + b"[" * 60_000), ("1-0.ticket", b'{"need":' * 6000)):
+        assert anne_gets(ledger) == ["G0", "G1"]
+        assert [found["uid"] for found in ignored()] == [BEN, BEN]
+
+
+@attack("append to one's own lease until it is 1 GB", before="held", now="ignored")
+def test_huge_record(ledger: Path) -> None:
+    with child(stay_as, BEN, hold_a_huge_file, str(ledger)) as ben:
+        ben.receive()
+        assert anne_gets(ledger) == ["G0", "G1"]
+        assert len(ignored()) == 1
+
+
+def hold_a_huge_file(folder: str) -> None:
+    hold_files(folder, [("1-0.lease", record([{"device_id": "G0"}]) + b" ")])
+    os.truncate(f"{folder}/1-0.lease", 1 << 30)  # a hole: it takes no space
+
+
+@attack("end another user's lease with `gpuyard leases release`", before="held", now="refused")
+def test_release_anothers_lease(ledger: Path) -> None:
+    lease = Acquisition(Ledger(ledger), two_gpus, Need()).attempt()
+    assert lease is not None
+    with pytest.raises(UserError, match="belongs to"):
+        act_as(BEN, end_lease, str(ledger), lease.lease.id)
+    lease.release()
+
+
+def end_lease(folder: str, lease_id: str) -> None:
+    Ledger(Path(folder)).end(lease_id)
+
+
+MUTATED = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=3), st.just({})
+)
+NAMES = st.text(max_size=20).map(lambda text: text.replace("/", "_").replace("\x00", "_"))
+
+
+def rewrite_own(folder: str, content: bytes) -> None:
+    for name in ("1-0.lease", "1-0.ticket"):
+        with open(f"{folder}/{name}", "wb") as file:
+            file.write(content)
+
+
+@attack("hold leases and tickets of random bytes", before="held", now="ignored")
+def test_random_bytes(ledger: Path) -> None:
+    with ben_holds(ledger, ("1-0.lease", b" "), ("1-0.ticket", b" ")):
+
+        @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @given(st.binary(max_size=200))
+        def check(content: bytes) -> None:
+            rewrite_own(str(ledger), content)
+            assert lease_gpus(str(ledger), 2) == ["G0", "G1"]
+
+        check()
+
+
+@attack("hold tickets with a field of any value", before="some raised ValueError in every command", now="ignored")
+def test_mutated_tickets(ledger: Path) -> None:
+    fields = ("devices", "memory", "only", "banned", "vendor", "model", "max_power_w", "load_percent")
+    holders = ("pid", "pid_started", "boot_id", "label")
+    with ben_holds(ledger, ("1-0.lease", b" "), ("1-0.ticket", b" ")):
+
+        @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @given(st.sampled_from(fields + holders), MUTATED)
+        @example(field="pid", value=-1)
+        @example(field="pid", value=2**62)
+        @example(field="devices", value=-1)
+        def check(field: str, value: object) -> None:
+            need = {"devices": 3} | ({field: value} if field in fields else {})
+            holder = {} if field in fields else {field: value}
+            rewrite_own(str(ledger), record(need=need, **holder))
+            assert lease_gpus(str(ledger), 1) is not None or field == "devices"
+
+        check()
+
+
+@attack("give lease files any names", before="held", now="ignored")
+def test_any_file_name(ledger: Path) -> None:
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(NAMES)
+    def check(name: str) -> None:
+        path = f"{ledger}/x{name}.lease".encode(errors="surrogatepass")
+        from gpuyard.leases.lock_file import LockFile
+
+        file = LockFile(os.fsdecode(path), record([{"device_id": "G0"}]))
+        os.chown(path, BEN, BEN)
+        contents = Ledger(ledger).contents()
+        file.release()
+        for lease in contents.leases:
+            assert lease.id.isascii()
+            assert lease.id.isprintable()
+        for bad in contents.bad:
+            assert bad.name.isprintable()
+        assert len(contents.leases) + len(contents.bad) == 1
+
+    check()
