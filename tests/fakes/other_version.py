@@ -34,7 +34,7 @@ def _main(version: str, kind: str) -> None:
     from gpuyard.daemon.server import connection
 
     if kind == "silent":
-        vars(connection).update(COMMON_HEADERS=(), refuse_if_too_old=lambda _: None)
+        vars(connection).update(COMMON_HEADERS=(), refuse_if_too_old=lambda _: True)
     sys.exit(run_daemon(is_managed=kind == "run"))
 
 

@@ -112,10 +112,18 @@ FAULTS = (
     Fault(
         id="daemon-silent-clients-stay",
         file=f"{_DAEMON}/server/connection.py",
-        old="            self._set_timer(limits.silent_s, self._transport.abort)\n",
+        old="            self._set_timer(silent_s, self._transport.abort)\n",
         new="            self._cancel_timer()\n",
         breaks="Clients that send nothing use up all connections, and no other client is served.",
         near=(f"{_TESTS}/test_daemon_http.py::test_silent_clients_are_dropped_after_a_timeout",),
+    ),
+    Fault(
+        id="daemon-strangers-use-up-connections",
+        file=f"{_DAEMON}/server/stranger_limit.py",
+        old="        if len(self._network_of) >= self._most:\n",
+        new="        if False:\n",
+        breaks="Clients without the token hold any number of the daemon's connections.",
+        near=("tests/unit/daemon/server/test_stranger_limit.py",),
     ),
     Fault(
         id="daemon-slow-viewer-fills-memory",

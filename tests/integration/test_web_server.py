@@ -220,15 +220,22 @@ def test_too_many_requests_get_429_with_retry_after(web: WebPage) -> None:
 
 def test_streams_and_connections_are_limited_and_a_disconnect_frees_a_slot(web: WebPage) -> None:
     with contextlib.ExitStack() as stack:
-        viewers = [stack.enter_context(web.dial()) for _ in range(64)]
-        for viewer in viewers:
+        viewers = []
+        for _ in range(64):
+            viewer = stack.enter_context(web.dial())
+            viewers.append(viewer)
             viewer.sendall(web.head("GET", EVENTS))
             assert b"200 OK" in receive_until(viewer, b"\r\n\r\n")
         refused = web.get(EVENTS)
         assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         assert web.get("/v1/status").status == 200
-        idle = [stack.enter_context(web.dial()) for _ in range(70)]
-        until(lambda: b" 503 " in receive_until(idle[-1], b"\r\n\r\n"), "the limit")
+        idle = []
+        for _ in range(64):
+            each = stack.enter_context(web.dial())
+            idle.append(each)
+            each.sendall(web.head("GET", "/v1/session"))
+            assert b"200 OK" in receive_until(each, b"}")
+        assert web.get("/v1/session").status == 503
         assert web.queue.get("/status")["pid"]
         viewers[0].close()
 

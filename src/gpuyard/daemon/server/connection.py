@@ -5,7 +5,8 @@ Rules:
 - No client can delay others: a client that sends nothing, sends half a request or does not read its response is
   disconnected after a time limit.
 - A client that closes its side has gone: the handler of its request is cancelled.
-- A rejected client does not count towards the connection limit.
+- A rejected client does not count towards the connection limit, nor does one that has not sent its token yet: strangers
+  have a small limit of their own, and little time (`stranger_limit.py`).
 - A client that falls behind in reading a stream is disconnected, and can connect again.
 - An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` 503, any other one 500 with a
   traceback in the log.
@@ -22,6 +23,7 @@ from typing import cast
 from msgspec import Struct
 
 from gpuyard.daemon.server import http_parser as http
+from gpuyard.daemon.server.stranger_limit import StrangerLimit, network_of
 from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, refuse_if_too_old, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
 
@@ -29,16 +31,21 @@ HttpAnswer = http.Response | http.ResponseStream
 Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
 # Return why this client is refused, or None to accept it.
 PeerCheck = Callable[[socket.socket], str | None]
-# Raise HttpError to refuse a request before its body is read.
-HeadCheck = Callable[[http.Request], None]
+# Raise HttpError to refuse a request before its body is read. Return whether it proves that its client has access.
+HeadCheck = Callable[[http.Request], bool]
 _log = logging.getLogger(__name__)
 # Pipelined requests answered in a row before other connections get their turn: a few milliseconds.
 _IN_A_ROW = 32
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
+    """`strangers`: how many clients may be connected before they have proven that they have access, in addition to
+    `connections`. None: `check_peer` alone decides about access."""
+
     connections: int = 512
-    silent_s: float = 60.0  # before the first request; later a connection may idle without limit
+    strangers: int | None = None
+    # Before the first request; later a connection may idle without limit. A stranger must send its whole head by then.
+    silent_s: float = 60.0
     half_request_s: float = 30.0
     unread_answer_s: float = 30.0
     # How long a refused client may read the reason: closing at once would reset the connection while it still sends.
@@ -64,6 +71,7 @@ class Server:
         self.handler, self.limits, self.check_peer, self.check_head = handler, limits, check_peer, check_head
         self.common_headers, self.path = common_headers, path
         self.open: set[_Connection] = set()
+        self.strangers = None if limits.strangers is None else StrangerLimit[_Connection](limits.strangers)
         self.refused: set[_Connection] = set()  # they wait to read their refusal
         self.listener: asyncio.Server | None = None
 
@@ -79,8 +87,15 @@ class Server:
             self.listener = None
             if self.path is not None:
                 self.path.unlink(missing_ok=True)
-        for connection in [*self.open, *self.refused]:
+        strangers = [] if self.strangers is None else self.strangers.all()
+        for connection in [*self.open, *self.refused, *strangers]:
             connection.close()
+
+    def forget(self, connection: "_Connection") -> None:
+        self.open.discard(connection)
+        self.refused.discard(connection)
+        if self.strangers is not None:
+            self.strangers.discard(connection)
 
 
 async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits | None = None) -> Server:
@@ -142,6 +157,7 @@ class _Connection(asyncio.Protocol):
         self._awaited: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None  # set while other connections get their turn
+        self._is_known = False  # the client has proven that it has access
         self._has_sent = False
         self._is_handling = False
         self._is_checked = False  # the head of the current request
@@ -154,23 +170,25 @@ class _Connection(asyncio.Protocol):
             self._is_over = True
             self._transport.abort()
             return
-        self._server.open.add(self)
-        limits = self._server.limits
+        strangers, silent_s = self._server.strangers, self._server.limits.silent_s
         refusal = self._server.check_peer(self._transport.get_extra_info("socket"))
         if refusal is not None:
             self._refuse(http.HttpError(403, refusal))
-        elif len(self._server.open) > limits.connections:
-            message = f"the daemon has {limits.connections} connections, which is its limit"
-            self._refuse(http.HttpError(503, message, hint="try again later, or end other clients"))
-        else:
-            self._set_timer(limits.silent_s, self._transport.abort)
+        elif strangers is not None:
+            dropped = strangers.add(self, network_of(self._transport.get_extra_info("peername")))
+            if dropped is not None:
+                dropped.abort()
+            self._set_timer(silent_s, self._drop_stranger)
+        elif self._has_place():
+            self._set_timer(silent_s, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
         if not self._has_sent:
             self._has_sent = True
-            self._cancel_timer()
+            if self._is_known:  # a stranger's time goes on
+                self._cancel_timer()
         self._parser.feed(data)
         if self._awaited is None and self._turn is None and not self._is_blocked:
             self._handle_requests()
@@ -195,8 +213,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature of asyncio
         self._is_over = True
-        self._server.open.discard(self)
-        self._server.refused.discard(self)
+        self._server.forget(self)
         self._cancel_timer()
         if self._awaited is not None:
             self._awaited.cancel()
@@ -219,6 +236,10 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
         if self._transport.get_write_buffer_size():
             self._set_timer(self._server.limits.unread_answer_s, self._transport.abort)
+
+    def abort(self) -> None:
+        self._is_over = True
+        self._transport.abort()
 
     def close(self) -> None:
         """End the connection: after the response of a handler that runs now; a handler that is awaited is cancelled."""
@@ -266,12 +287,34 @@ class _Connection(asyncio.Protocol):
         """Check the head of the current request once; refuse it if the check fails."""
         if not self._is_checked:
             try:
-                self._server.check_head(request)
+                has_access = self._server.check_head(request)
             except http.HttpError as refusal:
                 self._refuse(refusal, has_body=request.method != "HEAD")
                 return False
+            if has_access and not self._is_known:
+                self._cancel_timer()
+                if not self._has_place():
+                    return False
             self._is_checked = True
         return True
+
+    def _has_place(self) -> bool:
+        """Count the client as one that has access. Refuse it, and return False, if there are too many of them."""
+        limit = self._server.limits.connections
+        if len(self._server.open) >= limit:
+            message = f"the daemon has {limit} connections, which is its limit"
+            self._refuse(http.HttpError(503, message, hint="try again later, or end other clients"))
+            return False
+        self._server.forget(self)
+        self._server.open.add(self)
+        self._is_known = True
+        return True
+
+    def _drop_stranger(self) -> None:
+        if self._has_sent:
+            self._refuse(http.HttpError(408, "the request did not arrive in time"))
+        else:
+            self.abort()
 
     def _handle(self, request: http.Request) -> None:
         is_last = self._parser.is_last
@@ -315,7 +358,7 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: http.HttpError, *, has_body: bool = True) -> None:
         self._is_over = True
-        self._server.open.discard(self)
+        self._server.forget(self)
         self._server.refused.add(self)
         if len(self._server.refused) > self._server.limits.connections:
             self._transport.abort()

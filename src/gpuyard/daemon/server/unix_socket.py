@@ -21,8 +21,8 @@ COMMON_HEADERS: Headers = ((VERSION_FIELD, __version__),)
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def refuse_if_too_old(request: Request) -> None:
-    """Refuse a request that demands a newer daemon than this one, before anything is done."""
+def refuse_if_too_old(request: Request) -> bool:
+    """Refuse a request that demands a newer daemon than this one, before anything is done. Otherwise return True."""
     wanted = request.headers.get(AT_LEAST_FIELD.lower(), __version__)
     if wanted != __version__ and is_newer(wanted, __version__):
         raise HttpError(
@@ -30,6 +30,7 @@ def refuse_if_too_old(request: Request) -> None:
             f"the daemon is version {__version__}, but the request needs at least {wanted[:100]}",
             hint="`gpuyard daemon restart` (running jobs go on)",
         )
+    return True
 
 
 def refuse_other_users(connection: socket.socket) -> str | None:

@@ -34,7 +34,7 @@ DEFAULT_PORT = 8765
 _PORTS_TRIED = 20
 # The kernel buffers this for a client that does not read, in addition to `unread_bytes`.
 _SEND_BUFFER = 256 * 1024
-_LIMITS = ConnectionLimits(connections=128, silent_s=10.0, body_bytes=8 * 1024 * 1024)
+_LIMITS = ConnectionLimits(connections=128, strangers=32, silent_s=5.0, body_bytes=8 * 1024 * 1024)
 _TOKEN_SHAPE = re.compile(r"[A-Za-z0-9_-]{32,}")
 
 

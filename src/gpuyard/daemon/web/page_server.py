@@ -104,14 +104,16 @@ class PageServer:
         self._wrong_tokens = Bucket(_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S)
         self._streams = 0
 
-    def check_head(self, request: http.Request) -> None:
-        """Refuse a request by its head, before its body has arrived."""
+    def check_head(self, request: http.Request) -> bool:
+        """Refuse a request by its head, before its body has arrived. Return whether it has the token or the cookie."""
         access.check_source(request, self.rules)
         credential = access.credential_of(request, self.rules)
         if credential is access.Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
-        if request.path != access.PAGE or request.method == "POST":
+        has_body = request.method == "POST" or request.headers.get("content-length", "0") != "0"
+        if request.path != access.PAGE or has_body:
             access.check_rights(request, credential, self.rules)
+        return credential in (access.Credential.TOKEN, access.Credential.COOKIE)
 
     def handle(self, request: http.Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         """Answer a request that `check_head` has accepted."""
