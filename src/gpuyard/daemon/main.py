@@ -40,7 +40,7 @@ _log = logging.getLogger("gpuyard")
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
-class _OneLineFormatter(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Keeps a message on one line: a path or a request that contains line ends must not look like further entries."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
@@ -55,7 +55,7 @@ def run_daemon(*, is_managed: bool = False) -> int:
     with `RESTART_STATUS`.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     try:
         folder = Path(paths.state_folder())
