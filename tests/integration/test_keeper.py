@@ -1,7 +1,9 @@
 """The keeper outlives the daemon: later daemons report each attempt once, and only started attempts run."""
 
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -244,6 +246,33 @@ def test_a_keeper_ends_when_its_engine_is_closed_and_not_before(folder: Path) ->
     engine.close()
     wait_until_gone(keeper, "the keeper")
     assert sockets_in(folder) == []
+
+
+def test_the_socket_of_a_killed_keeper_is_removed(folder: Path) -> None:
+    engine = LocalEngine(folder)
+    keeper = started(engine, 1, "true").keeper_pid
+    outcomes(engine)
+    os.kill(keeper, signal.SIGKILL)
+    wait_for(lambda: engine.ended() == [] and sockets_in(folder) == [], "the end of its socket")
+    engine.close()
+
+
+def test_a_daemon_that_starts_removes_the_sockets_of_dead_keepers_and_no_other(
+    folder: Path, tmp_path: Path, pipe: Path
+) -> None:
+    with daemon(folder, "begin", launch_of(1, *waiting(tmp_path, "up", pipe, 0))) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        first.kill()
+    alive = f"{first.attempts[0].keeper_pid}.sock"
+    with contextlib.chdir(folder / "keepers"), socket.socket(socket.AF_UNIX) as dead:
+        dead.bind("999999999.sock")
+    assert sockets_in(folder) == sorted([alive, "999999999.sock"])
+    engine = LocalEngine(folder)
+    engine.adopt(first.attempts)
+    assert sockets_in(folder) == [alive]
+    let_go(pipe)
+    assert outcomes(engine)[1].status == 0
+    engine.close()
 
 
 def test_no_signal_except_sigkill_ends_a_keeper(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:

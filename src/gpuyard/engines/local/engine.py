@@ -37,6 +37,8 @@ from gpuyard.engines.local.keeper_connection import (
     KeeperUnreachable,
     connect,
     parse_journal,
+    remove_dead_sockets,
+    remove_socket,
     spawn_keeper,
 )
 from gpuyard.engines.session.runner_command import start_command
@@ -249,6 +251,7 @@ class LocalEngine(PlacesNothing):
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
+        remove_dead_sockets(self._keepers_at)
         if self._over:
             self._poll.wake()
 
@@ -301,6 +304,7 @@ class LocalEngine(PlacesNothing):
         """All attempts of a keeper that is gone are over, and the journal has the last entries."""
         self._read_journal()
         self._over += [name for name in self._watched if name[1] == keeper_pid]
+        remove_socket(self._keepers_at, keeper_pid)
 
     def _handle(self, connection: KeeperConnection, entry: JournalEntry) -> None:
         if entry.word == HELLO:

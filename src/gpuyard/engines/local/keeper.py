@@ -94,7 +94,8 @@ class Keeper:
                     handler(event)
             if self._unwritten:
                 self._write()
-        os.unlink(self._socket)
+        if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
+            os.unlink(self._socket)
 
     def _watch(self, descriptor: int, handler: Callable[[int], object]) -> None:
         self._poll.register(descriptor, select.POLLIN)

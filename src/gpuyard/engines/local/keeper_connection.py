@@ -165,6 +165,24 @@ def connect(folder: str, pid: int) -> KeeperConnection | None:
     return KeeperConnection(pid, link)
 
 
+def remove_dead_sockets(folder: str) -> None:
+    """Remove the sockets of keepers that were killed. A keeper that ends by itself removes its own."""
+    for name in os.listdir(folder):
+        pid, dot, suffix = name.partition(".")
+        if dot and suffix == "sock" and pid.isdecimal():
+            with contextlib.suppress(KeeperUnreachable):
+                connection = connect(folder, int(pid))
+                if connection is None:
+                    remove_socket(folder, int(pid))
+                else:
+                    connection.close()
+
+
+def remove_socket(folder: str, pid: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{pid}.sock")
+
+
 def spawn_keeper(folder: str, journal: int) -> KeeperConnection:
     """Start a keeper that listens in this folder. Raises OSError."""
     ours, theirs = socket.socketpair()
