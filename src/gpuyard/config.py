@@ -17,7 +17,7 @@ from gpuyard.core.device_names import banned_ids
 from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_size
-from gpuyard.errors import UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.user_directories import user_directory
 
 
@@ -143,7 +143,10 @@ def load_config() -> Config:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Config()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:  # its mode, or no file can be opened now
+        hint = "see its owner and mode, and the limit on open files (ulimit -n)"
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error

@@ -1,11 +1,13 @@
-"""The directories of the configuration and the state."""
+"""The directories of the configuration and the state, and a configuration that cannot be read."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpuyard.config import config_dir, state_dir
+from gpuyard.config import config_dir, load_config, state_dir
+from gpuyard.errors import EnvironmentFault
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +45,10 @@ def test_gpuyard_home_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/x/state")
     monkeypatch.setenv("GPUYARD_HOME", "~/gpuyard")
     assert config_dir() == state_dir() == Path("/home/me/gpuyard")
+
+
+def test_a_file_that_cannot_be_opened_is_no_mistake_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUYARD_HOME", str(tmp_path))
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(EnvironmentFault, match=re.escape("config.toml cannot be read: Is a directory")):
+        load_config()

@@ -31,7 +31,7 @@ from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.snapshot import Sample, Snapshot
-from gpuyard.errors import StoreFault, UserError
+from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
@@ -282,7 +282,8 @@ class UserRequests:
 
 
 def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
-    """Return the submission with device ids in place of names. Raises UserError if this machine can never run it."""
+    """Return the submission with device ids in place of names. Raises UserError if this machine can never run it, and
+    EnvironmentFault if none of its devices can be used now."""
     need = submission.spec.need
     if submission.spec.engine:
         return submission
@@ -292,13 +293,19 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     if submission.devices_are_optional and not snapshot.usable_devices():
         without = replace(submission.spec, need=Need(devices=0), sees_all_devices=True)
         return replace(submission, spec=without)
+    known = snapshot.unsplit_devices()
+    if known and not snapshot.usable_devices():  # the driver or a limit of the daemon: they may be back in a moment
+        fault = known[0].fault or "unknown"
+        raise EnvironmentFault(
+            f"no GPU can be used now; {known[0].id}: {fault}", hint="`gpuyard doctor` says more; then submit again"
+        )
     need = replace(need, only=_selected_devices(submission, snapshot))
     suitable = [
         device
         for device in snapshot.usable_devices()
         if (need.only is None or device.id in need.only) and device.id not in banned and is_of_kind(need, device)
     ]
-    if not snapshot.usable_devices():
+    if not known:
         option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
         raise UserError(
             "there is no usable GPU", hint=f"`gpuyard doctor` says why; {option} runs without a GPU", code="impossible"

@@ -26,7 +26,7 @@ from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.engines.common.job_logs import rotate_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.errors import StoreFault, UserError
+from gpuyard.errors import GpuyardError, StoreFault
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
@@ -202,7 +202,7 @@ class SchedulerLoop:
                 self.controller.rules = read_rules()
                 for reload in self.config_listeners:
                     reload()
-            except UserError as error:
+            except GpuyardError as error:
                 _log.error("%s; the settings before this change stay in force", error)
 
     # The next step

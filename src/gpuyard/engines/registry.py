@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpuyard.config import ClusterConfig, load_config
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 
 GROUP = "gpuyard.engines"
@@ -72,7 +72,7 @@ def open_engine(context: Context) -> Engine:
 def check_engines() -> Iterator[Checked]:
     try:
         load_config()
-    except UserError as error:
+    except GpuyardError as error:
         yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
     for name in names():
         if name == "slurm" and shutil.which("sbatch") is None:

@@ -8,8 +8,8 @@ from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, WholeDevice
-from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.errors import UserError
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.errors import EnvironmentFault, UserError
 from tests.unit.core.scheduling.test_placement import GB, card
 
 BLIND = card(0, used=None, memory_total_mb=None)
@@ -48,6 +48,14 @@ def test_a_batch_that_asks_for_devices_is_refused_on_a_machine_without(options: 
 def test_a_single_job_is_refused_on_a_machine_without_devices() -> None:
     with pytest.raises(UserError, match="there is no usable GPU"):
         fitted()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"vram": "2G"}, {"gpus": "1", "concurrency": "2"}], ids=["alone", "vram", "batch"]
+)
+def test_a_machine_whose_devices_cannot_be_read_now_refuses_for_now(options: dict[str, str]) -> None:
+    with pytest.raises(EnvironmentFault, match="no GPU can be used now; GPU-0: too many open files"):
+        fitted(Device(id="GPU-0", vendor=Vendor.NVIDIA, index=0, fault="too many open files"), **options)
 
 
 def test_runs_do_not_share_devices_whose_memory_cannot_be_read() -> None:

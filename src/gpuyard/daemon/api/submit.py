@@ -21,7 +21,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
 from gpuyard.engines.registry import LOCAL, check_name
-from gpuyard.errors import UserError
+from gpuyard.errors import GpuyardError, UserError
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
@@ -113,7 +113,7 @@ def _notify_warnings(spec: JobSpec) -> list[str]:
         return []
     try:
         configured = load_config().notify.to
-    except UserError:  # the daemon keeps the settings it read before and has logged the error
+    except GpuyardError:  # the daemon keeps the settings it read before and has logged the error
         configured = ()
     targets = [target for each in spec.notify for target in (configured if each.target is None else (each.target,))]
     warnings = []
