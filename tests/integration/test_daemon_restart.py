@@ -1,5 +1,6 @@
 """`gpuyard daemon restart`: a new daemon replaces the running one, and jobs continue meanwhile."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from gpuyard.connect import restart_daemon
 from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.connect.fast_http import NoDaemon
 from gpuyard.errors import UserError
 from gpuyard.version import __version__
 from tests.fakes.queue_command import GPUYARD, run
@@ -122,3 +124,22 @@ def test_without_a_service_manager_the_next_daemon_runs_in_the_background(
     after = restart_daemon.status_of(str(home / "daemon.sock"))
     assert after is not None
     assert (after["managed"], after["pid"]) == (False, pid_in(home))
+
+
+def test_a_removed_socket_is_made_anew(queue: QueueUnderTest) -> None:
+    """No command could reach the daemon, and no other daemon could start beside it."""
+    socket_file, pid = queue.home / "daemon.sock", queue.get("/status")["pid"]
+    for _ in range(2):
+        queue.client.close()
+        socket_file.unlink()
+        until(socket_file.exists, "the socket")
+        until(lambda: answers(queue), "an answer")
+        assert queue.get("/status")["pid"] == pid
+    assert socket_file.stat().st_mode & 0o777 == 0o600
+    assert queue.wait(queue.submit("true"))["succeeded"] == 1
+
+
+def answers(queue: QueueUnderTest) -> bool:
+    with contextlib.suppress(NoDaemon):  # bound, and not yet listening
+        return bool(queue.get("/status"))
+    return False

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 from gpuyard.connect import paths
-from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
-from gpuyard.daemon.server.connection import serve
+from gpuyard.daemon.server.connection import Server, serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.process_tree import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
@@ -37,6 +37,7 @@ from gpuyard.system.process_identity import this_process
 from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
+_CHECK_SOCKET_EVERY_S = 5.0
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
@@ -104,15 +105,31 @@ async def _serve(database: Database, notice: str | None, folder: Path, started_a
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    restoring = asyncio.create_task(_restore_socket(server))
     try:
         ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
+        restoring.cancel()
         server.close()
         routes.close()
         scheduler.close()
         publisher.close()
         _log.info("the daemon stops; running jobs go on")
+
+
+async def _restore_socket(server: Server) -> None:
+    """Make the socket anew if it was removed: no command could reach the daemon, and no other daemon could start."""
+    while True:
+        await asyncio.sleep(_CHECK_SOCKET_EVERY_S)
+        if os.path.lexists(paths.socket_path()) or running_pid(paths.lock_path()) != os.getpid():
+            continue
+        try:
+            await server.listen_again()
+        except EnvironmentFault as error:
+            _log.error("%s", error)
+        else:
+            _log.warning("%s was removed, and is made anew", paths.socket_path())
 
 
 async def _wait_for_end(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:

@@ -80,6 +80,14 @@ class Server:
         create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
         self.listener = await create(lambda: _Connection(self), sock=listening, backlog=backlog)
 
+    async def listen_again(self) -> None:
+        """Bind the socket file anew after it was removed. Open connections stay. Raises EnvironmentFault."""
+        assert self.path is not None
+        listening = bind(self.path)
+        if self.listener is not None:
+            self.listener.close()
+        await self.start(listening)
+
     def close(self) -> None:
         """Stop accepting clients and cancel handlers that are awaited. Responses already written are still sent."""
         if self.listener is not None:
