@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
+import gpuyard
 from gpuyard.connect.fast_http import DaemonConnection
 from gpuyard.errors import GpuyardError
 from tests.torture.evidence import EvidenceFile
@@ -55,6 +56,7 @@ class Target:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(work),
+            "PYTHONPATH": str(Path(gpuyard.__file__).parents[1]),
             "GPUYARD_HOME": str(self.home),
             "GPUYARD_LOCK_DIR": str(self.ledger),
             "GPUYARD_SIMULATE": _SIMULATED,
