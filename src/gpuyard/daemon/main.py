@@ -122,7 +122,7 @@ async def _restore_socket(server: Server) -> None:
     """Make the socket anew if it was removed: no command could reach the daemon, and no other daemon could start."""
     while True:
         await asyncio.sleep(_CHECK_SOCKET_EVERY_S)
-        if os.path.lexists(paths.socket_path()) or running_pid(paths.lock_path()) != os.getpid():
+        if not _has_lost_socket():
             continue
         try:
             await server.listen_again()
@@ -130,6 +130,11 @@ async def _restore_socket(server: Server) -> None:
             _log.error("%s", error)
         else:
             _log.warning("%s was removed, and is made anew", paths.socket_path())
+
+
+def _has_lost_socket() -> bool:
+    """Whether the socket's file is gone. If the lock is gone, too, another daemon may have taken our place."""
+    return not os.path.lexists(paths.socket_path()) and running_pid(paths.lock_path()) == os.getpid()
 
 
 async def _wait_for_end(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
