@@ -32,6 +32,7 @@ from msgspec import Struct
 
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND, exit_status
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.passing_errors import passes, remedy_of
 from gpuyard.system.signal_pipe import open_signal_pipe
 
 _FORWARDED = (
@@ -75,8 +76,22 @@ def signals_for_the_main_thread() -> Iterator[None]:
 def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
     """Run the program and return its exit status, 128 + the number for a signal. Closes the lease's descriptor.
 
-    Only for the main thread, and for a process that ends soon after.
+    Raises EnvironmentFault if a limit of the system keeps the program from starting; its lease has ended then. Only for
+    the main thread, and for a process that ends soon after.
     """
+    try:
+        return _run(program, lease, descriptor)
+    except OSError as error:
+        if not passes(error):
+            raise
+        with contextlib.suppress(OSError):
+            lease.unlink()
+        raise EnvironmentFault(
+            f"{program.arguments[0]} was not started: {error.strerror}", hint=remedy_of(error)
+        ) from error
+
+
+def _run(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # it might have the number of a closed standard stream
@@ -84,10 +99,12 @@ def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int
     front, helpers = socket.socketpair()
     with front, _caught_signals() as (signal_pipe, settings):
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_IN_HELPERS)
-        keeper = _fork(lambda: _keep(program, settings, lease, kept, helpers))
-        signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
-        helpers.close()
-        os.close(kept)
+        try:
+            keeper = _fork(lambda: _keep(program, settings, lease, kept, helpers))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
+            helpers.close()
+            os.close(kept)
         return _wait_for_end(front, signal_pipe, keeper)
 
 
@@ -169,6 +186,9 @@ def _handle_reports(lines: list[bytes], keeper: int) -> int | None:
                 if psutil.Process(int(number)).status() == psutil.STATUS_STOPPED:
                     os.kill(os.getpid(), signal.SIGSTOP)
             continue
+        if word == b"unbegun":
+            os.waitpid(keeper, 0)
+            raise OSError(int(number), os.strerror(int(number)))
         if word == b"ended":  # no process is left, so the keeper exits too
             os.waitpid(keeper, 0)
         return int(number)
@@ -182,7 +202,10 @@ def _keep(
     program: ForegroundProgram, settings: _SignalSettings, lease: Path, descriptor: int, front: socket.socket
 ) -> int:
     adopts = sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    starter = _fork(lambda: _supervise(program, settings, descriptor, front))
+    try:
+        starter = _fork(lambda: _supervise(program, settings, descriptor, front))
+    except OSError as error:
+        return _report_failed_start(front, error)
     os.setsid()
     os.chdir("/")  # do not keep a folder in use
     _close_all_but(descriptor, front.fileno())
@@ -201,6 +224,12 @@ def _keep(
                 os.wait()
         _release(lease, descriptor, is_only_holder=adopts)
     return 0
+
+
+def _report_failed_start(front: socket.socket, error: OSError) -> int:
+    with contextlib.suppress(OSError):
+        front.sendall(b"unbegun %d\n" % (error.errno or 0))
+    return CANNOT_EXECUTE
 
 
 def _has_children() -> bool:
@@ -227,7 +256,10 @@ def _release(lease: Path, descriptor: int, *, is_only_holder: bool) -> None:
 def _supervise(program: ForegroundProgram, settings: _SignalSettings, descriptor: int, front: socket.socket) -> int:
     reading, writing = open_signal_pipe()
     signal.signal(signal.SIGCHLD, _write_to_pipe_only)
-    pid = _fork(lambda: _become(program, settings, descriptor))
+    try:
+        pid = _fork(lambda: _become(program, settings, descriptor))
+    except OSError as error:
+        return _report_failed_start(front, error)
     _close_all_but(front.fileno(), reading, writing)
     poll = _poll(front.fileno(), reading)
     while True:
