@@ -11,6 +11,7 @@ from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.core.snapshot import Host, Reading, Snapshot, Vendor
 
 
@@ -87,6 +88,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     pid: int | None = None  # the program's, if known
     at: float | None = None  # the time of its end, if known
     shortage: Shortage | None = None  # set if it ran out of memory
+    limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
 
 
@@ -186,7 +188,8 @@ class LeaseLedger(Protocol):
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldClaim]:
         """Call `decide` with all live leases and tickets while the ledger is locked; return a lease for each new claim
-        that it wants. Amended leases, which may have ended by then, are not returned."""
+        that it wants, or for the first ones if this process may not open more files. Amended leases, which may have
+        ended by then, are not returned."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""
@@ -212,6 +215,7 @@ class SuspendResult(Struct, frozen=True, kw_only=True):
     is_resumed: bool
     is_done: bool  # if not, the attempt is as it was before, unless it `is_ruined`
     is_ruined: bool = False  # it can never continue and has to be ended
+    may_pass: bool = False  # a limit of the system prevented it: another try may succeed
     text: str = ""
     seconds: float | None = None
     held_mb: dict[str, float] = {}  # memory it held on each device when it was suspended, as far as it was measured

@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         id="leases-half-a-grant-stays",
         file=f"{_LEASES}/ledger.py",
-        old="                for held in granted:\n                    held.release()\n                raise\n",
-        new="                raise\n",
+        old="                        held.release()\n                    raise\n",
+        new="                        pass\n                    raise\n",
         breaks="After the disk was full during a grant, GPUs stay leased without a holder.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),

@@ -5,16 +5,19 @@ import fcntl
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.local import engine as local
 from gpuyard.engines.local import keeper_connection, process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import Ended
 from tests.integration.engine_fixture import (
     daemon,
     is_gone,
@@ -59,9 +62,8 @@ def stop(pid: int) -> None:
 
 
 def test_no_attempt_starts_while_the_journal_cannot_be_written(
-    engine: LocalEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local, "_PAUSE_AFTER_FAILURE_S", 3.0)  # to ask once more while the keeper refuses
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     with full_disk(keeper):
@@ -70,22 +72,11 @@ def test_no_attempt_starts_while_the_journal_cannot_be_written(
         engine.start_prepared()
         ended = outcomes(engine, 2)
         assert {one.kind for one in ended.values()} == {OutcomeKind.NEVER_STARTED}
-        with pytest.raises(EnvironmentFault, match="cannot be written"):
-            engine.prepare(launch_of(2, "true"), None)
+        assert {one.reason for one in ended.values()} == {"the keeper's journal cannot be written: File too large"}
     assert not (tmp_path / "ran").exists()
-    wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", "exit 5"), "the end of its caution")
-    engine.start_prepared()
-    assert outcomes(engine)[2].status == 5
+    assert outcome_of(engine, launch_of(2, "sh", "-c", "exit 5")).status == 5
     words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
-    assert words == ["unbegun", "began", "5"]
-
-
-def _can_prepare(engine: LocalEngine, job_id: int, *command: str) -> bool:
-    try:
-        engine.prepare(launch_of(job_id, *command), None)
-    except EnvironmentFault:
-        return False
-    return True
+    assert words == ["unbegun-journal-efbig", "began", "5"]
 
 
 def test_an_attempt_that_runs_after_all_is_not_reported_as_never_started_later(
@@ -97,8 +88,7 @@ def test_an_attempt_that_runs_after_all_is_not_reported_as_never_started_later(
     with full_disk(keeper):
         assert outcome_of(engine, launch_of(2, "true")).kind is OutcomeKind.NEVER_STARTED
         os.kill(keeper, signal.SIGSTOP)
-    wait_for(lambda: _can_prepare(engine, 2, "sh", "-c", f"touch {tmp_path}/up; read x < {pipe}; exit 7"), "its turn")
-    engine.start_prepared()
+    started(engine, 2, "sh", "-c", f"touch {tmp_path}/up; read x < {pipe}; exit 7")
     os.kill(keeper, signal.SIGCONT)
     wait_for((tmp_path / "up").exists, "the program")
     words = [line.split()[2] for line in (folder / "journal").read_text().splitlines() if line.startswith("2.1 ")]
@@ -128,6 +118,76 @@ def test_an_exit_status_that_cannot_be_written_is_reported_and_written_later(
     after.adopt(first.attempts)
     assert outcomes(after)[1].status == 3
     after.close()
+
+
+def test_an_end_that_cannot_be_written_reaches_a_daemon_that_connects_later(
+    folder: Path, tmp_path: Path, pipe: Path
+) -> None:
+    """Another job keeps the keeper alive, so that the daemon does not read the journal again."""
+    script = f"touch {tmp_path}/up; read x < {pipe}; exit 3"
+    with daemon(folder, "begin", launch_of(1, "sh", "-c", script), launch_of(2, "sleep", "600")) as first:
+        wait_for((tmp_path / "up").exists, "the program")
+        keeper = first.attempts[0].keeper_pid
+        wait_for(lambda: len(children_of(keeper)) == 2, "both programs")
+        other = next(pid for pid in children_of(keeper) if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        first.kill()
+    with full_disk(keeper, (folder / "journal").stat().st_size):
+        let_go(pipe)
+        wait_for(lambda: children_of(keeper) == [other], "the end of the program")
+        after = LocalEngine(folder)
+        after.adopt(first.attempts)
+        assert outcomes(after)[1].status == 3
+    os.kill(other, signal.SIGKILL)
+    assert outcomes(after)[2].status == 137
+    after.close()
+
+
+# What keeps programs from starting
+
+
+def limits(engine: LocalEngine, count: int) -> list[ResourceLimit | None]:
+    """Wait for the next ends, and return the limits that kept the attempts from starting."""
+    found: list[Ended] = []
+
+    def have_come() -> bool:
+        found.extend(engine.ended())
+        return len(found) >= count
+
+    wait_for(have_come, "the ends")
+    return [each.limit for each in found]
+
+
+def test_a_keeper_that_may_start_no_program_says_so_and_leaves_no_log(engine: LocalEngine, folder: Path) -> None:
+    keeper = started(engine, 1, "true").keeper_pid
+    outcomes(engine)
+    with limited(keeper, resource.RLIMIT_AS, 1 << 20):
+        started(engine, 2, "true")
+        (limit,) = limits(engine, 1)
+        assert limit is not None
+        assert limit.text == "no program can be started: Cannot allocate memory"
+        assert "free some memory" in limit.remedy
+        assert not limit.is_own
+    assert [path.name for path in (folder / "logs").iterdir()] == ["1.1.log"]
+    assert outcome_of(engine, launch_of(2, "true")).status == 0
+
+
+def test_a_keeper_that_ends_at_once_is_a_limit_and_not_a_failure(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper_connection, "python_command", lambda *_, **__: (sys.executable, "-I", "-S", "-c", ""))
+        started(engine, 1, "true")
+        (limit,) = limits(engine, 1)
+    assert limit is not None
+    assert "keeper of jobs" in limit.text
+    assert outcome_of(engine, launch_of(1, "true")).status == 0
+
+
+def test_jobs_have_the_limit_on_open_files_that_the_engine_was_given(folder: Path) -> None:
+    engine = LocalEngine(folder, open_files=100)
+    assert outcome_of(engine, launch_of(1, "sh", "-c", "ulimit -Sn")).status == 0
+    assert log_of(folder, 1) == "100\n"
+    engine.close()
 
 
 # A daemon that does not read, and a keeper that does not

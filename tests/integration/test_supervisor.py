@@ -18,10 +18,11 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish, SubmissionDirs
-from gpuyard.engines.common.program_outcome import outcome_of
+from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
+from tests.unit.leases import as_root
 
 Supervisor = subprocess.Popen[str]
 # The exit status of a supervisor that ran nothing: not 0, or the site would report success.
@@ -190,6 +191,53 @@ def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
     assert node.start().wait(60) == 126
     assert node.end_of().word == "no-log"
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a small disk without inodes; removing `ballast` frees one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(folder)], check=True)
+    (folder / "ballast").touch()
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@as_root
+def test_a_program_whose_log_finds_no_space_has_not_begun(node: Node, small_disk: Path, tmp_path: Path) -> None:
+    node.submissions.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), str(small_disk / "log"))])
+    assert node.start(_GIVE_UP_AFTER_S=0.1, _TRY_AGAIN_S=0.02).wait(60) == NOT_FIRST
+    outcome = outcome_of(node.end_of().word, StartContext())
+    assert outcome.kind is OutcomeKind.NEVER_STARTED
+    assert outcome.reason == "no log can be written: No space left on device"
+    assert not (tmp_path / "ran").exists()
+
+
+@as_root
+def test_a_program_whose_log_finds_no_space_starts_when_there_is_some(
+    node: Node, small_disk: Path, tmp_path: Path
+) -> None:
+    node.submissions.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), str(small_disk / "log"))])
+    supervisor = node.start(_TRY_AGAIN_S=0.02)
+    wait_for(lambda: node.trace().started is not None, "the supervisor")
+    (small_disk / "ballast").unlink()
+    assert supervisor.wait(60) == 0
+    assert node.end_of().word == "0"
+    assert (tmp_path / "ran").exists()
+
+
+@as_root
+def test_a_start_that_was_claimed_and_did_not_begin_is_withdrawn_if_that_cannot_be_written(
+    node: Node, small_disk: Path
+) -> None:
+    """So the engine can see that it never started, and offers it again."""
+    node.submissions.write(TOKEN, [(launch_of(1, "true"), str(small_disk / "log"))])
+    path = node.submissions.path(TOKEN)
+    (Path(path) / "0.ended").mkdir()  # in its place, so that it cannot be written
+    (Path(path) / "0.ended" / "x").touch()
+    assert node.start(_GIVE_UP_AFTER_S=0.1, _TRY_AGAIN_S=0.02).wait(60) == NOT_FIRST
+    assert not (Path(path) / "0.started").exists()
 
 
 @pytest.mark.parametrize("hindrance", ["forgotten", "no such element", "garbled"])

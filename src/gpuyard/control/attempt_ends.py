@@ -2,10 +2,12 @@
 and decides what follows."""
 
 import signal
+from collections.abc import Iterator
 
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
+from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
@@ -27,20 +29,24 @@ _KILL_AGAIN_S = 5.0
 
 
 class AttemptEnds:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that ends concern
         self,
         transitions: JobTransitions,
         engines: EngineSet,
         usage_tracker: UsageTracker,
         cluster_dispatch: ClusterDispatch,
+        start_pauses: StartPauses,
+        *,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
         self._engines = engines
         self._usage_tracker = usage_tracker
         self._cluster_dispatch = cluster_dispatch
+        self._start_pauses = start_pauses
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
+        self._set_aside: dict[int, Verdict] = {}  # by job, for those of `_unrecorded` that did not begin
         self._signalled: set[int] = set()
         self.has_unsignalled = False
 
@@ -67,12 +73,22 @@ class AttemptEnds:
                     self._engines.signal(attempt, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self.has_unsignalled = len(self._signalled) < len(stopping)
 
-    def collect(self) -> None:
+    def collect(self, now: float) -> None:
         if not self._unrecorded:  # an engine may forget the ends it has reported at the next call
             self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engines.ended()}
+            self._set_aside = dict(self._note_limits(now))
+
+    def _note_limits(self, now: float) -> Iterator[tuple[int, Verdict]]:
+        """Note what kept attempts from starting. Yield the jobs that are set aside for a while."""
+        for ended in self._unrecorded.values():
+            if ended.limit is not None:
+                verdict = self._start_pauses.note_limit(ended.job_id, ended.limit, now)
+                if verdict is not None:
+                    yield ended.job_id, verdict
 
     def forget_recorded(self) -> None:
         self._unrecorded.clear()
+        self._set_aside.clear()
 
     def record(self, now: float, sample: Sample | None = None) -> bool:
         """Record all collected ends; return whether one of the attempts had devices of this machine."""
@@ -102,10 +118,12 @@ class AttemptEnds:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
-        cluster_verdict = self._cluster_dispatch.verdict(live, ended, now)
-        if attempt.stopping is None and outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
-            self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
-        self._transitions.end(job_id, outcome, ended_at, verdict=cluster_verdict, pid=ended.pid)
+        special_verdict = self._cluster_dispatch.verdict(live, ended, now)
+        if attempt.stopping is None:
+            special_verdict = special_verdict or self._set_aside.get(job_id)
+            if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
+                self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
+        self._transitions.end(job_id, outcome, ended_at, verdict=special_verdict, pid=ended.pid)
 
     def _record_end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
         """Record without signalling: none of its processes is left, and its pid may belong to another process now."""

@@ -24,6 +24,7 @@ from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
 from gpuyard.control.rules import HostGates, Rules
+from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
@@ -44,11 +45,10 @@ from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
 _SIGNAL_AGAIN_S = 0.05
-_RETRY_S = 1.0
 # The controller itself notices when one of these ends.
 _OWN_REASONS = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
-     ReasonKind.BANNED, ReasonKind.TOO_FEW}
+     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
 )  # fmt: skip
 _HELD_BY_OTHERS = frozenset({ReasonKind.LEASED, ReasonKind.AWAITED})
 
@@ -106,14 +106,20 @@ class Controller:
         self._store = store
         self._leases = leases
         self._clock = clock
-        self._ends = AttemptEnds(self.transitions, self.engines, self.usage_tracker, self.cluster_dispatch, me.boot_id)
+        self.start_pauses = StartPauses()
+        self._ends = AttemptEnds(
+            self.transitions,
+            self.engines,
+            self.usage_tracker,
+            self.cluster_dispatch,
+            self.start_pauses,
+            boot_id=me.boot_id,
+        )
         self._host_gates = HostGates()
         self._ticket = QueueTicket(leases)
-        self._engine_fault: Reason | None = None
-        self._engine_retry_at = self._ledger_retry_at = 0.0
         self._has_ended_leases = False
         self._memory_freed_at = 0.0
-        self._has_rejected = False
+        self._has_more_to_start = False
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -124,7 +130,7 @@ class Controller:
         attempts = [live.attempt for live in self.transitions.live.values()]
         self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
-            self._ends.collect()
+            self._ends.collect(now)
             with self.transitions.in_step(), self._store.transaction():
                 self._ends.record(now)
             self._ends.forget_recorded()
@@ -133,10 +139,8 @@ class Controller:
     def step(self, sample: Sample, *, may_start: bool = True) -> Step:
         """Run one step. With `may_start=False` (the sample is too old) it records what happened and starts nothing."""
         now = self._clock.now()
-        if now >= self._engine_retry_at:
-            self._engine_fault = None
-        self._has_rejected = False
-        self._ends.collect()
+        self._has_more_to_start = False
+        self._ends.collect(now)
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
         self.usage_tracker.note(sample, now)
@@ -177,6 +181,7 @@ class Controller:
 
     def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
         queues = [queue for queue in ready if not queue.lane.engine]
+        self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
         changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_unsettled
@@ -184,11 +189,10 @@ class Controller:
             try:
                 granted += self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
                 self._has_ended_leases = False
+                self.start_pauses.note_ledger(None, now)
             except EnvironmentFault as error:
-                _log.warning("%s; jobs that need devices wait", error)
-                self._ledger_retry_at = now + _RETRY_S
-                queues = [queue for queue in self._local_queues() if not queue.lane.need.devices]
-                self._decide(sample, now, queues, None)
+                self.start_pauses.note_ledger(error, now)
+                self._decide(sample, now, self._local_queues(), None)
         else:
             self._decide(sample, now, queues, None)
         leases = iter(granted)
@@ -197,8 +201,10 @@ class Controller:
             if start.lane.resumes:
                 self.suspend_control.resume(start.job_id, start.claim, now)
                 continue
-            held = next(leases) if start.claim.shares else None
-            if self._engine_fault is None:
+            held = next(leases, None) if start.claim.shares else None
+            if start.claim.shares and held is None:  # the ledger granted as many as it could
+                self._has_more_to_start = True
+            elif self.start_pauses.may_start(now):
                 started += self._launch(start, held, sample.snapshot, now)
             elif held is not None:
                 held.release()
@@ -263,7 +269,8 @@ class Controller:
             limits=rules.limits,
             running=running,
             used=transitions.used(now),
-            closed_reasons=tuple(self._closed_reasons(sample, now)),
+            closed_reasons=(*self._paused(), *self._host_gates.closed_reasons(sample, rules)),
+            start_caps=tuple(self.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
             estimate=transitions.estimates.estimate_of,
@@ -289,13 +296,6 @@ class Controller:
         if self.suspend_control.has_waiting or any(device.hides_processes for device in sample.snapshot.devices):
             return True
         return any(queue.lane.preempts for queue in ready)
-
-    def _closed_reasons(self, sample: Sample, now: float) -> Iterator[Reason]:
-        """Yield the reasons why no job at all may start."""
-        yield from self._paused()
-        if self._engine_fault is not None and now < self._engine_retry_at:
-            yield self._engine_fault
-        yield from self._host_gates.closed_reasons(sample, self.rules)
 
     def _paused(self) -> Iterator[Reason]:
         if self._store.setting("paused"):
@@ -323,18 +323,19 @@ class Controller:
                 held.release()
             if isinstance(error, UserError):
                 self.transitions.apply(job, JobEvent.REJECT, now, str(error))
-                self._has_rejected = True  # other jobs waited behind this start
+                self._has_more_to_start = True  # other jobs waited behind this start
             elif start.terms is not None:
                 self.cluster_dispatch.delay_lane(job, str(error), now)
             else:
-                self._engine_fault = Reason(ReasonKind.NO_ENGINE, f"{error}; next try in {_RETRY_S:g} s")
-                self._engine_retry_at = now + _RETRY_S
+                self.start_pauses.note_fault(job.id, error, now)
             return 0
         has_devices = held is not None or start.terms is not None
         predicted_mb = self.transitions.estimates.predicted_mb(job) if has_devices else None
         self.transitions.start(
             job, attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
         )
+        if start.terms is None:
+            self.start_pauses.note_start(now)
         return 1
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
@@ -366,10 +367,9 @@ class Controller:
             self.cluster_dispatch.wake_at(now),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self.transitions.stop_times(),
-            now if self._has_rejected else None,
+            now if self._has_more_to_start else None,
             now + _SIGNAL_AGAIN_S if self._ends.has_unsignalled else None,
-            self._engine_retry_at if self._engine_fault is not None else None,
-            self._ledger_retry_at if now < self._ledger_retry_at else None,
+            *self.start_pauses.wake_at(now),
         ]
         kinds = {reason.kind for waiting in self.plan.waiting for reason in waiting.reasons}
         lacks_devices = ReasonKind.TOO_FEW in kinds and not kinds & _HELD_BY_OTHERS

@@ -12,7 +12,7 @@ from gpuyard.ports import LeaseLedger, WantedClaim
 # A job waits this long before it gets a ticket: most waits are over by then, and a ticket is a file.
 TICKET_AFTER_S = 0.25
 LedgerState: TypeAlias = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
-_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE})
+_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER})
 
 
 def read_ledger(ledger: LeaseLedger) -> LedgerState:

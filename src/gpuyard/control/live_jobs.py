@@ -12,6 +12,11 @@ class Live(Struct, frozen=True, kw_only=True):
     job: Job
     attempt: Attempt
 
+    def device_seconds(self, now: float) -> float:
+        """Return for how long it has used its devices, together; a job without devices counts as one with one."""
+        devices = self.job.spec.need.devices if self.attempt.engine else len(self.attempt.devices)
+        return self.attempt.ran_s(now) * max(1, devices)
+
 
 class LiveJobs(dict[int, Live]):
     """Live jobs by id. `apart` has those with a time limit and those that are being stopped or suspended;

@@ -77,7 +77,8 @@ class SuspendControl:
             self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
             text = _suspended_text(self._transitions.live[job_id], moved)
         else:
-            self._refused[job_id, attempt.number] = moved.text
+            if not moved.may_pass:  # else a victim would be stopped, and lose its work, for a limit that passes
+                self._refused[job_id, attempt.number] = moved.text
             event, text = JobEvent.CONTINUE, f"could not be suspended: {moved.text}"
         self._transitions.move_suspension(job_id, event, now, text)
 

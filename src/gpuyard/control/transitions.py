@@ -30,6 +30,7 @@ from gpuyard.core.lease import Claim
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.errors import EnvironmentFault
+from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -54,6 +55,7 @@ class JobTransitions:
         self.ended_logs: list[tuple[str, float]] = []
         self.estimates = LearnedEstimates(store)
         self.events: list[PublishedEvent] = []
+        self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
         self._last_starts: dict[str, float | None] = {}
@@ -63,16 +65,20 @@ class JobTransitions:
         self.uses = self.store.recent_use()
         self._last_starts.clear()
         self.estimates.clear_cache()
+        self._is_stale = False
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Wrap a transaction: if it fails, undo its changes in memory too."""
+        """Wrap a transaction: if it fails, undo its changes in memory too, before the next one at the latest."""
         known = len(self.events)
         try:
+            if self._is_stale:
+                self.reload()
             yield
         except BaseException:
             del self.events[known:]
-            with contextlib.suppress(EnvironmentFault):
+            self._is_stale = True
+            with contextlib.suppress(EnvironmentFault), convert_sqlite_errors():  # the disk may have failed
                 self.reload()
             raise
 
@@ -223,16 +229,19 @@ class JobTransitions:
         else:
             self.store.set_phase(attempt)
             party = (job.user, job.spec.tag)
-            self.uses[party] = add_use(self.uses.get(party, WeightedUse()), _device_seconds(job, attempt, now), now)
+            used = Live(job=job, attempt=attempt).device_seconds(now)
+            self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
     def _apply_verdict(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
-        if verdict.event is JobEvent.RETRY and job.spec.tag in self.store.stopped_tags():
+        never_started = outcome.kind is OutcomeKind.NEVER_STARTED
+        if verdict.event is JobEvent.RETRY and not never_started and job.spec.tag in self.store.stopped_tags():
             text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so there is no retry"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
-        reason = None if state is JobState.SUCCEEDED else verdict.text
+        is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
+        reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
         self.store.change_state(
             job.id,
             state,
@@ -241,7 +250,7 @@ class JobTransitions:
             ended_at=now if state in FINISHED else None,
             outcome=outcome,
             failures=job.failures + verdict.counts,
-            queued_at=now if state is JobState.QUEUED else None,
+            queued_at=now if state is JobState.QUEUED and not is_back_in_line else None,
         )
         if verdict.growth is not None:
             self.store.set_growth(job.id, verdict.growth)
@@ -249,7 +258,7 @@ class JobTransitions:
         if state is not JobState.SUCCEEDED:  # the attempt already records a success
             self.store.add_event(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=reason, outcome=outcome)
-        if outcome.kind is not OutcomeKind.NEVER_STARTED:
+        if not never_started:
             self._publish(PublishedEventKind.ENDED, job, now, attempt)
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
@@ -316,7 +325,7 @@ class JobTransitions:
         used = {party: weight(use, now) for party, use in self.uses.items()}
         for live in self.live.values():
             party = (live.job.user, live.job.spec.tag)
-            used[party] = used.get(party, 0.0) + _device_seconds(live.job, live.attempt, now)
+            used[party] = used.get(party, 0.0) + live.device_seconds(now)
         return used
 
     def last_start(self, tag: str) -> float | None:
@@ -389,8 +398,3 @@ class JobTransitions:
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
             self._unsaved.clear()
-
-
-def _device_seconds(job: Job, attempt: Attempt, now: float) -> float:
-    devices = job.spec.need.devices if attempt.engine else len(attempt.devices)
-    return attempt.ran_s(now) * max(1, devices)

@@ -138,7 +138,8 @@ class SchedulerLoop:
 
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
-        return [*self.notices, *([self.problem] if self.problem else []), *self._engine.problems()]
+        problem = [self.problem] if self.problem else []
+        return [*self.notices, *problem, *self.controller.start_pauses.notices(), *self._engine.problems()]
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """Return a live attempt with the pid of its program, if it runs on this machine and is known."""

@@ -33,6 +33,7 @@ from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
 from gpuyard.system.clock import SystemClock
+from gpuyard.system.open_files import raise_open_files_limit
 from gpuyard.system.process_identity import this_process
 from gpuyard.version import __version__
 
@@ -61,19 +62,23 @@ def run_daemon(*, is_managed: bool = False) -> int:
     try:
         folder = Path(paths.state_folder())
         _prepare_folder(folder)
+        open_files = raise_open_files_limit()
         with hold_daemon_lock(paths.lock_path()):
             started_at = time.time()
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
-                return asyncio.run(_serve(database, notice, folder, started_at, is_managed=is_managed))
+                return asyncio.run(_serve(database, notice, folder, started_at, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve(database: Database, notice: str | None, folder: Path, started_at: float, *, is_managed: bool) -> int:
+async def _serve(  # noqa: PLR0913 - everything that was prepared
+    database: Database, notice: str | None, folder: Path, started_at: float, open_files: int, *, is_managed: bool
+) -> int:
+    """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
     clock, me = SystemClock(), this_process("gpuyard queue")
-    ledger, engine = open_ledger(), LocalEngine(folder)
+    ledger, engine = open_ledger(), LocalEngine(folder, open_files=open_files)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
     loop = asyncio.get_running_loop()
 

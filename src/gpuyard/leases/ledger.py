@@ -31,6 +31,8 @@ from gpuyard.leases.records import (
     read_record,
     replace_shares,
 )
+from gpuyard.system.open_files import first_reserved_descriptor
+from gpuyard.system.passing_errors import passes
 
 _READ_TIMEOUT_S = 10.0
 
@@ -96,19 +98,26 @@ class Ledger:
         timeout_s: float,
         ticket: LockFile | None = None,
     ) -> list[HeldLease]:
-        """Grant all claims that `decide` returns, or none of them if one fails."""
+        """Grant all claims that `decide` returns, or none of them if one fails.
+
+        If descriptors or space for lease files run out, only the first ones are granted, at least one.
+        """
         granted: list[HeldLease] = []
         with hold_mutex(self.folder, timeout_s):
             dead: list[str] = []
             live = self._live(dead)
             wanted = decide(live.leases, live.tickets)
             try:
+                most = first_reserved_descriptor() if wanted else 0
                 for holder, claim in wanted:
                     granted.append(self._grant(holder, claim, dead))
-            except BaseException:
-                for held in granted:
-                    held.release()
-                raise
+                    if granted[-1].descriptor >= most:
+                        break
+            except BaseException as error:
+                if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
+                    for held in granted:
+                        held.release()
+                    raise
             finally:
                 remove_dead(self.folder, dead)
             if granted and ticket is not None:

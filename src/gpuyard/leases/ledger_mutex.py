@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.system.file_locks import has_name, lock_within, unlock
+from gpuyard.system.passing_errors import remedy_of
 
 MUTEX = "mutex"
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -38,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(
         f"the lease directory {folder} cannot be written: {error.strerror}",
-        hint="free some disk space, or set GPUYARD_LOCK_DIR to another directory",
+        hint=remedy_of(error) or "set GPUYARD_LOCK_DIR to another directory",
     )
 
 

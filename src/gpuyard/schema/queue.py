@@ -21,11 +21,13 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
-    """`counts` is the number of jobs in each state."""
+    """`counts` is the number of jobs in each state. `notices` are for people: what is wrong with the queue as a whole,
+    and what to do about it."""
 
     paused: bool
     draining: bool
     counts: dict[str, int]
+    notices: list[str]
 
 
 class DaemonStatus(QueueState, frozen=True, kw_only=True):
@@ -43,7 +45,6 @@ class DaemonStatus(QueueState, frozen=True, kw_only=True):
     under_way: int
     viewers: int
     step_us: float | None
-    notices: list[str]
 
 
 class PauseResult(QueueState, frozen=True, kw_only=True):

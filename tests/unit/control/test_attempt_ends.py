@@ -1,6 +1,8 @@
 """Jobs that end while they are being stopped, and jobs that were being resumed when the daemon was killed."""
 
+import sqlite3
 from collections.abc import Mapping
+from typing import NoReturn
 
 import pytest
 
@@ -9,7 +11,12 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
+from gpuyard.core.scheduling.plan import Preempt
+from gpuyard.core.snapshot import Host, Sample, Snapshot
+from gpuyard.errors import StoreFault
+from gpuyard.ports import SuspendResult
 from tests.fakes.no_suspender import NoSuspender
+from tests.simulation.simulated_daemon import RULES
 from tests.unit.store import QueueDb
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
@@ -89,3 +96,62 @@ def test_after_a_crash_a_job_with_an_empty_lease_is_suspended_again(queue_db: Qu
     suspend_control = SuspendControl(transitions, Suspender())
     suspend_control.release_leases([], 131.0)
     assert queue_db.job(job_id).state is JobState.SUSPENDED
+
+
+class LimitedSuspender(Suspender):
+    """Could start no process for the last request."""
+
+    def __init__(self, *, may_pass: bool) -> None:
+        super().__init__()
+        self.may_pass = may_pass
+
+    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
+        return None
+
+    def moved(self) -> list[SuspendResult]:
+        return [
+            SuspendResult(
+                job_id=1, attempt=1, is_resumed=False, is_done=False, may_pass=self.may_pass, text="no process"
+            )
+        ]
+
+
+@pytest.mark.parametrize(("may_pass", "state"), [(True, JobState.SUSPENDING), (False, JobState.STOPPING)])
+def test_a_victim_is_not_stopped_because_a_limit_kept_it_from_being_suspended(
+    queue_db: QueueDb, state: JobState, *, may_pass: bool
+) -> None:
+    transitions, job_id = running(queue_db)
+    control = SuspendControl(transitions, LimitedSuspender(may_pass=may_pass))
+    transitions.suspend(job_id, SuspendedBy.FOR_ROOM, 120.0, "preempted")
+    control.collect()
+    control.record(121.0)
+    assert queue_db.job(job_id).state is JobState.RUNNING
+    sample = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
+    control.preempt([Preempt(job_id=job_id, for_job=9)], sample, RULES, 1000.0)
+    assert queue_db.job(job_id).state is state
+
+
+def test_a_failed_step_is_undone_in_memory_even_if_the_disk_cannot_be_read_at_first(
+    queue_db: QueueDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of the job would be lost: it is no longer live in memory, and not ended in the store."""
+    transitions, job_id = running(queue_db)
+
+    def fail(*_: object) -> NoReturn:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def end_and_fail() -> None:
+        with transitions.in_step(), queue_db.store.transaction():
+            transitions.end(job_id, SUCCEEDED, 121.0)
+            fail()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue_db.store, "live_attempts", fail)
+        with pytest.raises(StoreFault):
+            end_and_fail()
+        with pytest.raises(sqlite3.OperationalError), transitions.in_step():
+            pytest.fail("a step went on with what a failed one had left in memory")
+    with transitions.in_step(), queue_db.store.transaction():
+        assert job_id in transitions.live
+        transitions.end(job_id, SUCCEEDED, 121.0)
+    assert queue_db.job(job_id).state is JobState.SUCCEEDED

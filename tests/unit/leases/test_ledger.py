@@ -127,6 +127,29 @@ def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> No
     assert names(ledger.folder) == ["mutex"]
 
 
+def test_as_many_claims_are_granted_as_there_are_descriptors(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = [(ME, take(f"G{number}")((), ())) for number in range(30)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.close(null)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (null + 20, hard))
+    try:
+        monkeypatch.setattr(ledger_module, "first_reserved_descriptor", lambda: null + 8)
+        few = ledger.claim_all(lambda *_: claims, DEADLINE_S)
+        monkeypatch.setattr(ledger_module, "first_reserved_descriptor", lambda: 1 << 30)
+        all_free = ledger.claim_all(lambda *_: claims, DEADLINE_S)
+        with pytest.raises(EnvironmentFault, match="Too many open files"):
+            ledger.claim_all(lambda *_: claims, DEADLINE_S)
+    finally:
+        for held in (*few, *all_free):
+            held.release()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert 1 <= len(few) <= 8
+    assert 1 <= len(all_free) <= 20
+    assert [held.lease.shares[0].device_id for held in few] == [f"G{number}" for number in range(len(few))]
+    assert ledger.leases() == ()
+
+
 def test_a_reader_waits_for_a_writer(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader tries the lock of each file, and for that moment the file looks held to other processes."""
     monkeypatch.setattr(ledger_module, "_READ_TIMEOUT_S", 0.0)

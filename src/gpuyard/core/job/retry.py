@@ -40,7 +40,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def judge(job: Job, outcome: Outcome) -> Verdict:
     if outcome.kind is OutcomeKind.NEVER_STARTED:
-        return Verdict(event=JobEvent.REQUEUE, text="it had not started; queued again")
+        return Verdict(
+            event=JobEvent.REQUEUE, text=f"not started: {outcome.reason}" if outcome.reason else "not started"
+        )
     if outcome.kind is OutcomeKind.CANCELLED:
         return Verdict(event=JobEvent.CANCEL, text="cancelled")
     if outcome.kind is OutcomeKind.PREEMPTED:

@@ -21,6 +21,15 @@ class SchedulingLimits(Struct, frozen=True, kw_only=True):
     tags: dict[str, int] = {}
 
 
+class StartCap(Struct, frozen=True, kw_only=True):
+    """At most this many jobs may start in one plan; with `is_for_devices`, jobs that need devices. Others wait for
+    `reason`."""
+
+    most: int
+    reason: Reason
+    is_for_devices: bool = False
+
+
 class PlannerView(Struct, frozen=True, kw_only=True):
     """All input of a plan. The functions are called only where their result matters."""
 
@@ -32,6 +41,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     running: Sequence[RunningJob] = ()
     used: Mapping[Party, float] = {}
     closed_reasons: tuple[Reason, ...] = ()  # why no job at all may start now
+    start_caps: tuple[StartCap, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     my_ticket: Ticket | None = None  # this queue's own ticket in the ledger; `tickets` are those of others
     estimate: Callable[[int], Estimate] = lambda _: Estimate()  # how long a job takes

@@ -62,12 +62,15 @@ class StartLimits:
         self._counts = RunningCounts(view.running)
         self._last_starts = dict(view.last_starts)
         self._has_started_run = False
+        self._started = self._started_with_devices = 0
 
     def add_start(self, lane: Lane, claim: Claim) -> None:
         if not lane.resumes:  # a suspended job counts as running already
             device_ids = [share.device_id for share in claim.shares]
             self._counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
             self._last_starts[lane.tag] = self._view.now
+            self._started += 1
+            self._started_with_devices += bool(claim.shares)
         self._has_started_run = self._has_started_run or lane.pace is not None
 
     def refusals(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each limit
@@ -77,6 +80,8 @@ class StartLimits:
             return tuple(reason for reason in view.closed_reasons if reason.kind is not ReasonKind.PAUSED)
         if view.closed_reasons:
             return view.closed_reasons
+        if view.start_caps and (capped := self._cap_reasons(lane)):
+            return capped
         if lane.tag in view.stopped_tags:
             return (Reason(ReasonKind.PAUSED, "its workspace is stopped; `gpuyard workspace start` continues it"),)
         if reached := self._counts.refusals(lane, view.limits.tags):
@@ -86,6 +91,14 @@ class StartLimits:
         if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
             return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
         return ()
+
+    def _cap_reasons(self, lane: Lane) -> tuple[Reason, ...]:
+        return tuple(
+            cap.reason
+            for cap in self._view.start_caps
+            if (lane.need.devices or not cap.is_for_devices)
+            and (self._started_with_devices if cap.is_for_devices else self._started) >= cap.most
+        )
 
     def _run_refusals(self, lane: Lane) -> tuple[Reason, ...]:
         """Runs start one at a time, as the gates of their batch allow."""

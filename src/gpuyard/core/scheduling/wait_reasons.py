@@ -41,6 +41,8 @@ class ReasonKind(StrEnum):
     NO_STORE = "no-store"
     NO_ENGINE = "no-engine"
     ENGINE_LIMIT = "engine-limit"
+    RESOURCE_LIMIT = "resource-limit"
+    NO_LEDGER = "no-ledger"
     PENDING = "pending"
     MAKING_ROOM = "making-room"
     SUSPENDED = "suspended"

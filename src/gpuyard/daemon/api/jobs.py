@@ -168,6 +168,7 @@ def queue_state(scheduler: SchedulerLoop) -> QueueState:
         paused=bool(scheduler.store.setting("paused")),
         draining=bool(scheduler.store.setting("draining")),
         counts={str(state): count for state, count in scheduler.store.counts().items()},
+        notices=scheduler.all_notices(),
     )
 
 

@@ -172,7 +172,6 @@ class Routes:
             under_way=self._count_under_way(),
             viewers=self.events.viewers,
             step_us=None if scheduler.step_s is None else scheduler.step_s * 1e6,
-            notices=scheduler.all_notices(),
         )
 
     def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:

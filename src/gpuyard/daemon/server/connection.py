@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.daemon.server import http_parser as http
 from gpuyard.daemon.server.stranger_limit import StrangerLimit, network_of
 from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, refuse_if_too_old, refuse_other_users
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.open_files import open_files_limit
 
 HttpAnswer = http.Response | http.ResponseStream
 Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
@@ -109,9 +111,12 @@ class Server:
 async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits | None = None) -> Server:
     """Serve on a unix socket at `path`, for this user and root."""
     listening = bind(Path(path))
+    if limits is None:  # half of the files that this process may open are for other things
+        limits = ConnectionLimits()
+        limits = replace(limits, connections=min(limits.connections, open_files_limit() // 2))
     server = Server(
         handler,
-        limits or ConnectionLimits(),
+        limits,
         refuse_other_users,
         refuse_if_too_old,
         common_headers=COMMON_HEADERS,

@@ -40,7 +40,7 @@ _NOTHING = ElementTrace()
 # A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
 _KEEP_LOST_S = 120.0
 # A site may still start an element for a moment after it gave it up.
-_MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED)
+_MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED, OutcomeKind.NEVER_STARTED)
 
 
 class InFlightElement(Struct, eq=False):
@@ -240,7 +240,7 @@ class InFlightJobs:
         outcome = decided.outcome
         if decided.is_to_be_voided and self._void(element):
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
-        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
+        elif outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
             if not self._void(element):
                 return  # it started at the last moment
             if outcome.kind is OutcomeKind.LOST:

@@ -12,6 +12,8 @@ Everything that it reads and writes is in the submission's folder, which the nod
 - The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
   the disk is full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site
   reports it too.
+- A limit of the node that keeps the program from starting may pass: the supervisor tries again for 2 minutes. Then it
+  withdraws `N.started`, if it cannot write `N.ended`, and exits with status 75. The program has not begun.
 - After 2 s it starts the meter (`cluster_node/usage_meter.py`), which needs our package's dependencies and may fail.
   The site ends processes that the program leaves behind.
 
@@ -29,8 +31,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.spawn_program import NotBegun, SpawnSpec, StartFailure, exit_status, open_above, spawn
 from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.passing_errors import passes
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
@@ -41,7 +44,7 @@ _TRY_AGAIN_S = 1.0
 _GIVE_UP_AFTER_S = 120.0
 _KILLED = 128 + signal.SIGKILL
 _LOST = 0
-_NOT_FIRST = 75  # not 0: the site must not report success for an element that we did not run
+NOT_BEGUN = 75  # not 0: the site must not report success for an element that we did not run
 # Stopping a program that forks faster than this many rounds takes a cgroup.
 _MOST_ROUNDS = 50
 # Not those that cannot be caught, those of our own faults, and those about our own child and our own files.
@@ -125,7 +128,12 @@ class Supervisor:
     def run(self) -> int:
         """Run the program, and return the exit status for the supervisor."""
         try:
-            self._program = self._start()
+            self._program = self._start_within(_GIVE_UP_AFTER_S)
+        except NotBegun as failure:
+            if not self._write_end(failure.word, None, None):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._path}.started")
+            return NOT_BEGUN
         except StartFailure as failure:
             self._write_end(failure.word, None, None)
             return failure.status
@@ -135,6 +143,22 @@ class Supervisor:
             os.kill(self._meter, signal.SIGKILL)
             os.waitpid(self._meter, 0)
         return status
+
+    def _start_within(self, limit_s: float) -> int:
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                return self._start()
+            except NotBegun:
+                if time.monotonic() >= until or os.path.exists(f"{self._path}.lost") or self._was_ended():
+                    raise
+            time.sleep(_TRY_AGAIN_S)
+
+    def _was_ended(self) -> bool:
+        """Return whether the site wants this element to end."""
+        with contextlib.suppress(BlockingIOError):
+            return signal.SIGTERM in os.read(self._signal_pipe, 4096)
+        return False
 
     def _start(self) -> int:
         element = self._element
@@ -200,18 +224,19 @@ class Supervisor:
             usage = {}
         return {**usage, "ram_mb": max(ram_mb, usage.get("ram_mb") or 0.0)}
 
-    def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> None:
+    def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> bool:
+        """Return False if that failed for 2 minutes."""
         content = json.dumps({"word": word, "pid": pid, "at": time.time(), "usage": usage})
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
                 write_atomically(f"{self._path}.ended", content.encode(), mode=0o600)
-                return
+                return True
             except OSError as error:
                 if time.monotonic() >= until:
                     with contextlib.suppress(OSError):  # on standard error, which the site keeps
                         os.write(2, os.fsencode(f"gpuyard: {self._path}.ended cannot be written: {error.strerror}\n"))
-                    return
+                    return False
             time.sleep(_TRY_AGAIN_S)
 
 
@@ -267,5 +292,10 @@ def main() -> None:
         supervisor = Supervisor(f"{folder}/{number}", element, program_environment(environment, os.environ))
         is_first = supervisor.claim()
     except (OSError, ValueError, LookupError) as error:
-        sys.exit(f"gpuyard: element {number} of the submission in {folder} cannot start: {error!r}")
-    sys.exit(supervisor.run() if is_first else _NOT_FIRST)
+        text = f"gpuyard: element {number} of the submission in {folder} cannot start: {error!r}"
+        if not (isinstance(error, OSError) and passes(error)):
+            sys.exit(text)
+        with contextlib.suppress(OSError):
+            os.write(2, os.fsencode(f"{text}\n"))
+        sys.exit(NOT_BEGUN)
+    sys.exit(supervisor.run() if is_first else NOT_BEGUN)

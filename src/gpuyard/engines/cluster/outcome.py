@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.engines.cluster.node_supervisor import NOT_BEGUN
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
@@ -79,11 +80,17 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
     if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.started is None:
-        reason = f"{site} ran it, but its supervisor could not start: see its log, and whether the nodes see its folder"
-        return _over(OutcomeKind.CANNOT_START, reason, sighting.status)
+        return _without_a_start(site, sighting.status)
     if 0 < (sighting.status or 0) < _BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
     return _over(OutcomeKind.LOST, f"over at {site} without a status: its supervisor was killed")
+
+
+def _without_a_start(site: str, status: int | None) -> ElementOutcome:
+    if status == NOT_BEGUN:
+        return _over(OutcomeKind.NEVER_STARTED, "a limit of its node kept it from starting: see its log")
+    reason = f"{site} ran it, but its supervisor could not start: see its log, and whether the nodes see its folder"
+    return _over(OutcomeKind.CANNOT_START, reason, status)
 
 
 def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> ElementOutcome:

@@ -7,11 +7,13 @@ from typing import Self
 from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure
+from gpuyard.engines.common.unbegun_words import describe, is_unbegun
 from gpuyard.errors import UserError
 from gpuyard.ports import Launch
 
-BEGAN, UNBEGUN = "began", "unbegun"
+BEGAN = "began"
 
 
 def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
@@ -43,8 +45,10 @@ class StartContext(Struct, frozen=True, kw_only=True):
 
 def outcome_of(word: str | None, context: StartContext) -> Outcome:
     """Return the outcome of an attempt that is over, by the last word on it; None if there is none."""
-    if word is None or word == UNBEGUN:
-        return Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it could start")
+    if word is None or is_unbegun(word):
+        limit = limit_of(word)
+        reason = "the daemon was gone before it could start" if limit is None else limit.text
+        return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
     if word == BEGAN:
         return Outcome(
             kind=OutcomeKind.LOST, reason="its keeper is gone without a status: it was killed, or the machine went down"
@@ -58,6 +62,12 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
     except ValueError:
         reason = f"exit status {word}"
     return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=reason)
+
+
+def limit_of(word: str | None) -> ResourceLimit | None:
+    """Return the limit that kept an attempt from starting, by the last word on it; None if there was none."""
+    text, remedy, is_own = describe(word or "")
+    return ResourceLimit(text=text, remedy=remedy, is_own=is_own) if text else None
 
 
 def _start_failure(word: str, context: StartContext) -> Outcome:

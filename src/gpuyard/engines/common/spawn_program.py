@@ -3,12 +3,16 @@
 Uses the standard library alone, as both do.
 """
 
+import contextlib
 import errno
 import os
 import signal
 import stat
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from gpuyard.engines.common.unbegun_words import unbegun_word
+from gpuyard.system.passing_errors import passes
 
 LEASE_AT = 8
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
@@ -22,9 +26,7 @@ START_FAILURES = {
     "no-log": "the log cannot be written",
     "no-stdin": "the input {} cannot be read",
     "stdin-is-pipe": "the input {} is a named pipe: a file is needed",
-    "no-process": "the system refused another process",
 }
-_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)  # temporary
 
 
 class SpawnSpec(NamedTuple):
@@ -38,12 +40,20 @@ class SpawnSpec(NamedTuple):
 
 
 class StartFailure(Exception):
-    """A program was not started: `word` says why, a key of START_FAILURES, or `unbegun` if it may be tried again."""
+    """A program was not started: `word` says why, a key of START_FAILURES, or a word of `unbegun_words` if it may be
+    tried again."""
 
     def __init__(self, word: str) -> None:
         super().__init__(word)
         self.word = word
         self.status = NOT_FOUND if word == "no-program" else CANNOT_EXECUTE  # the exit status, as in shells
+
+
+class NotBegun(StartFailure):
+    """A limit of the system kept the program from starting. Its log is as it was before."""
+
+    def __init__(self, what: str, error: OSError) -> None:
+        super().__init__(unbegun_word(what, error))
 
 
 def exit_status(wait_status: int) -> int:
@@ -63,7 +73,8 @@ def open_above(highest: int) -> int:
 def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
     """Start the program as the leader of a new session, and return its pid. Changes our own directory to the program's.
 
-    Raises StartFailure, and writes the reason to the program's log.
+    Raises StartFailure, and writes the reason to the program's log. Raises NotBegun and leaves no empty log if a limit
+    of the system prevents the start.
     """
     log, stdin = _open_log(spec.log), null
     try:
@@ -71,6 +82,11 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
         stdin = _open_input(spec.stdin, null, log)
         path = _find(spec.command[0], spec.environment, log)
         return _execute(path, spec, log, stdin, lease)
+    except NotBegun:
+        with contextlib.suppress(OSError):
+            if not os.fstat(log).st_size:
+                os.unlink(spec.log)
+        raise
     finally:
         for descriptor in {log, stdin} - {null}:
             os.close(descriptor)
@@ -80,14 +96,14 @@ def _open_log(path: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StartFailure("unbegun" if error.errno in _TOO_MANY_FILES else "no-log") from None
+        raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 
 
 def _enter(directory: str, log: int) -> None:
     try:
         os.chdir(directory)
-    except OSError:
-        raise _failure("no-directory", log, directory) from None
+    except OSError as error:
+        raise (NotBegun("directory", error) if passes(error) else _failure("no-directory", log, directory)) from None
 
 
 def _open_input(path: str, null: int, log: int) -> int:
@@ -97,9 +113,7 @@ def _open_input(path: str, null: int, log: int) -> int:
     try:
         stdin = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno in _TOO_MANY_FILES:
-            raise StartFailure("unbegun") from None
-        raise _failure("no-stdin", log, path) from None
+        raise (NotBegun("input", error) if passes(error) else _failure("no-stdin", log, path)) from None
     if stat.S_ISFIFO(os.fstat(stdin).st_mode):
         os.close(stdin)
         raise _failure("stdin-is-pipe", log, path)
@@ -111,13 +125,27 @@ def _find(name: str, environment: dict[str, str], log: int) -> str:
     """Find a program as shells do: by path, or on the job's PATH. Relative parts of PATH count from its directory."""
     folders = environment.get("PATH", os.defpath).split(":")
     candidates = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]
-    existing = [path for path in candidates if os.path.exists(path)] if name else []
+    existing, passing = _existing(candidates if name else [])
     for path in existing:
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     if existing:
         raise _failure("not-executable", log, existing[0])
-    raise _failure("no-program", log, name)
+    raise NotBegun("program", passing) if passing is not None else _failure("no-program", log, name)
+
+
+def _existing(candidates: Sequence[str]) -> tuple[list[str], OSError | None]:
+    """Return the files that exist, and an error that may pass, if one hides whether a file exists."""
+    existing, passing = [], None
+    for path in candidates:
+        try:
+            os.stat(path)
+            existing.append(path)
+        except OSError as error:
+            passing = error if passes(error) else passing
+        except ValueError:  # a zero byte
+            continue
+    return existing, passing
 
 
 def _execute(path: str, spec: SpawnSpec, log: int, stdin: int, lease: int | None) -> int:
@@ -148,14 +176,16 @@ def spawn_in_session(
 def _refusal(error: OSError, log: int, path: str) -> StartFailure:
     if error.errno == errno.E2BIG:
         return _failure("too-long", log)
-    is_limit = error.errno in (errno.EAGAIN, errno.ENOMEM, *_TOO_MANY_FILES)
-    return _failure("no-process" if is_limit else "not-executable", log, path, f": {error.strerror}")
+    if passes(error):
+        # The program itself may be unreadable. All else concerns every job.
+        return NotBegun("program" if error.errno == errno.EIO else "process", error)
+    return _failure("not-executable", log, path, f": {error.strerror}")
 
 
 def _failure(word: str, log: int, subject: str = "", detail: str = "") -> StartFailure:
     """Write the reason to the log, where people look first."""
     try:
         os.write(log, os.fsencode(f"gpuyard: {START_FAILURES[word].format(subject)}{detail}\n"))
-    except OSError:
-        return StartFailure("no-log")
+    except OSError as error:
+        return NotBegun("log", error) if passes(error) else StartFailure("no-log")
     return StartFailure(word)

@@ -27,8 +27,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import job_logs, oom_evidence
-from gpuyard.engines.common.program_outcome import BEGAN, UNBEGUN, StartContext, check_arguments, outcome_of
+from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
 from gpuyard.engines.local import keeper, process_tree
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
@@ -44,13 +45,14 @@ from gpuyard.engines.local.keeper_connection import (
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.system.open_files import open_files_limit
+from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
-_PAUSE_AFTER_FAILURE_S = 1.0
 _COUNT_EVERY_S = 1.0
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
@@ -86,9 +88,13 @@ class LocalEngine(PlacesNothing):
     An event loop can watch `fileno()`: it is readable when `ended` should be called.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask we have at the first one."""
+    def __init__(self, folder: Path, *, open_files: int | None = None) -> None:
+        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask we have at the first one.
+
+        `open_files` is the limit on open files for jobs; default: that of this process.
+        """
         folder = folder.absolute()
+        self._open_files = open_files_limit() if open_files is None else open_files
         self.queue = str(folder)
         self._logs = folder / "logs"
         self._keepers_at = f"{folder}/keepers"
@@ -113,10 +119,10 @@ class LocalEngine(PlacesNothing):
         self._prepared: list[_Prepared] = []
         self._watched: dict[Name, _WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
+        self._unsent: set[Name] = set()  # of those: the keeper did not take them
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
         self._may_empty_journal = False
-        self._paused_until = 0.0
         self._counted_at = float("-inf")
         self._kills: int | None = None
 
@@ -135,11 +141,6 @@ class LocalEngine(PlacesNothing):
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
-        if time.monotonic() < self._paused_until:
-            raise EnvironmentFault(
-                f"the last job did not start: the journal in {self.queue} cannot be written, or no file can be opened",
-                hint="free some disk space, or see whether the limit on open files (ulimit -n) is reached",
-            )
         own = self._own_keeper()
         log = f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}"
         environment = {**launch.environment, process_tree.QUEUE: self.queue}
@@ -168,9 +169,12 @@ class LocalEngine(PlacesNothing):
         prepared, self._prepared = self._prepared, []
         for each in prepared:
             self._watched[each.name] = each.watched
-        for start in range(0, len(prepared), _MOST_AT_ONCE):
-            batch = prepared[start : start + _MOST_AT_ONCE]
+        # A keeper has the leases of one message open at a time, under the limit of its jobs.
+        at_once = max(1, min(_MOST_AT_ONCE, self._open_files // 2))
+        for start in range(0, len(prepared), at_once):
+            batch = prepared[start : start + at_once]
             if not self._send(batch):
+                self._unsent |= {each.name for each in batch}
                 self._over += [each.name for each in batch]
                 self._poll.wake()
 
@@ -199,11 +203,10 @@ class LocalEngine(PlacesNothing):
             self._replace_silent(own)
         if self._own is None:
             try:
-                self._own = spawn_keeper(self._keepers_at, self._journal)
+                self._own = spawn_keeper(self._keepers_at, self._journal, self._open_files)
             except OSError as error:
                 raise EnvironmentFault(
-                    f"the keeper of jobs cannot be started: {error.strerror}",
-                    hint="see whether the limits on processes or open files (ulimit -u, ulimit -n) are reached",
+                    f"the keeper of jobs cannot be started: {error.strerror}", hint=remedy_of(error)
                 ) from error
             self._add(self._own)
         if self._own.is_late and not self._own.is_greeted:
@@ -316,8 +319,6 @@ class LocalEngine(PlacesNothing):
             return
         name = (entry.key, entry.keeper)
         if name in self._watched and entry.word != BEGAN:
-            if entry.word == UNBEGUN:
-                self._paused_until = time.monotonic() + _PAUSE_AFTER_FAILURE_S
             self._entries[name] = entry
             self._reported.append(name)
 
@@ -325,10 +326,25 @@ class LocalEngine(PlacesNothing):
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
         with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
-        outcome = outcome_of(entry.word if entry is not None else None, watched.context)
-        pid, at = (entry.pid, entry.at) if entry is not None else (None, None)
-        shortage = oom_evidence.shortage_of(outcome, watched.log, watched.kills)
-        return Ended(job_id=watched.job_id, attempt=watched.attempt, outcome=outcome, pid=pid, at=at, shortage=shortage)
+        word = None if entry is None else entry.word
+        outcome = outcome_of(word, watched.context)
+        return Ended(
+            job_id=watched.job_id,
+            attempt=watched.attempt,
+            outcome=outcome,
+            pid=None if entry is None else entry.pid,
+            at=None if entry is None else entry.at,
+            shortage=oom_evidence.shortage_of(outcome, watched.log, watched.kills),
+            limit=self._keeper_limit(name) or limit_of(word),
+        )
+
+    def _keeper_limit(self, name: Name) -> ResourceLimit | None:
+        """Return the limit for an attempt that its keeper did not take: a keeper that cannot start ends at once."""
+        if name not in self._unsent:
+            return None
+        self._unsent.remove(name)
+        text = f"the keeper of jobs (process {name[1]}) ended or does not answer"
+        return ResourceLimit(text=text, remedy=f"see {self._keepers_at}/log, and whether disk or memory is full")
 
     def _count_kills(self) -> int | None:
         """Read the count at most once per second: a thousand jobs may start in that time."""

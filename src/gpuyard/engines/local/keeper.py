@@ -1,12 +1,13 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
 The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
-Descriptor 3 is the connection to that daemon, 4 the journal.
+Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER, and the limit on open files for jobs.
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
   daemon. A line starts with a newline because a full disk may have cut off the line before, and ends with a dot because
   a full disk may cut off this one.
+- A limit of the system that keeps a program from starting gives a line such as `17.1 KEEPER unbegun-log-enospc .`
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
   socket KEEPER.sock in FOLDER, finds every attempt that was ever started in the journal after the greeting.
@@ -16,8 +17,10 @@ A launch is sent as its length in four bytes and a marshalled tuple. A message w
 along with its first byte, and starts with their number.
 """
 
+import errno
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -25,7 +28,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from gpuyard.engines.common.spawn_program import LEASE_AT, SpawnSpec, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.spawn_program import (
+    LEASE_AT,
+    NotBegun,
+    SpawnSpec,
+    StartFailure,
+    exit_status,
+    open_above,
+    spawn,
+)
 
 CONNECTION, JOURNAL = 3, 4
 # Key, whether it has a lease, program and arguments, environment, directory, log, input.
@@ -76,6 +87,7 @@ class Keeper:
         self._leases: list[int] = []
         self._jobs: dict[int, str] = {}
         self._unwritten: list[bytes] = []
+        self._journal_error = OSError(errno.ENOSPC, "")
         self._listener = _listen(folder, self._me)
         self._null = open_above(LEASE_AT)
         self._signal_pipe = _open_signal_pipe()
@@ -151,14 +163,18 @@ class Keeper:
         lease = self._leases.pop(0) if has_lease and self._leases else None
         word = None
         try:
+            if has_lease and lease is None:
+                raise NotBegun("lease", OSError(errno.EMFILE, ""))
             self._write()  # an attempt that was unbegun may be sent again: its last line has to be the newest
-            if self._unwritten or (has_lease and lease is None):
-                raise StartFailure("unbegun")
+            if self._unwritten:
+                raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, "began")):
-                raise StartFailure("unbegun")
+                raise NotBegun("journal", self._journal_error)
             self._jobs[spawn(SpawnSpec(*launch[2:]), lease, self._null)] = key
         except StartFailure as failure:
             word = failure.word
+        except MemoryError:
+            word = NotBegun("process", OSError(errno.ENOMEM, "")).word
         if lease is not None:
             os.close(lease)
         if word is not None:  # reported after the lease is free, as for any other end
@@ -175,7 +191,8 @@ class Keeper:
         other = _DaemonLink(link)
         self._others.append(other)
         self._watch(link.fileno(), lambda event: self._serve_other(other, event))
-        self._send(other, _line("0.0", self._me, "hello"))
+        # The journal lacks what could not be written yet.
+        self._send(other, _line("0.0", self._me, "hello") + b"".join(self._unwritten))
 
     def _serve_other(self, other: _DaemonLink, event: int) -> None:
         """Another daemon sends nothing: it is ready to receive, or gone."""
@@ -212,11 +229,11 @@ class Keeper:
         while self._unwritten and self._try_to_write(self._unwritten[0]):
             del self._unwritten[0]
 
-    @staticmethod
-    def _try_to_write(line: bytes) -> bool:
+    def _try_to_write(self, line: bytes) -> bool:
         try:
             return os.write(JOURNAL, line) == len(line)
-        except OSError:  # the disk is full
+        except OSError as error:  # the disk is full
+            self._journal_error = error
             return False
 
     def _send(self, daemon: _DaemonLink, line: bytes = b"") -> None:
@@ -265,4 +282,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)  # noqa: FBT003
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if int(sys.argv[2]) < now:  # for the jobs: the daemon has raised its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), most))
     Keeper(sys.argv[1]).run()

@@ -10,12 +10,14 @@ Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or ha
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import select
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -29,6 +31,7 @@ HELLO = "hello"
 _CHUNK = 1 << 13
 _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 2_000
+_TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
 
@@ -115,14 +118,18 @@ class KeeperConnection:
         system that is gone."""
         numbers = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in leases)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if leases else []
+        deadline = time.monotonic() + _SEND_TIMEOUT_MS / 1000
         while True:
             try:
                 return self._link.sendmsg([content], rights)
             except BlockingIOError:
                 if not self._wait(select.POLLOUT, _SEND_TIMEOUT_MS):
                     return 0
-            except OSError:
-                return 0
+            except OSError as error:
+                # The keeper has to receive others first: the system bounds the descriptors that are under way.
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                    return 0
+                time.sleep(_TOO_MANY_UNDER_WAY_S)
 
     def _wait(self, event: int, timeout_ms: int) -> bool:
         poll = select.poll()
@@ -183,8 +190,8 @@ def remove_socket(folder: str, pid: int) -> None:
         os.unlink(f"{folder}/{pid}.sock")
 
 
-def spawn_keeper(folder: str, journal: int) -> KeeperConnection:
-    """Start a keeper that listens in this folder. Raises OSError."""
+def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection:
+    """Start a keeper that listens in this folder; its jobs may have `open_files` open. Raises OSError."""
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as until_spawned:
 
@@ -196,7 +203,7 @@ def spawn_keeper(folder: str, journal: int) -> KeeperConnection:
             return closed_later(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE_GIVEN_DESCRIPTORS))
 
         until_spawned.enter_context(theirs)
-        command = python_command(keeper.__name__, folder, options=("-I", "-S"))
+        command = python_command(keeper.__name__, folder, str(open_files), options=("-I", "-S"))
         log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))

@@ -23,6 +23,7 @@ from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Answer, Order
 from gpuyard.ports import SuspendResult
+from gpuyard.system.passing_errors import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_process")
@@ -159,7 +160,7 @@ class LocalSuspender:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             helper = _Helper(order, tries)
         except OSError as error:
-            self._fail(order, text=f"no process can be started for it: {error.strerror}")
+            self._fail(order, text=f"no process can be started for it: {error.strerror}", may_pass=passes(error))
             return
         self._helpers[helper.pipe] = helper
         self._poll.watch(helper.pipe)
@@ -192,14 +193,20 @@ class LocalSuspender:
         last = helper.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
         self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
 
-    def _fail(self, order: Order, text: str) -> None:
-        self._add_result(order, Answer(is_done=False, text=text))
+    def _fail(self, order: Order, text: str, *, may_pass: bool = False) -> None:
+        self._add_result(order, Answer(is_done=False, text=text), may_pass=may_pass)
         self._poll.wake()
 
-    def _add_result(self, order: Order, answer: Answer) -> None:
-        job_id, attempt, is_resumed = order.attempt.job_id, order.attempt.number, order.is_resumption
-        fields = msgspec.structs.asdict(answer)
-        self._results.append(SuspendResult(job_id=job_id, attempt=attempt, is_resumed=is_resumed, **fields))
+    def _add_result(self, order: Order, answer: Answer, *, may_pass: bool = False) -> None:
+        self._results.append(
+            SuspendResult(
+                job_id=order.attempt.job_id,
+                attempt=order.attempt.number,
+                is_resumed=order.is_resumption,
+                may_pass=may_pass,
+                **msgspec.structs.asdict(answer),
+            )
+        )
 
 
 class _NvidiaDriver:

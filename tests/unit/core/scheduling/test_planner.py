@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, WaitingJob
+from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, StartCap, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
@@ -351,3 +351,29 @@ def test_where_anything_is_unknown_no_start_is_estimated() -> None:
     assert estimate_start(known, lane, 1, None) is None
     partly = view(running=[running(1), running(2)], ends_after={1: NOW + 5}.get)
     assert estimate_start(partly, lane, 0, 30.0) is None
+
+
+# Caps on starts
+
+CAP = Reason(ReasonKind.RESOURCE_LIMIT, "no program can be started")
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_cap_on_starts_leaves_the_rest_waiting_for_its_reason(most: int) -> None:
+    plan = decide(view(queue(1, shared(GB), 1, 2), queue(3, CPU, 3, 4), start_caps=(StartCap(most=most, reason=CAP),)))
+    assert len(started(plan)) == most
+    assert {job.reasons for job in plan.waiting} == {(CAP,)}
+    assert plan.head is None
+
+
+def test_a_cap_on_starts_with_devices_leaves_other_jobs_alone() -> None:
+    cap = StartCap(most=1, reason=CAP, is_for_devices=True)
+    plan = decide(view(queue(1, shared(GB), 1, 2), queue(3, CPU, 3, 4), start_caps=(cap,)))
+    assert sorted(started(plan)) == [1, 3, 4]
+    assert waiting_job(plan, 1).reasons == (CAP,)
+
+
+def test_a_suspended_job_resumes_despite_a_cap_on_starts() -> None:
+    cap = StartCap(most=0, reason=CAP)
+    plan = decide(view(queue(-1, shared(GB), 1, resumes=True), start_caps=(cap,)))
+    assert sorted(started(plan)) == [1]

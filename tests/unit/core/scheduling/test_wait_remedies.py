@@ -16,6 +16,7 @@ WITHOUT = {
     ReasonKind.NOT_ASKED_FOR, ReasonKind.LEASED, ReasonKind.AWAITED, ReasonKind.TOO_FEW, ReasonKind.PAUSED,
     ReasonKind.HELD, ReasonKind.BLOCKED, ReasonKind.DELAYED, ReasonKind.BEHIND,
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,
+    ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
 }  # fmt: skip
 FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))

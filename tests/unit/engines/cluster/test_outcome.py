@@ -108,6 +108,11 @@ def test_the_outcome_of_an_element_without_a_trace(at: SiteState | None, waited:
     assert short(outcome_of(None if at is None else sighted(at), NOTHING, waited)) == expected
 
 
+@pytest.mark.parametrize(("waited", "expected"), [(ENOUGH - 1, NOT_YET), (ENOUGH, OutcomeKind.NEVER_STARTED)])
+def test_an_element_that_a_limit_of_its_node_kept_from_starting_never_started(waited: int, expected: object) -> None:
+    assert short(outcome_of(sighted(SiteState.FAILED, status=75), NOTHING, waited)) == expected
+
+
 @pytest.mark.parametrize(
     ("sighting", "waited", "expected"),
     [

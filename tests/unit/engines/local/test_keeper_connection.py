@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.local.keeper_connection import KeeperUnreachable, connect
+from gpuyard.engines.local import keeper_connection
+from gpuyard.engines.local.keeper_connection import KeeperConnection, KeeperUnreachable, connect
 
 
 def test_a_keeper_without_a_live_socket_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +58,28 @@ def test_a_keeper_that_accepts_no_connection_is_not_waited_for(tmp_path: Path, m
         for each in waiting:
             each.close()
         assert len(raised) == 1
+
+
+class CrowdedLink:
+    """A link to a keeper that lets nothing through at first, because too many descriptors are under way."""
+
+    def __init__(self, refusals: int) -> None:
+        self._left = refusals
+        self.sent = b""
+
+    def settimeout(self, _: float) -> None: ...
+
+    def sendmsg(self, content: list[memoryview], _: object) -> int:
+        if self._left:
+            self._left -= 1
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        self.sent += bytes(content[0])
+        return len(content[0])
+
+
+def test_a_message_waits_while_too_many_descriptors_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = CrowdedLink(3)
+    assert KeeperConnection(17, link).send(b"launch", [4, 5])  # type: ignore[arg-type]
+    assert link.sent == b"launch"
+    monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 0)
+    assert not KeeperConnection(17, CrowdedLink(10**9)).send(b"launch", [4, 5])  # type: ignore[arg-type]

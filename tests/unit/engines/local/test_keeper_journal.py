@@ -89,7 +89,6 @@ def test_other_statuses_are_failures_with_a_reason(word: str, status: int, reaso
         ("no-log", 126, "log"),
         ("no-stdin", 126, "/data/in"),
         ("stdin-is-pipe", 126, "/data/in"),
-        ("no-process", 126, "process"),
     ],
 )
 def test_a_failed_start_names_its_cause(word: str, status: int, named: str) -> None:

@@ -8,7 +8,7 @@ from gpuyard.errors import UserError
 from gpuyard.ui.cli.jobs import job_text
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
-from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
+from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
@@ -93,7 +93,7 @@ def _head(answer: Answer) -> list[str]:
         lines.append(paint("Paused: no new jobs start. `gpuyard unpause` starts them again.", "yellow"))
     if answer["draining"]:
         lines.append(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
-    return lines
+    return [*lines, *(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ()))]
 
 
 def _say_rows(jobs: list[Answer]) -> None:

@@ -1,0 +1,86 @@
+"""Why no job starts for a while: a limit of the system was reached, or the ledger cannot be used."""
+
+import logging
+from collections.abc import Iterator
+
+from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.job.retry import Verdict
+from gpuyard.core.scheduling.plan import StartCap
+from gpuyard.core.scheduling.start_backoff import LONGEST_DELAY_S, ResourceLimit, StartBackoff
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.errors import EnvironmentFault, GpuyardError, WaitedTooLong
+
+_log = logging.getLogger(__name__)
+_LEDGER_RETRY_S = 1.0
+
+
+class StartPauses:
+    def __init__(self) -> None:
+        self._backoff = StartBackoff()
+        self._ledger_fault: EnvironmentFault | None = None
+        self._ledger_retry_at = 0.0
+
+    def update(self, now: float, *, has_ready: bool) -> None:
+        """Drop the limit if the job that was tried has begun, or if no job is left to try."""
+        before, self._backoff = self._backoff, self._backoff.at(now)
+        if not has_ready and now >= self._backoff.retry_at:
+            self._backoff = StartBackoff()
+        if before.limit is not None and self._backoff.limit is None:
+            _log.info("jobs start again")
+
+    # Limits of the system
+
+    def note_limit(self, job_id: int, limit: ResourceLimit, now: float) -> Verdict | None:
+        """Note that a job did not begin. Return the verdict on a job that is set aside, so that others can be tried."""
+        if not limit.is_own:
+            before, self._backoff = self._backoff, self._backoff.after_failure(limit, job_id, now)
+            if before.limit is None or before.limit.text != limit.text:
+                _log.warning("%s", " ".join(self.notices()))
+        if not self._backoff.is_set_aside(limit, job_id):
+            return None
+        text = f"{limit.text}; next try in {LONGEST_DELAY_S:g} s"
+        return Verdict(event=JobEvent.RETRY, delay_s=LONGEST_DELAY_S, text=f"{text} ({limit.remedy})")
+
+    def note_fault(self, job_id: int, error: GpuyardError, now: float) -> None:
+        """Note that the engine could not prepare a job."""
+        self.note_limit(job_id, ResourceLimit(text=str(error), remedy=error.hint or ""), now)
+
+    def note_start(self, now: float) -> None:
+        self._backoff = self._backoff.after_start(now)
+
+    def may_start(self, now: float) -> bool:
+        return self._backoff.most_starts(now) != 0
+
+    # The ledger
+
+    def note_ledger(self, error: EnvironmentFault | None, now: float) -> None:
+        """Note that the ledger could not be used, or with None that it could."""
+        self._ledger_fault = error
+        if error is not None:
+            self._ledger_retry_at = now + _LEDGER_RETRY_S
+            _log.warning("%s; jobs that need devices wait", error)
+
+    # What follows
+
+    def start_caps(self, now: float) -> Iterator[StartCap]:
+        limit, most = self._backoff.limit, self._backoff.most_starts(now)
+        if limit is not None and most is not None:
+            text = f"{limit.text}; next try within {self._backoff.delay_s:g} s"
+            yield StartCap(most=most, reason=Reason(ReasonKind.RESOURCE_LIMIT, text, remedy=limit.remedy))
+        fault = self._ledger_fault
+        if fault is not None and now < self._ledger_retry_at:
+            reason = Reason(ReasonKind.NO_LEDGER, str(fault), remedy=fault.hint or "")
+            yield StartCap(most=0, reason=reason, is_for_devices=True)
+
+    def notices(self) -> list[str]:
+        """Return what people should know, with what to do about it."""
+        found = []
+        if self._backoff.limit is not None:
+            found.append(self._backoff.limit)
+        if self._ledger_fault is not None and not isinstance(self._ledger_fault, WaitedTooLong):  # which passes at once
+            found.append(ResourceLimit(text=str(self._ledger_fault), remedy=self._ledger_fault.hint or ""))
+        return [f"jobs wait: {each.text}{f' ({each.remedy})' if each.remedy else ''}" for each in found]
+
+    def wake_at(self, now: float) -> Iterator[float | None]:
+        yield self._backoff.retry_at if now < self._backoff.retry_at else None
+        yield self._ledger_retry_at if now < self._ledger_retry_at else None
