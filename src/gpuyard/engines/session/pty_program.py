@@ -10,16 +10,19 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, NOT_FOUND, exit_status
+from gpuyard.system.passing_errors import passes, remedy_of
 
+T = TypeVar("T")
 _ROWS, _COLUMNS = 24, 80
 _INCAPABLE_TERMINALS = ("", "dumb")
 _MOST_PENDING_KEYS = 1 << 16
 _CHUNK = 1 << 16
 _DRAINED_WITHIN_S = 2.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0
 
 
 class PtyProgram:
@@ -33,7 +36,7 @@ class PtyProgram:
         self._command = command
         terminal = environment.get("TERM", "")
         self._environment = {**environment, "TERM": "screen-256color" if terminal in _INCAPABLE_TERMINALS else terminal}
-        self._ours, self._terminal = pty.openpty()
+        self._ours, self._terminal = _when_possible(pty.openpty, "no terminal can be opened")
         os.set_blocking(self._ours, False)
         self._pending_keys = bytearray()
         self.resize(_ROWS, _COLUMNS)
@@ -44,9 +47,17 @@ class PtyProgram:
         return self._ours
 
     def start(self) -> None:
-        """Start the program. Blocks signals meanwhile, because the forked child would handle them like the runner."""
+        """Start the program, as soon as the system lets us."""
+        self.pid = _when_possible(self._fork, "no process can be started")
+
+    def _fork(self) -> int:
+        """Return the program's pid. Blocks signals, because the forked child would handle them like the runner."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, EVERY_SIGNAL)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
         if not pid:
             status = CANNOT_EXECUTE
             try:
@@ -54,7 +65,7 @@ class PtyProgram:
             finally:
                 os._exit(status)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.pid = pid
+        return pid
 
     def read(self) -> bytes:
         """Return the output that is available, empty if there is none."""
@@ -103,6 +114,22 @@ class PtyProgram:
         return self._status
 
 
+def _when_possible(call: Callable[[], T], problem: str) -> T:
+    """Return the result of the call. While a limit of the system prevents it, print that once and wait: 1 s, then twice
+    as long each time, up to 30 s. A signal that is to end the task is followed by SIGKILL meanwhile."""
+    delay_s = _FIRST_DELAY_S
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if not passes(error):
+                raise
+            if delay_s == _FIRST_DELAY_S:
+                _report(f"{problem}: {error.strerror}; waits until it can ({remedy_of(error)})", CANNOT_EXECUTE)
+        time.sleep(delay_s)
+        delay_s = min(_LONGEST_DELAY_S, 2 * delay_s)
+
+
 def _become(command: Sequence[str], environment: Mapping[str, str], terminal: int) -> int:
     os.login_tty(terminal)
     signal.set_wakeup_fd(-1)
@@ -131,5 +158,6 @@ def _execute(path: str, command: Sequence[str], environment: Mapping[str, str]) 
 
 
 def _report(text: str, status: int) -> int:
-    os.write(2, os.fsencode(f"gpuyard: {text}\n"))
+    with contextlib.suppress(OSError):  # the disk may be full
+        os.write(2, os.fsencode(f"gpuyard: {text}\n"))
     return status
