@@ -16,7 +16,8 @@ RECOVERY_S = 60.0
 _ROUNDING_MB = 1.0
 # How late a time limit may fire: the grace, a stopped daemon, a busy machine.
 _LATE_S = 90.0
-_EARLY_S = 1.5
+# The program notices its start after the daemon, and its last sign of life is a while before it was killed.
+_EARLY_S = 2.0
 _TERMINATED = 143
 _KILLED = 137
 _LINE = re.compile(rb"line (\d+\.\d+) (\d+) \.\n")
@@ -165,7 +166,7 @@ def check_limits(
             continue
         lasted = found[0].last - found[0].start
         has_slept = any(found[0].start < at < found[0].last for at in happened.suspended)
-        is_early = lasted < plan.limit_s - _EARLY_S and found[0].status is not None and not has_slept
+        is_early = lasted < plan.limit_s - _EARLY_S and not has_slept
         if record.kind == "timed-out" and is_early:
             yield f"attempt {record.name} was stopped after {lasted:.1f} s, and its limit is {plan.limit_s:g} s"
         if lasted > plan.limit_s + _LATE_S:

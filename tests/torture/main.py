@@ -154,7 +154,11 @@ class _Torture:
         fault: Fault = TABLE[planned.name][1](self._target, planned.pick)
         at = time.monotonic() - self._began
         what = fault.begin()
-        time.sleep(planned.lasts_s)
+        time.sleep(planned.lasts_s / 2)
+        if planned.meanwhile is not None:
+            what += f"; {planned.meanwhile}: {TABLE[planned.meanwhile][1](self._target, planned.pick).begin()}"
+            self._done[planned.meanwhile] += 1
+        time.sleep(planned.lasts_s / 2)
         fault.end()
         ended = time.monotonic()
         self._done[planned.name] += 1

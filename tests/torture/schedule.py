@@ -63,11 +63,19 @@ _add("remove finished logs", file_faults.RemoveFinishedLogs)
 _add("garbage in the ledger", file_faults.GarbageRecords)
 
 
+# Faults that may come while another one lasts, and how often one does.
+_MEANWHILE = ("kill daemon", "kill keeper", "kill daemon and keeper", "terminate daemon", "kill job")
+_OFTEN = 0.3
+
+
 class PlannedFault(Struct, frozen=True, kw_only=True):
+    """`meanwhile` is a fault in the middle of this one."""
+
     name: str
     pick: float
     lasts_s: float
     pause_s: float  # after it
+    meanwhile: str | None = None
 
 
 def planned_faults(seed: int, chosen: Iterable[str] = tuple(TABLE)) -> Iterator[PlannedFault]:
@@ -78,8 +86,13 @@ def planned_faults(seed: int, chosen: Iterable[str] = tuple(TABLE)) -> Iterator[
         dice.shuffle(names)
         for name in names:
             shortest, longest = TABLE[name][0].lasts
+            meanwhile, is_double = dice.choice(_MEANWHILE), dice.random() < _OFTEN
             yield PlannedFault(
-                name=name, pick=dice.random(), lasts_s=dice.uniform(shortest, longest), pause_s=dice.uniform(0.5, 3.0)
+                name=name,
+                pick=dice.random(),
+                lasts_s=dice.uniform(shortest, longest),
+                pause_s=dice.uniform(0.5, 3.0),
+                meanwhile=meanwhile if is_double and longest and meanwhile in names else None,
             )
 
 

@@ -172,6 +172,7 @@ def test_a_time_limit_that_fires_early_or_never() -> None:
     assert list(checks.check_limits([run(last=13.0, status=143)], record, limited, happened())) == [
         "attempt 1.1 was stopped after 3.0 s, and its limit is 60 s"
     ]
+    assert len(list(checks.check_limits([run(last=10.0, status=None)], record, limited, happened()))) == 1
     slept = happened(suspended=[12.0])
     assert list(checks.check_limits([run(last=13.0, status=143)], record, limited, slept)) == []
     assert list(checks.check_limits([run(last=400.0)], records(attempt()), limited, happened())) == [

@@ -21,3 +21,5 @@ def test_faults_are_bounded_and_can_be_chosen() -> None:
     assert all(0.0 <= each.lasts_s <= 15.0 and 0.0 <= each.pick < 1.0 for each in planned)
     chosen = {each.name for each in islice(planned_faults(2, ("kill daemon", "fill home")), 10)}
     assert chosen == {"kill daemon", "fill home"}
+    meanwhile = {each.meanwhile for each in islice(planned_faults(2, ("kill daemon", "fill home")), 100)}
+    assert meanwhile == {None, "kill daemon"}
