@@ -43,7 +43,7 @@ def check_all(
         *check_outcomes(runs, records, plans, happened),
         *check_limits(runs, records, plans, happened),
         *check_overlap(runs),
-        *check_capacity(runs, records, capacity_mb),
+        *check_capacity(runs, records, capacity_mb, happened),
         *check_logs(runs, plans, happened, logs),
         *check_recoveries(happened, recovery_s),
     ]
@@ -189,14 +189,22 @@ def check_overlap(runs: Sequence[Run]) -> Iterator[str]:
 # Devices
 
 
-def check_capacity(runs: Sequence[Run], records: Records, capacity_mb: Mapping[str, float]) -> Iterator[str]:
-    """No device was promised to more than it has, at any start."""
+def check_capacity(
+    runs: Sequence[Run], records: Records, capacity_mb: Mapping[str, float], happened: Happened
+) -> Iterator[str]:
+    """No device was promised to more than it has, at any start.
+
+    When a fault removed the lease of a job, scripts may get its device until the queue has made the lease anew: only
+    the jobs of the queue are added up then.
+    """
     active: dict[str, list[Run]] = defaultdict(list)
     for run in runs:  # in the order of their starts
         for device in run.devices:
             beside = active[device] = [other for other in active[device] if other.last > run.start]
             beside.append(run)
-            held = {other.run: _held_mb(other, records, capacity_mb[device]) for other in beside}
+            lost_at = [at for at in happened.removed_leases if beside[0].start < at < run.start]
+            counted = [other for other in beside if other.attempt is not None] if lost_at else beside
+            held = {other.run: _held_mb(other, records, capacity_mb[device]) for other in counted}
             if sum(held.values()) > capacity_mb[device] + _ROUNDING_MB:
                 who = ", ".join(f"{name} ({mb:g} MB)" for name, mb in held.items())
                 yield f"GPU {device} ({capacity_mb[device]:g} MB) was over capacity at {run.start:.2f}: {who}"

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,10 @@ class Remove(Fault):
 
 class RemoveQueueLeases(Remove):
     """Leases of the queue, which it makes anew. Those of scripts are only theirs: nobody else knows them."""
+
+    def begin(self) -> str:
+        self.target.happened.removed_leases.append(time.monotonic())
+        return super().begin()
 
     def paths(self) -> Iterator[Path]:
         for path in self.target.ledger.glob("*.lease"):

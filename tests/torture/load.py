@@ -18,7 +18,7 @@ from tests.torture.target import GPUYARD, JOB, PYTHON, SCRIPT, Target
 
 MOST_CLIENTS = 12
 MOST_JOBS = 24
-_EVERY_S = 0.8
+_EVERY_S = 0.6
 # A client of the queue that takes longer than this does not come back.
 HANGS_S = 100.0
 _REFUSED = (2, 3, 4)
@@ -115,7 +115,7 @@ class Load:
     def _submit(self) -> None:
         dice = self._dice
         options, mb = dice.choice(_NEEDS)
-        seconds = dice.choice((0.3, 1.0, 2.0, 4.0, 8.0))
+        seconds = dice.choice((0.3, 1.0, 3.0, 6.0, 12.0))
         kind = dice.choice(("ok", "ok", "ok", "ok", "fail", "flaky", "oom", "limit", "stubborn", "capped"))
         submission = Submission(name=self._name("s"))
         lines = None

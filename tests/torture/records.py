@@ -58,6 +58,7 @@ class Happened(Struct, kw_only=True):
     killed_jobs: set[int] = set()  # pids
     removed_logs: set[str] = set()  # file names
     cancelled: set[int] = set()  # jobs
+    removed_leases: list[float] = []  # when leases of the queue were removed
     suspended: list[float] = []  # when the machine seemed to be suspended
     recoveries: list[tuple[str, float]] = []  # seconds from the end of a fault to the next start of a job
     observed: list[str] = []  # violations seen during the run

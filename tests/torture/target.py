@@ -46,9 +46,7 @@ class Target:
         self.home, self.ledger = work / "home", work / "locks"
         self.logs, self.simulated = self.home / "logs", self.home / "simulated"
         self.evidence = EvidenceFile(work / "evidence")
-        self.happened = Happened(
-            killed_keepers=set(), killed_jobs=set(), removed_logs=set(), cancelled=set(), suspended=[]
-        )
+        self.happened = Happened()
         self._root = psutil.Process(root_pid)
         self._me = os.getpid()
         self._commands = (work / "commands.log").open("a", encoding="utf-8")

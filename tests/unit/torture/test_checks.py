@@ -48,9 +48,7 @@ def _text(name: str, lines: Any) -> bytes:
     return b"".join(b"line %s %d .\n" % (name.encode(), line) for line in lines)
 
 
-def happened(**fields: Any) -> Happened:
-    return Happened(**{"killed_keepers": set(), "killed_jobs": set(), "removed_logs": set(), "cancelled": set(),
-                       "suspended": [], "recoveries": [], "observed": [], **fields})  # fmt: skip
+happened = Happened
 
 
 def everything(
@@ -201,7 +199,7 @@ def test_two_live_attempts_of_a_job() -> None:
     ],
 )
 def test_a_device_over_capacity(second: Run, is_over: bool) -> None:
-    found = list(checks.check_capacity([run(), second], records(attempt(), attempt(2)), CAPACITY))
+    found = list(checks.check_capacity([run(), second], records(attempt(), attempt(2)), CAPACITY, happened()))
     assert bool(found) == is_over
     assert all(text.startswith("GPU 0 (24000 MB) was over capacity at 12.00: 1.1 (6000 MB), ") for text in found)
 
@@ -209,7 +207,14 @@ def test_a_device_over_capacity(second: Run, is_over: bool) -> None:
 def test_memory_that_a_job_got_after_it_ran_out_counts() -> None:
     found = records(attempt(reserved_mb=12_000.0), attempt(2))
     both = [run(), run("2.1", mb=14_000.0, start=12.0)]
-    assert len(list(checks.check_capacity(both, found, CAPACITY))) == 1
+    assert len(list(checks.check_capacity(both, found, CAPACITY, happened()))) == 1
+
+
+def test_a_script_may_get_the_device_of_a_job_whose_lease_was_removed_and_another_job_may_not() -> None:
+    removed, found = happened(removed_leases=[11.0]), records(attempt(), attempt(2))
+    script, job = run("script3", mb=None, start=12.0), run("2.1", mb=None, start=13.0)
+    assert list(checks.check_capacity([run(), script], found, CAPACITY, removed)) == []
+    assert len(list(checks.check_capacity([run(), script, job], found, CAPACITY, removed))) == 1
 
 
 # Logs
