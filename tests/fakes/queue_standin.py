@@ -133,5 +133,5 @@ def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> di
 
 
 def page(*jobs: dict[str, Any], following: str | None = None, **states: int) -> dict[str, Any]:
-    state = {"counts": counts(**states), "paused": False, "draining": False}
+    state = {"counts": counts(**states), "paused": False, "draining": False, "notices": []}
     return {"jobs": list(jobs), **state, "next": following, "total": None}

@@ -148,8 +148,8 @@ FAULTS = (
     Fault(
         id="daemon-submission-does-not-wake-the-loop",
         file=f"{_DAEMON}/api/submit.py",
-        old="        scheduler.wake()\n",
-        new="",
+        old="            scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused\n",
+        new="            pass\n",
         breaks="A job that is submitted to an idle queue starts only when something else happens.",
         near=(_LOOP,),
     ),

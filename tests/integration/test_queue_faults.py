@@ -68,6 +68,67 @@ def test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_not_reused(
     assert (queue.log_of(job_id), queue.log_of(last)) == ("new\n", "old 40\n")
 
 
+def has_in_file(path: Path, job_id: int) -> bool:
+    """Whether a copy of the database's file, without its write-ahead log, has the job."""
+    copy = path.with_name("copy.db")
+    copy.write_bytes(path.read_bytes())
+    with contextlib.closing(sqlite3.connect(f"file:{copy}?immutable=1", uri=True)) as database:
+        has_tables = database.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        return has_tables is not None and database.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,)).fetchone()
+
+
+def test_a_quiet_queue_is_complete_in_its_file(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("true", gpus=0, hold=True)
+    until(lambda: has_in_file(queue.home / "queue.db", job_id), "the job in the file")
+
+
+def test_an_older_copy_of_the_database_is_noticed_and_what_has_run_since_does_not_run_again(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
+    path = queue.home / "queue.db"
+    queue.post("/pause")
+    ran, other = queue.shell(f"echo ran >> {tmp_path}/ran", gpus=0), queue.submit("true", gpus=0)
+    until(lambda: has_in_file(path, other), "the jobs in the file")
+    copy = path.read_bytes()
+    queue.post("/jobs/hold", ids=str(other))
+    queue.post("/unpause")
+    queue.wait(ran)
+    last = queue.submit("true", gpus=0)
+    queue.wait(last)
+    queue.stop()
+    path.write_bytes(copy)
+    queue.start()
+    (notice,) = queue.get("/jobs")["notices"]
+    assert "the queue's database is an older copy" in notice
+    assert f"jobs up to {other} are known" in notice
+    assert f"are held: {ran} " in notice
+    assert notice in queue.daemon.log if queue.daemon is not None else False
+    assert (queue.state(ran), queue.state(other)) == ("held", "queued")
+    queue.post("/unpause")
+    assert queue.wait(other)["succeeded"] == 1
+    assert queue.submit("true", gpus=0) > last, "ids are not given again"
+    assert (tmp_path / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied", "log removed"])
+def test_a_database_that_lost_jobs_is_noticed(queue: QueueUnderTest, harm: str) -> None:
+    path = queue.home / "queue.db"
+    job_id = queue.submit("true", gpus=0, hold=True)
+    queue.kill9()
+    if harm != "log removed":
+        path.write_bytes(b"")
+    if harm == "removed":
+        path.unlink()
+    path.with_name("queue.db-wal").unlink()
+    queue.start()
+    (notice,) = queue.get("/status")["notices"]
+    assert {"log removed": "(queue.db-wal) was removed"}.get(harm, "was missing or empty") in notice
+    assert f"job ids up to {job_id} were given" in notice
+    assert queue.submit("true", gpus=0) > job_id
+    queue.restart(signal.SIGTERM)
+    assert queue.get("/status")["notices"] == [], "it is said once"
+
+
 def test_a_database_damaged_while_open_ends_the_daemon_and_the_next_one_sets_it_aside(
     queue: QueueUnderTest,
 ) -> None:
@@ -254,6 +315,32 @@ def test_a_large_submission_that_does_not_fit_on_the_disk_is_rolled_back_and_can
     ballast.unlink()
     assert queue.send("true", token="again", gpus=0, array="1-1500", hold=True)["count"] == 1500
     assert queue.counts() == {"held": 1500}
+
+
+@as_root
+def test_the_jobs_of_a_refused_submission_are_not_listed_and_are_deleted_when_there_is_space_again(
+    small_disk: Path, own_queue: QueueUnderTest
+) -> None:
+    queue = own_queue
+    queue.start()
+    kept = queue.submit("true", gpus=0, hold=True)
+    ballast = fill(small_disk)
+    os.truncate(ballast, ballast.stat().st_size - 512 * 1024)
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        queue.send("true", token="", gpus=0, array="1-20000", hold=True)
+    assert queue.counts() == {"held": 1}
+    assert [row["id"] for row in queue.get("/jobs")["jobs"]] == [kept]
+    with pytest.raises(GpuyardError, match="there is no job"):
+        queue.job(kept + 1)
+    ballast.unlink()
+
+    def stored() -> list[tuple[int]]:
+        with contextlib.closing(sqlite3.connect(queue.home / "queue.db")) as database:
+            query = "SELECT count(*) FROM jobs UNION ALL SELECT count(*) FROM specs"
+            return database.execute(f"{query} UNION ALL SELECT count(*) FROM submissions").fetchall()
+
+    until(lambda: stored() == [(1,), (1,), (1,)], "the end of what was stored of it")
+    assert queue.counts() == {"held": 1}
 
 
 # The ledger

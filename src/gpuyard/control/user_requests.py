@@ -4,7 +4,6 @@ A large request is done in pieces, each in its own transaction, so that other re
 Such requests are generators: they yield after each piece and return the answer.
 """
 
-import contextlib
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
 from gpuyard.core.device_names import check_possible, find_devices
 from gpuyard.core.job.job import (
@@ -31,7 +31,7 @@ from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.snapshot import Sample, Snapshot
-from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
@@ -66,6 +66,12 @@ class UserRequests:
         self._store = store
         self._queries = queries
         self._clock = clock
+        self._changes_of_many: dict[Act, Change] = {
+            self.cancel: CANCEL,
+            self.hold: HOLD,
+            self.release: RELEASE,
+            self.retry: RETRY,
+        }
 
     # Submit
 
@@ -73,21 +79,14 @@ class UserRequests:
         """Store a submission; return the first and the last job id once all jobs are on disk. A submission that is sent
         again with the same token returns the same ids."""
         before = self._store.find_submission(submission.token) if submission.token else None
-        if before is not None:
-            return before
-        try:
-            return (yield from self._add_submission(submission, user))
-        except StoreFault:
-            with contextlib.suppress(StoreFault), self._store.transaction():
-                self._store.drop_incomplete_submissions(submission.token)  # so that the client can send it again
-            raise
+        return before or (yield from self._add_submission(submission, user))
 
     def _add_submission(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         like, on = self._first_job(submission, user)
         is_small = submission.count * (1 + len(on)) <= _SMALL
         with self._store.transaction(is_synced=is_small):
-            if not is_small:
-                self._store.drop_incomplete_submissions(submission.token)
+            if submission.token and self._store.arriving:
+                self._store.drop_incomplete_submissions(submission.token)  # it was refused, and is sent again
             number, first = self._store.start_submission(submission.token, submission.count)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
             spec_id = self._store.add_spec(submission.spec)
@@ -103,17 +102,33 @@ class UserRequests:
             add(*next(pieces))
             if is_small:
                 self._store.complete_submission(number)
+        last = first + submission.count - 1
         if not is_small:
-            for start, piece in pieces:
+            is_stored = False
+            try:
+                for start, piece in pieces:
+                    yield
+                    with self._store.transaction():
+                        add(start, piece)
                 yield
-                with self._store.transaction():
-                    add(start, piece)
-            yield
-            with self._store.transaction(is_synced=True):
-                self._store.complete_submission(number)
-                for other in on:  # a dependency may have ended in the meantime
-                    self._transitions.settle_dependants(other.job_id, self._clock.now())
-        return first, first + submission.count - 1
+                with self._store.transaction(is_synced=True):
+                    self._store.complete_submission(number)
+                    for other in on:  # a dependency may have ended in the meantime
+                        self._transitions.settle_dependants(other.job_id, self._clock.now())
+                is_stored = True
+            finally:
+                if not is_stored:
+                    self._store.refused.add(number, first, last)
+        return first, last
+
+    def drop_refused(self) -> bool:
+        """Delete some jobs of refused submissions. Return whether there are more."""
+        if self._store.refused:
+            with self._store.transaction():
+                submission = self._store.refused.drop_some(_PIECE)
+                if submission is not None:
+                    self._store.drop_incomplete_submissions(only=submission)
+        return bool(self._store.refused)
 
     def _first_job(self, submission: Submission, user: str) -> tuple[Job, list[Dependency]]:
         """Return a template of all its jobs, and their dependencies."""
@@ -148,26 +163,26 @@ class UserRequests:
     # Changes
 
     def prioritise(self, job: Job, now: float, priority: int) -> None:
-        _refuse_finished(job)
+        _refuse_finished(job.state)
         if job.state is JobState.PENDING:
             raise UserError(f"{job.spec.engine} already has it, and keeps its own order")
         self._transitions.prioritise(job, priority, now)
 
     def cancel(self, job: Job, now: float) -> None:
-        _refuse_finished(job)
+        _refuse_finished(job.state)
         if job.state is JobState.STOPPING and not self._transitions.cancel_instead(job.id, now):
             raise UserError("it is being stopped already")
         if job.state in LIVE and job.state is not JobState.STOPPING:
             self._transitions.stop(job.id, OutcomeKind.CANCELLED, now)
         elif job.state not in LIVE:
-            self._transitions.apply(job, JobEvent.CANCEL, now, "cancelled")
+            self._transitions.apply(job, JobEvent.CANCEL, now, CANCEL.reason)
 
     def hold(self, job: Job, now: float) -> None:
         if job.state in LIVE:
             what = f"{job.spec.engine} already has it" if job.state is JobState.PENDING else "it has already started"
             raise UserError(f"{what}: `gpuyard cancel` stops it")
-        _refuse_finished(job)
-        self._transitions.apply(job, JobEvent.HOLD, now, "held until `gpuyard release`")
+        _refuse_finished(job.state)
+        self._transitions.apply(job, JobEvent.HOLD, now, HOLD.reason)
 
     def release(self, job: Job, now: float) -> None:
         if job.state is not JobState.HELD:
@@ -212,20 +227,46 @@ class UserRequests:
         """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged."""
         changed: list[int] = []
         refused: list[UnchangedJob] = []
-        for piece in _batched(self._selected_ids(selection), _PIECE):
-            now = self._clock.now()
-            with self._transitions.in_step(), self._store.transaction(is_synced=True):
-                for job_id in piece:
-                    job = self._store.job(job_id)
-                    if job is None or (selection.states and job.state not in selection.states):
-                        continue
-                    try:
-                        act(job, now)
-                        changed.append(job_id)
-                    except UserError as error:
-                        refused.append(UnchangedJob(id=job_id, state=job.state, reason=str(error)))
+        pieces = _batched(self._selected_ids(selection), _PIECE)
+        piece = next(pieces, None)
+        while piece is not None:
+            following = next(pieces, None)
+            # The sync of the last commit covers those before it.
+            with self._transitions.in_step(), self._store.transaction(is_synced=following is None):
+                done, not_done = self._change_piece(piece, selection.states, act)
+            changed += done
+            refused += not_done
+            piece = following
             yield
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
+
+    def _change_piece(
+        self, piece: list[int], only: Sequence[JobState], act: Act
+    ) -> tuple[list[int], list[UnchangedJob]]:
+        """Change the jobs for which that needs no more than SQL together, and the others one by one."""
+        now = self._clock.now()
+        states = {
+            job_id: state
+            for job_id, state in self._queries.states_of(piece).items()
+            if (not only or state in only) and not self._store.is_arriving(job_id)
+        }
+        change = self._changes_of_many.get(act)
+        together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
+        changed = list(together)
+        refused: list[UnchangedJob] = []
+        for job_id in sorted(states.keys() - set(together)):
+            state = states[job_id]
+            try:
+                if change in (CANCEL, HOLD):
+                    _refuse_finished(state)  # without reading the job: there may be very many
+                job = self._store.job(job_id)
+                assert job is not None
+                state = job.state  # the change of another job may have changed it
+                act(job, now)
+                changed.append(job_id)
+            except UserError as error:
+                refused.append(UnchangedJob(id=job_id, state=state, reason=str(error)))
+        return sorted(changed), refused
 
     def _selected_ids(self, selection: JobSelection) -> Iterator[int]:
         for first, last in self.id_ranges(selection):
@@ -332,10 +373,10 @@ def _not_found(what: str) -> UserError:
     return UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
 
 
-def _refuse_finished(job: Job) -> None:
-    if job.state in FINISHED:
-        was = "was already" if job.state in (JobState.CANCELLED, JobState.REJECTED) else "has already"
-        raise UserError(f"it {was} {job.state}")
+def _refuse_finished(state: JobState) -> None:
+    if state in FINISHED:
+        was = "was already" if state in (JobState.CANCELLED, JobState.REJECTED) else "has already"
+        raise UserError(f"it {was} {state}")
 
 
 def _batched(values: Iterator[T], size: int) -> Iterator[list[T]]:

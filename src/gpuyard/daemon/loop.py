@@ -23,6 +23,7 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
+from gpuyard.daemon.save_when_quiet import QuietSaver
 from gpuyard.engines.common.job_logs import rotate_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -96,6 +97,7 @@ class SchedulerLoop:
         self._next_step: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._logs_timer: asyncio.TimerHandle | None = None
+        self._saver = QuietSaver(database)
         self._ledger_watch: FileWatch | None = None
         self._finished = 0
         self._settled = len(_SETTLE_S)
@@ -121,6 +123,7 @@ class SchedulerLoop:
         for handle in (self._next_step, self._timer, self._logs_timer):
             if handle is not None:
                 handle.cancel()
+        self._saver.close()
         self._queue_ledger.return_ticket()
         self.sampling.close()
         self._suspender.close()
@@ -188,7 +191,16 @@ class SchedulerLoop:
         if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
+        self._drop_refused()
         return step
+
+    def _drop_refused(self) -> None:
+        """Delete what is stored of refused submissions, a piece per step; on a full disk try again after a while."""
+        try:
+            if self.requests.drop_refused():
+                self.wake()
+        except StoreFault:
+            self._loop.call_later(_RETRY_S, self.wake)
 
     def _reload_changed_config(self) -> None:
         """A changed file applies from the next step on; while it cannot be read the old settings stay."""
@@ -224,6 +236,7 @@ class SchedulerLoop:
         self._watch_ledger(is_wanted=step.waits_for_devices and self._is_blocked_by_others())
         if (transitions.live or transitions.ended_logs) and self._logs_timer is None:
             self._logs_timer = self._loop.call_later(_CHECK_LOGS_EVERY_S, self._rotate_logs)
+        self._saver.schedule()
 
     def _set_timer(self, seconds: float | None) -> None:
         """Keep a timer that fires up to `_TIMER_EARLY_S` early: setting one in each of 1000 steps a second is slow."""

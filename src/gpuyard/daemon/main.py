@@ -13,6 +13,8 @@ from pathlib import Path
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
+from gpuyard.core.job.lifecycle import WAITING, JobEvent, can
+from gpuyard.core.job.selection import format_ids
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
@@ -20,6 +22,7 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.server.connection import Server, serve
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.local.keeper_connection import begun_attempts
 from gpuyard.engines.local.process_tree import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -93,6 +96,7 @@ async def _serve(  # noqa: PLR0913 - everything that was prepared
         database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_cluster_engine
     )
     if notice is not None:
+        notice += _hold_begun(scheduler, begun_attempts(folder / "journal"))
         _log.error(notice)
         scheduler.notices.append(notice)
     _start_ids_after_logs(scheduler, log_folders(folder))
@@ -172,6 +176,22 @@ def _prepare_folder(folder: Path) -> None:
             f"{folder} is on a network file system ({kind}), on which the queue's database is not safe",
             hint="set GPUYARD_HOME to a directory on a local disk",
         )
+
+
+def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
+    """Hold jobs that wait in an older database although the journal says that they have begun since: they would run a
+    second time. Return a sentence about them for the notice."""
+    store, held = scheduler.store, []
+    reason = "it had begun, and the queue's database is older: `gpuyard release` runs it again"
+    with store.transaction():
+        for job_id, number in sorted(begun.items()):
+            job = store.job(job_id)
+            if job is not None and job.attempts < number and can(job.state, JobEvent.HOLD) and job.state in WAITING:
+                scheduler.controller.transitions.apply(job, JobEvent.HOLD, time.time(), reason)
+                held.append(job_id)
+    return (
+        f". Jobs that had begun since are held: {format_ids(held)} (`gpuyard release` runs them again)" if held else ""
+    )
 
 
 def _start_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None:

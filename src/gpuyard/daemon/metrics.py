@@ -131,7 +131,7 @@ class EventCounters:
             elif event.kind is PublishedEventKind.ENDED:
                 self._count_end(event)
             else:
-                self.jobs_finished[event.job.state] += 1
+                self.jobs_finished[event.job.state] += event.jobs
                 self._avoided.discard(event.job.id)
         if plan.waiting:
             self._count_avoided(plan, snapshot)

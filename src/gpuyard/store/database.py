@@ -1,4 +1,7 @@
-"""Open the queue's database. A damaged file is set aside, never deleted; another schema is refused and left alone."""
+"""Open the queue's database. A damaged file is set aside, never deleted; another schema is refused and left alone.
+
+A record beside it (`queue_record.py`) shows whether the database is older than the queue was.
+"""
 
 import contextlib
 import os
@@ -11,12 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.store.queue_record import QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
 SCHEMA_VERSION = 9
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024
+_BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -27,6 +32,9 @@ class Database:
         self.execute = connection.execute
         self.executemany = connection.executemany
         self._connection = connection
+        self._record: QueueRecord | None = None
+        self._saved_changes = 0  # `total_changes` when it was last saved
+        self.has_unsaved = False
 
     @property
     def in_transaction(self) -> bool:
@@ -50,6 +58,9 @@ class Database:
             try:
                 yield
                 self.execute("COMMIT")
+                if not self.has_unsaved and self._connection.total_changes != self._saved_changes:
+                    self.has_unsaved = True
+                    self.note_last_id(0)
             finally:
                 self.rollback()
                 if is_synced:
@@ -64,12 +75,61 @@ class Database:
         """Return the first column of all rows."""
         return [row[0] for row in self.execute(query, parameters).fetchall()]
 
+    @property
+    def changes(self) -> int:
+        """The number of rows that were changed since it was opened."""
+        return self._connection.total_changes
+
+    def keep_record(self, record: QueueRecord) -> None:
+        """Note in the record from now on how far the queue has come."""
+        self._record = record
+
+    def note_last_id(self, job_id: int) -> None:
+        if self._record is not None:
+            self._record.write(QueueProgress(self._record.progress.generation, job_id, has_unsaved=True))
+
+    def save(self) -> bool:
+        """Move all changes from the write-ahead log into the file, so that a copy of the file is a copy of the queue.
+
+        Return False if a reader or a full disk prevents that now. Takes milliseconds: call it when the queue is quiet.
+        """
+        if self._record is None or not self.has_unsaved:
+            return True
+        generation = self._record.progress.generation + 1
+        try:
+            self.execute("PRAGMA busy_timeout = 0")
+            self.execute("INSERT OR REPLACE INTO settings VALUES ('generation', ?)", (str(generation),))
+            if self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # a reader prevents it
+                return False
+        except sqlite3.DatabaseError:
+            return False
+        finally:
+            self.execute(_BUSY_TIMEOUT)
+        self._saved_changes, self.has_unsaved = self.changes, False
+        self._record.write(QueueProgress(generation, 0, has_unsaved=False))
+        return True
+
+    def progress(self) -> QueueProgress:
+        """Return how far the queue has come, according to the database."""
+        found = dict(
+            self.execute("SELECT name, value FROM settings WHERE name IN ('generation', 'next_id')").fetchall()
+        )
+        return QueueProgress(int(found.get("generation", 0)), int(found["next_id"]) - 1)
+
     def rollback(self) -> None:
         if self.in_transaction:
             self.execute("ROLLBACK")
 
     def close(self) -> None:
-        self._connection.close()
+        if self._record is None:
+            self._connection.close()
+            return
+        is_saved, path, record = self.save(), self.path, self._record
+        self._record = None
+        self._connection.close()  # which saves, too, if no other process reads
+        if not is_saved and not _size_of(Path(f"{path}-wal")):
+            record.write(QueueProgress(record.progress.generation, 0))
+        record.close()
 
 
 @contextlib.contextmanager
@@ -91,7 +151,8 @@ def convert_sqlite_errors() -> Iterator[None]:
 
 
 def open_database(path: Path | None) -> tuple[Database, str | None]:
-    """Return the database at `path` (None: in memory), and a notice for the user if a damaged file was set aside.
+    """Return the database at `path` (None: in memory), and a notice for the user if it is not what the queue was: a
+    damaged file was set aside, or it is older than the record beside it, `queue.record`.
 
     Raises EnvironmentFault if another version of gpuyard made the file.
     """
@@ -99,15 +160,45 @@ def open_database(path: Path | None) -> tuple[Database, str | None]:
         return _connect(":memory:"), None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _connect(str(path)), None
+        was_new, has_log = not _size_of(path), _size_of(Path(f"{path}-wal")) > 0
+        database, notice = _connect(str(path)), None
     except StoreFault as error:
         if not error.is_damage:
             raise
-        aside = _set_aside(path)
+        aside, was_new, has_log = _set_aside(path), False, True
         notice = f"the queue's database was damaged: gpuyard set aside the file as {aside} and started an empty one"
-        return _connect(str(path)), notice
+        database = _connect(str(path))
     except OSError as error:
         raise EnvironmentFault(f"{path.parent} cannot be used: {error.strerror}") from error
+    record = QueueRecord(path.with_name("queue.record"))
+    older = compare(record.progress, database.progress(), was_new=was_new, has_log=has_log)
+    last_id = _catch_up(database, record)
+    if was_new or notice is not None:
+        database.save()  # so that its file is a database even if its write-ahead log is lost
+    if notice is None and older is not None:
+        known = f"jobs up to {last_id} are known" if last_id else "it has no jobs"
+        notice = (
+            f"{older}: {known}, and job ids up to {record.progress.last_id} were given. Jobs may be missing, or be in "
+            f"an earlier state. If you have a newer copy of {path.name}, stop the daemon (`gpuyard daemon stop`) and "
+            "put it back"
+        )
+    return database, notice
+
+
+def _catch_up(database: Database, record: QueueRecord) -> int:
+    """Start a new generation, and never give a job id again. Return the last job id that the database knew."""
+    recorded, found = record.progress, database.progress()
+    generation, last_id = max(recorded.generation, found.generation) + 1, max(recorded.last_id, found.last_id)
+    rows = [("generation", str(generation)), ("next_id", str(last_id + 1))]
+    with database.transaction():
+        database.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+    record.write(QueueProgress(generation, last_id, has_unsaved=True))
+    database.keep_record(record)
+    return found.last_id
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
@@ -116,7 +207,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         name = f"file:{quote(os.fsencode(path))}?mode=ro"
         connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
         with _closed_on_error(connection):
-            connection.execute("PRAGMA busy_timeout = 5000")
+            connection.execute(_BUSY_TIMEOUT)
         return connection
 
 
@@ -140,7 +231,7 @@ def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _prepare(connection: sqlite3.Connection, name: str) -> None:
-    connection.execute("PRAGMA busy_timeout = 5000")
+    connection.execute(_BUSY_TIMEOUT)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")

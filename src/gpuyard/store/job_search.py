@@ -18,6 +18,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.scheduling.queue_order import Candidate, LaneQueue, Party, full_order
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import SUBMISSION_IS_COMPLETE
 
 LIVE_IN_ORDER = (
     JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
@@ -36,10 +37,6 @@ _MATCHES_TEXT = r"""(
         SELECT id FROM specs WHERE specs.command LIKE :text ESCAPE '\' OR specs.command LIKE :unquoted ESCAPE '\'
     )
 )"""
-_SUBMISSION_IS_COMPLETE = (
-    "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
-    "(SELECT id FROM submissions WHERE NOT is_complete))"
-)
 _IN_RANGES = (
     "jobs.id IN (SELECT selected.id FROM json_each(:ranges) CROSS JOIN jobs AS selected "
     "ON selected.id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]'))"
@@ -158,7 +155,7 @@ class Search:
         clauses = [_among(job_filter.states)] if job_filter.states else []
         values: dict[str, object] = {}
         if job_filter.ranges is None:
-            clauses.append(_SUBMISSION_IS_COMPLETE)
+            clauses.append(SUBMISSION_IS_COMPLETE)
         else:
             clauses.append(_IN_RANGES)
             values["ranges"] = json.dumps(job_filter.ranges)

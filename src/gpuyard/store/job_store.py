@@ -18,6 +18,7 @@ from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, WeightedUse
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
+from gpuyard.store.refused_submissions import RefusedSubmissions
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """
@@ -45,9 +46,11 @@ class JobStore:
         self._value = database.value
         self._column = database.column
         self._known_arriving: set[int] | None = None
+        self._new_last_id = 0  # until it is committed
+        self.refused = RefusedSubmissions(database, lambda: self.arriving)
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
-        self._has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
+        self.has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
         self.spec = lru_cache(maxsize=512)(self._read_spec)
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
@@ -57,12 +60,16 @@ class JobStore:
         try:
             with self._db.transaction(is_synced=is_synced):
                 yield
+            if self._new_last_id:
+                self._db.note_last_id(self._new_last_id)
+                self._new_last_id = 0
         except BaseException:
             # Later rows may get the ids of the rows that were rolled back.
             self.spec.cache_clear()
             self._lane.cache_clear()
             self._settings = self._known_arriving = None
-            self._has_dependencies = self._has_delayed = True
+            self._new_last_id = 0
+            self.has_dependencies = self._has_delayed = True
             raise
 
     # Settings
@@ -81,7 +88,9 @@ class JobStore:
         return frozenset(json.loads(self.setting("stopped_tags") or "[]"))
 
     def counts(self) -> dict[JobState, int]:
+        """Return the number of jobs in each state, without those of submissions that were refused."""
         found = dict(self._execute("SELECT state, jobs FROM counts").fetchall())
+        self.refused.subtract_from(found)
         return {state: found[state] for state in JobState}
 
     # Submissions
@@ -100,7 +109,8 @@ class JobStore:
         return self._known_arriving
 
     def is_arriving(self, job_id: int) -> bool:
-        return bool(self.arriving) and self.lane_of(job_id).batch in self.arriving
+        lane_id = self._value("SELECT lane FROM jobs WHERE id = ?", (job_id,)) if self.arriving else None
+        return lane_id is not None and self._lane(lane_id).batch in self.arriving
 
     def start_submission(self, token: str, count: int) -> tuple[int, int]:
         """Return the submission's id and the first of `count` job ids.
@@ -109,6 +119,7 @@ class JobStore:
         """
         first = int(self.setting("next_id") or 1)
         self.set_setting("next_id", str(first + count))
+        self._new_last_id = first + count - 1
         row = (token or None, first, first + count - 1)
         query = "INSERT INTO submissions (token, first_id, last_id, is_complete) VALUES (?, ?, ?, 0)"
         submission = self._execute(query, row).lastrowid or 0
@@ -119,10 +130,13 @@ class JobStore:
         self._execute("UPDATE submissions SET is_complete = 1 WHERE id = ?", (submission,))
         self.arriving.discard(submission)
 
-    def drop_incomplete_submissions(self, token: str | None = None) -> None:
-        """Delete incomplete submissions, which were never acknowledged: all, or the one with this token."""
-        query = "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?)"
-        for submission, first, last in self._execute(query, (token, token)).fetchall():
+    def drop_incomplete_submissions(self, token: str | None = None, only: int | None = None) -> None:
+        """Delete incomplete submissions, which were never acknowledged: all, or the one with this token or id."""
+        query = (
+            "SELECT id, first_id, last_id FROM submissions WHERE NOT is_complete AND (? IS NULL OR token = ?) "
+            "AND (? IS NULL OR id = ?)"
+        )
+        for submission, first, last in self._execute(query, (token, token, only, only)).fetchall():
             spec = self._value("SELECT spec FROM jobs WHERE id BETWEEN ? AND ? LIMIT 1", (first, last))
             for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
                 self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
@@ -163,7 +177,7 @@ class JobStore:
         )  # fmt: skip
 
     def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
-        self._has_dependencies = True
+        self.has_dependencies = True
         self._db.executemany(
             "INSERT INTO dependencies VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
             ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
@@ -296,7 +310,7 @@ class JobStore:
     # Dependencies
 
     def dependants(self, job_id: int) -> list[int]:
-        if not self._has_dependencies:
+        if not self.has_dependencies:
             return []
         query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
         return self._column(query, (job_id,))

@@ -1,12 +1,13 @@
-"""QueueQueries: the queries of users about the queue, in SQL, and the deletion of finished jobs."""
+"""QueueQueries: the queries of users about the queue, in SQL, and changes and the deletion of many jobs."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from gpuyard.core.job.job import Job
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection, merge_ranges
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.store import row_codec
@@ -17,6 +18,11 @@ from gpuyard.store.job_store import JobStore
 _MAX_RANGES, _MAX_IDS = 500, 20_000
 # An array of a million jobs with different commands would leave a million profiles behind.
 _MAX_PROFILES = 50_000
+# Jobs of an incomplete submission are in a lane of their own.
+SUBMISSION_IS_COMPLETE = (
+    "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
+    "(SELECT id FROM submissions WHERE NOT is_complete))"
+)
 _read_profile = msgspec.json.Decoder(Profile).decode
 
 
@@ -131,6 +137,8 @@ class QueueQueries:
         """Return jobs in these states, by state and id. The states must be unfinished ones other than queued."""
         parameters = ", ".join("?" * len(states))
         chosen = f"state IN ({parameters}) AND ended_at IS NULL AND state <> 'queued'"
+        if self._store.arriving:
+            chosen += f" AND {SUBMISSION_IS_COMPLETE}"
         query = f"INDEXED BY jobs_not_queued WHERE {chosen} ORDER BY state DESC, id LIMIT ? OFFSET ?"
         return self._jobs(query, (*states, limit, offset))
 
@@ -143,6 +151,45 @@ class QueueQueries:
         query = "SELECT at, kind, text FROM events WHERE job = ? ORDER BY id"
         return self._execute(query, (job_id,)).fetchall()
 
+    # Many jobs at once
+
+    def states_of(self, job_ids: Sequence[int]) -> dict[int, JobState]:
+        """Return the states of those of these jobs that exist."""
+        query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+        return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
+
+    def independent_jobs(self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool) -> list[int]:
+        """Return those of these jobs that are in one of the states and have no part in a dependency."""
+        only = " AND name IS NULL" if unnamed_only else ""
+        if self._store.has_dependencies:
+            only += (
+                " AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id)"
+                " AND NOT EXISTS (SELECT 1 FROM dependencies WHERE on_job = jobs.id)"
+            )
+        query = (
+            "SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?)) "  # noqa: S608 - our own text
+            f"AND state IN (SELECT value FROM json_each(?)){only} ORDER BY id"
+        )
+        return self._column(query, (json.dumps(job_ids), json.dumps(states)))
+
+    def change_states(
+        self, job_ids: Sequence[int], state: JobState, at: float, *, reason: str | None, resets: bool
+    ) -> None:
+        """Set the state of jobs without a live attempt, as `change_state` does, and add an event to each.
+
+        `resets`: as `reset_failures` does.
+        """
+        ids = json.dumps(job_ids)
+        ended_at, queued_at = at if state in FINISHED else None, at if state is JobState.QUEUED else None
+        self._execute(
+            "UPDATE jobs SET state = ?, reason = ?, due_at = NULL, ended_at = ?, outcome = NULL, "  # noqa: S608
+            f"queued_at = coalesce(?, queued_at){', failures = 0, growth = NULL' if resets else ''} "
+            "WHERE id IN (SELECT value FROM json_each(?))",
+            (state, reason, ended_at, queued_at, ids),
+        )
+        query = "INSERT INTO events (job, at, kind, text) SELECT value, ?, ?, ? FROM json_each(?)"
+        self._execute(query, (at, state, reason, ids))
+
     def deletable(self, before: float, limit: int) -> list[tuple[int, int]]:
         """Return ids and attempt counts of jobs that finished before then and that no unfinished job depends on."""
         query = (
@@ -154,11 +201,11 @@ class QueueQueries:
 
     def delete_jobs(self, job_ids: Sequence[int]) -> None:
         """Delete these jobs, and their specs if no other job has them. Call it in a transaction."""
-        rows = [(job_id,) for job_id in job_ids]
-        specs = {self._value("SELECT spec FROM jobs WHERE id = ?", row) for row in rows}
+        among, ids = "IN (SELECT value FROM json_each(?))", (json.dumps(job_ids),)
+        specs = set(self._column(f"SELECT spec FROM jobs WHERE id {among}", ids))  # noqa: S608 - our own text
         for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
                               ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
-            self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", rows)  # noqa: S608
+            self._execute(f"DELETE FROM {table} WHERE {column} {among}", ids)  # noqa: S608
         self._db.executemany(
             "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?)",
             [(spec, spec) for spec in specs],

@@ -347,12 +347,13 @@ class PublishedEventKind(StrEnum):
 
 class PublishedEvent(Struct, frozen=True, kw_only=True):
     """What the controller publishes after a step, for metrics and notifications. `job` is the job after the event;
-    `attempt` is its last attempt, if it had one."""
+    `attempt` is its last attempt, if it had one. `jobs` that were cancelled together are one event, with the first."""
 
     kind: PublishedEventKind
     job: Job
     at: float
     attempt: Attempt | None = None
+    jobs: int = 1
 
     @property
     def outcome(self) -> Outcome | None:

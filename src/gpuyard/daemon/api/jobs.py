@@ -173,7 +173,7 @@ def queue_state(scheduler: SchedulerLoop) -> QueueState:
 
 
 def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:
-    job = scheduler.store.job(job_id)
+    job = None if scheduler.store.is_arriving(job_id) else scheduler.store.job(job_id)
     if job is None:
         raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` lists all jobs")
     return job

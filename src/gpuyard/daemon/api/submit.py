@@ -73,8 +73,10 @@ class SubmissionHandler:
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self._read_devices()
             submission = fit_to_machine(submission, snapshot, load_config().devices.banned_ids(snapshot))
-        first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
-        scheduler.wake()
+        try:
+            first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
+        finally:
+            scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
         job = scheduler.store.job(first)
         notes = ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += _notify_warnings(submission.spec)

@@ -79,7 +79,8 @@ class EventPublisher:
 
     def _queue_emptied(self, events: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
         finished = [event for event in events if event.kind is PublishedEventKind.FINISHED]
-        self._finished_states.update(event.job.state for event in finished)
+        for event in finished:
+            self._finished_states[event.job.state] += event.jobs
         try:
             with convert_sqlite_errors():
                 counts = self._scheduler.store.counts() if finished else {}

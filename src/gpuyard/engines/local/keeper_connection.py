@@ -19,10 +19,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
 from gpuyard.engines.common.spawn_program import spawn_in_session
+from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.python_command import python_command
@@ -55,6 +57,20 @@ def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
         at = float(match[5]) if match[5] is not None else None
         entries.append(JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at))
     return entries, end
+
+
+def begun_attempts(journal: Path) -> dict[int, int]:
+    """Return the highest attempt that has begun for each job in a journal; none if it cannot be read."""
+    try:
+        entries, _ = parse_journal(journal.read_bytes())
+    except OSError:
+        return {}
+    found: dict[int, int] = {}
+    for entry in entries:
+        job_id, number = map(int, entry.key.split("."))
+        if job_id and not is_unbegun(entry.word):
+            found[job_id] = max(found.get(job_id, 0), number)
+    return found
 
 
 class KeeperConnection:

@@ -141,7 +141,7 @@ def _refuse_home(folder: Path, setting: str) -> None:
     if os.path.commonpath([place, home]) == place:
         raise UserError(
             f"{setting} is {folder}, which is your home folder or contains it: nothing was removed",
-            hint=f"remove gpuyard's files in it by hand: {folder}/queue.db*, {folder}/daemon.*, and the files that "
+            hint=f"remove gpuyard's files in it by hand: {folder}/queue.*, {folder}/daemon.*, and the files that "
             "`gpuyard daemon status` names",
         )
 
@@ -156,7 +156,8 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share")
-    yield from _files_named(folder, "the queue's database", r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?", "queue.db*")
+    database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.record"
+    yield from _files_named(folder, "the queue's database", database, "queue.*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
 
