@@ -99,22 +99,42 @@ class Acquisition:
 
         `on_wait` gets the reasons each time before this process waits, at most `poll_interval_s` at a time.
         """
+        held: HeldLease | None = None
+        try:
+            held = self.attempt()
+            if held is None:
+                with contextlib.ExitStack() as stack:
+                    held = self._wait_with_ticket(stack, max_wait_s, poll_interval_s, on_wait)
+        except BaseException:  # also an interrupt that comes after the grant
+            if held is not None:
+                held.release()
+            raise
+        return held
+
+    def _wait_with_ticket(
+        self,
+        stack: contextlib.ExitStack,
+        max_wait_s: float,
+        poll_interval_s: float,
+        on_wait: Callable[[tuple[Reason, ...]], None],
+    ) -> HeldLease:
         deadline = time.monotonic() + max_wait_s
-        held = self.attempt()
-        if held is not None:
-            return held
-        with contextlib.ExitStack() as stack:
-            notice = FileWatch(self._ledger.folder)
-            stack.callback(notice.give_back)
-            self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, self._mutex_timeout_s)
-            stack.callback(self._ticket.release)
-            while (held := self.attempt()) is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise WaitedTooLong(self._timeout_message(max_wait_s))
-                on_wait(self.reasons)
-                notice.wait(min(left, poll_interval_s), self._blocking_pids())
-            return held
+        notice = FileWatch(self._ledger.folder)
+        stack.callback(notice.give_back)
+        stack.callback(self._return_ticket)
+        self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, self._mutex_timeout_s)
+        while (held := self.attempt()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WaitedTooLong(self._timeout_message(max_wait_s))
+            on_wait(self.reasons)
+            notice.wait(min(left, poll_interval_s), self._blocking_pids())
+        return held
+
+    def _return_ticket(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.release()
 
     def _blocking_pids(self) -> list[int]:
         """Return the foreign processes that keep devices too busy: when one ends, it is time to try again."""

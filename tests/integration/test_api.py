@@ -54,7 +54,7 @@ def test_a_block_leases_a_gpu_and_releases_it() -> None:
         assert gpu_ids == [0]
         assert held() == ["SIM-0"]
     assert held() == []
-    assert sorted(os.listdir(lease_dir())) == ["mutex"]
+    assert sorted(os.listdir(lease_dir())) == []
 
 
 def test_several_gpus_are_leased_all_or_none(script: Script) -> None:
@@ -193,7 +193,7 @@ def test_a_child_forked_in_the_block_does_not_end_its_parent_s_lease() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout.split() == ["0", "1"]
-    assert sorted(os.listdir(lease_dir())) == ["mutex"], "a program that ends leaves no file behind"
+    assert sorted(os.listdir(lease_dir())) == [], "a program that ends leaves no file behind"
 
 
 def test_the_request_with_the_higher_priority_goes_first(script: Script) -> None:

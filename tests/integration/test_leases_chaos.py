@@ -239,4 +239,4 @@ def test_under_random_kills_leases_never_conflict_and_every_request_is_granted(
     assert overtakes <= MOST_OVERTAKES
 
     assert ledger.claim(ME, nothing, DEADLINE_S) is None
-    assert [path.name for path in ledger.folder.iterdir()] == ["mutex"]
+    assert [path.name for path in ledger.folder.iterdir()] == []

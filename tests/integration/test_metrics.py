@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import http.client
 import json
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuyard.leases.ledger_mutex import MUTEX
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
@@ -104,15 +104,20 @@ def test_prometheus_reads_it_from_the_page_with_its_token(card: QueueUnderTest) 
 
 
 def test_an_unreadable_ledger_omits_only_the_metrics_of_leases(card: QueueUnderTest) -> None:
-    mutex = card.home / "locks" / MUTEX
-    mutex.unlink(missing_ok=True)
-    mutex.symlink_to(card.home / "queue.db")  # the ledger follows no links
+    folder = card.home / "locks"
+    folder.rename(card.home / "moved")
+    folder.touch()
     until(lambda: not has_leases(scrape(card)), "a scrape without the ledger")
-    mutex.unlink()
+    folder.unlink()
+    (card.home / "moved").rename(folder)
     until(lambda: has_leases(scrape(card)), "a scrape with the ledger")
-    with mutex.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        until(lambda: not has_leases(scrape(card)), "a scrape that does not wait for the ledger")
+
+
+def test_a_ledger_locked_by_another_process_omits_no_metrics(card: QueueUnderTest) -> None:
+    folder = os.open(card.home / "locks", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    assert has_leases(scrape(card))
+    os.close(folder)
 
 
 def has_leases(series: dict[tuple[str, str], float]) -> bool:

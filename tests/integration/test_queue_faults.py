@@ -348,8 +348,9 @@ def test_the_jobs_of_a_refused_submission_are_not_listed_and_are_deleted_when_th
 
 def test_the_daemon_answers_while_another_process_locks_the_ledger(queue: QueueUnderTest) -> None:
     queue.wait(queue.submit("true"))
-    with (queue.home / "locks" / "mutex").open() as mutex:
-        fcntl.flock(mutex, fcntl.LOCK_EX)
+    folder = os.open(queue.home / "locks", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         job_id = queue.submit("true")
         until_s = time.monotonic() + 3.0
         while time.monotonic() < until_s:
@@ -357,6 +358,8 @@ def test_the_daemon_answers_while_another_process_locks_the_ledger(queue: QueueU
         assert queue.state(job_id) == "queued"
         with pytest.raises(EnvironmentFault, match="was busy for"):
             queue.why(job_id)
+    finally:
+        os.close(folder)
     assert queue.wait(job_id)["succeeded"] == 1
 
 

@@ -118,7 +118,7 @@ def program_of(front: Process) -> psutil.Process:
 def test_the_exit_status_is_that_of_the_program(script: str, status: int) -> None:
     assert run("--", "sh", "-c", script).returncode == status
     assert leases() == ()
-    assert sorted(os.listdir(lease_dir())) == ["mutex"]
+    assert sorted(os.listdir(lease_dir())) == []
 
 
 @unmeasured
@@ -277,7 +277,7 @@ def test_after_kill_9_of_run_the_lease_lasts_as_long_as_the_program(start: Start
     process.communicate(timeout=DEADLINE_S)
     until(lambda: not leases(), "the lease ended with the program")
     assert psutil.wait_procs([program, *helpers], timeout=DEADLINE_S)[1] == []
-    assert sorted(os.listdir(lease_dir())) == ["mutex"]
+    assert sorted(os.listdir(lease_dir())) == []
 
 
 @unmeasured

@@ -51,9 +51,10 @@ LEDGER = """
 import fcntl, os, sys
 print("holding", flush=True)
 while True:
-    with open(sys.argv[1]) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.getpid()
+    folder = os.open(sys.argv[1], os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    os.getpid()
+    os.close(folder)
 """
 
 # Suspends an attempt and prints whether that succeeded.
@@ -182,15 +183,16 @@ def test_no_process_is_stopped_while_it_holds_the_lock_of_the_shares(
 
 
 def test_no_process_is_stopped_while_it_holds_the_mutex_of_a_ledger(engine: LocalEngine, folder: Path) -> None:
-    mutex = folder / "mutex"
-    mutex.touch()
-    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
-    attempt = script(engine, 1, LEDGER, str(mutex), devices=DEVICES)
+    ledger = folder / "ledger"
+    ledger.mkdir()
+    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[ledger])
+    attempt = script(engine, 1, LEDGER, str(ledger), devices=DEVICES)
     wait_for_line(folder, 1, "holding")
     for _ in range(10):
         assert suspended(careful, attempt).is_done
-        with mutex.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(ledger, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
         assert resumed(careful, attempt, 0).is_done
     careful.close()
 
@@ -198,13 +200,14 @@ def test_no_process_is_stopped_while_it_holds_the_mutex_of_a_ledger(engine: Loca
 def test_a_mutex_held_by_a_foreign_process_prevents_suspending(
     engine: LocalEngine, folder: Path, devices: SimulatedDevices
 ) -> None:
-    mutex = folder / "mutex"
-    mutex.touch()
-    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[mutex])
+    ledger = folder / "ledger"
+    ledger.mkdir()
+    careful = LocalSuspender(folder / "suspending", str(folder), mutexes=[ledger])
     attempt = sim_job(engine, folder, 1, "--vram", "2G", *ENDLESS)
-    with mutex.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        moved = suspended(careful, attempt)
+    descriptor = os.open(ledger, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    moved = suspended(careful, attempt)
+    os.close(descriptor)
     assert (moved.is_done, moved.is_ruined) == (False, False)
     assert moved.text.startswith("another process held ")
     assert used_mb(devices) == 2048

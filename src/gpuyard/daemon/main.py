@@ -29,7 +29,6 @@ from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.ledger_directory import network_file_system
-from gpuyard.leases.ledger_mutex import MUTEX
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Engine
 from gpuyard.probes.local_machine import local_machine
@@ -82,7 +81,7 @@ async def _serve(  # noqa: PLR0913 - everything that was prepared
     """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
     clock, me = SystemClock(), this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder, open_files=open_files)
-    suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder / MUTEX])
+    suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder])
     loop = asyncio.get_running_loop()
 
     def wake() -> None:

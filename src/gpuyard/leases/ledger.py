@@ -3,7 +3,7 @@
 - `*.lease` is a lease and `*.ticket` a waiting process; both are LockFiles, so a dead process holds nothing.
 - Records of other users are read as hostile (`records.py`): what is not accepted is ignored, and named in `contents`.
 - `claim` calls `decide` under the mutex with all live leases and tickets, and grants what it returns.
-- Readers take the mutex too: while a reader tries the lock of a dead file, the file seems held.
+- Readers take no lock: a process that holds the mutex for long, or for ever, does not hide the ledger.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from gpuyard.config import lease_dir
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger_directory import prepare_directory
-from gpuyard.leases.ledger_mutex import MUTEX, hold_mutex, unwritable
-from gpuyard.leases.lock_file import HeldFile, LockFile, LockTable, held_files, remove_dead, rewrite
+from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
+from gpuyard.leases.lock_file import LockFile, held_files, remove_dead, rewrite
 from gpuyard.leases.records import (
     LEASE,
     TICKET,
@@ -34,8 +34,6 @@ from gpuyard.leases.records import (
 from gpuyard.system.open_files import first_reserved_descriptor
 from gpuyard.system.passing_errors import passes
 
-_READ_TIMEOUT_S = 10.0
-
 
 class LedgerContents(NamedTuple):
     """All live leases and tickets, and the held files that are ignored."""
@@ -46,7 +44,7 @@ class LedgerContents(NamedTuple):
 
 
 class HeldLease(LockFile):
-    """A lease that this process holds. A child that inherits `descriptor`, or takes over a shared lease, keeps it."""
+    """A lease that this process holds. A child that inherits `descriptor` keeps it."""
 
     lease: Lease
 
@@ -62,10 +60,7 @@ class Ledger:
         return self.contents().tickets
 
     def contents(self) -> LedgerContents:
-        if not (self.folder / MUTEX).exists():
-            return LedgerContents()  # no process has claimed anything here yet
-        with hold_mutex(self.folder, _READ_TIMEOUT_S):
-            return self._live([])
+        return self._live([])
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
@@ -103,26 +98,33 @@ class Ledger:
         If descriptors or space for lease files run out, only the first ones are granted, at least one.
         """
         granted: list[HeldLease] = []
-        with hold_mutex(self.folder, timeout_s):
-            dead: list[str] = []
-            live = self._live(dead)
-            wanted = decide(live.leases, live.tickets)
-            try:
-                most = first_reserved_descriptor() if wanted else 0
-                for holder, claim in wanted:
-                    granted.append(self._grant(holder, claim, dead))
-                    if granted[-1].descriptor >= most:
-                        break
-            except BaseException as error:
-                if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
-                    for held in granted:
-                        held.release()
-                    raise
-            finally:
-                remove_dead(self.folder, dead)
-            if granted and ticket is not None:
-                ticket.release()
+        try:
+            with hold_mutex(self.folder, timeout_s):
+                dead: list[str] = []
+                live = self._live(dead)
+                wanted = decide(live.leases, live.tickets)
+                try:
+                    self._grant_all(wanted, granted, dead)
+                finally:
+                    remove_dead(self.folder, dead)
+                if granted and ticket is not None:
+                    ticket.release()
+        except BaseException:  # also an interrupt that came while the mutex was held
+            for held in granted:
+                held.release()
+            raise
         return granted
+
+    def _grant_all(self, wanted: Sequence[tuple[Holder, Claim]], granted: list[HeldLease], dead: list[str]) -> None:
+        most = first_reserved_descriptor() if wanted else 0
+        try:
+            for holder, claim in wanted:
+                granted.append(self._grant(holder, claim, dead))
+                if granted[-1].descriptor >= most:
+                    break
+        except EnvironmentFault as error:
+            if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
+                raise
 
     def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
         spare = dead.pop() if dead else None
@@ -164,24 +166,21 @@ class Ledger:
             raise unwritable(self.folder, error) from error
 
     def _live(self, dead: list[str]) -> LedgerContents:
-        """Return all live leases and tickets, and add the names of dead files to `dead`. Needs the mutex."""
+        """Return all live leases and tickets, and add the names of dead files to `dead`."""
         leases: list[Lease] = []
         tickets: list[Ticket] = []
         bad: list[BadRecord] = []
         try:
-            is_private = os.stat(self.folder).st_mode & 0o077 == 0
-            # In a private directory no other user can lock a file.
-            table = None if is_private else LockTable()
             for found in held_files(self.folder, (LEASE, TICKET), dead):
                 record = read_record(found)
                 if isinstance(record, BadRecord):
                     bad.append(record)
-                elif record is None or not _is_held(found, record.holder, table):
-                    continue
                 elif isinstance(record, Ticket):
                     tickets.append(record)
-                else:
+                elif record is not None:
                     leases.append(record)
+        except FileNotFoundError:
+            return LedgerContents()  # no process has claimed anything here yet
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
         counted, uncounted = oldest_per_user(tickets)
@@ -191,7 +190,3 @@ class Ledger:
 def open_ledger() -> Ledger:
     """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own."""
     return Ledger(prepare_directory(lease_dir()))
-
-
-def _is_held(found: HeldFile, holder: Holder, table: LockTable | None) -> bool:
-    return table is None or table.is_held_for(found.uid, holder.pid, found.device, found.inode)

@@ -5,7 +5,6 @@ import stat
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger_mutex import MUTEX
 
 # On these file systems a lock may not be visible to all machines that see the file.
 _NETWORK = frozenset(
@@ -36,12 +35,17 @@ def prepare_directory(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo
             f"you cannot write to the lease directory {folder}",
             hint="ask its owner for access, or set GPUYARD_LOCK_DIR to another directory",
         )
+    check_sticky(folder, status)
+    return folder
+
+
+def check_sticky(folder: Path, status: os.stat_result) -> None:
+    """Raise EnvironmentFault if users other than the owner of the directory can remove the files of others in it."""
     if status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         raise EnvironmentFault(
             f"other users could remove your leases in {folder}: the directory is shared, but not sticky",
             hint=f"run `chmod +t {folder}`, or make a new one with `gpuyard leases init-shared DIR`",
         )
-    return folder
 
 
 def make_shared_directory(folder: Path, group: int | None = None) -> Path:
@@ -49,7 +53,7 @@ def make_shared_directory(folder: Path, group: int | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # A mistyped path must not make a home writable by all.
-        others = [name for name in os.listdir(folder) if name != MUTEX and not name.endswith((".lease", ".ticket"))]
+        others = [name for name in os.listdir(folder) if not name.endswith((".lease", ".ticket"))]
         if others:
             raise UserError(f"{folder} holds other files, such as {others[0]}", hint="give the path of a new directory")
         if group is not None:

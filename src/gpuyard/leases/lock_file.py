@@ -6,25 +6,27 @@ Rules:
   file systems take long to create a file after many were removed.
 - The lock belongs to the open file, not to a process: a child that inherits the descriptor keeps the lock after its
   parent has ended, and the kernel releases it when the last copy is closed.
-- To see whether a file is held, a process has to try its lock, and meanwhile the file seems held to all others. So
-  files are read and made only under the ledger's mutex.
+- Only the owner of a file (and root) can hold it, and reading takes no lock (`system/owner_locks.py`). So files are
+  read without the ledger's mutex; they are made, used again and removed under it.
+- A file is closed to other users until it is locked: otherwise a read lock of theirs could prevent ours.
 """
 
 import contextlib
 import errno
-import fcntl
+import logging
 import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 from msgspec import Struct
 
-from gpuyard.errors import EnvironmentFault
-from gpuyard.system.file_locks import has_name, try_lock, unlock
+from gpuyard.system import owner_locks
+from gpuyard.system.interrupts import DeferInterrupts
+
+_log = logging.getLogger(__name__)
 
 _MAX_BYTES = 65536
 # Removed meanwhile, another user's, a symbolic link, a socket.
@@ -38,8 +40,6 @@ class HeldFile(Struct, frozen=True, kw_only=True):
     uid: int
     made_at: float
     content: bytes
-    device: int
-    inode: int
 
     @property
     def id(self) -> str:
@@ -47,8 +47,12 @@ class HeldFile(Struct, frozen=True, kw_only=True):
 
 
 class LockFile:
-    """A file held by this process and by the children that inherit it."""
+    """A file held by this process and by the children that inherit it.
 
+    An object that is dropped is left, so that an interrupt before its assignment leaves nothing held.
+    """
+
+    descriptor = -1
     _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
     def __init__(
@@ -59,7 +63,6 @@ class LockFile:
         `spare` is the name of a dead file in the same directory, which is used again if it is this user's.
         """
         self._folder, self.name = os.path.split(path)
-        self.descriptor = -1
         self._pid = os.getpid()
         if not is_inherited:
             self._not_inherited.add(self)
@@ -80,49 +83,65 @@ class LockFile:
     def path(self) -> Path:
         return Path(self._folder, self.name)
 
-    def share(self) -> None:
-        """Let other processes of this user keep the file too, with `take_over`."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
-
     def leave(self) -> None:
-        """Close this process's copy only; processes that inherited it or took it over keep it."""
+        """Close this process's copy only; processes that inherited it keep it."""
         if self.descriptor >= 0:
-            descriptor, self.descriptor = self.descriptor, -1
-            os.close(descriptor)
+            os.close(self.detach())
+
+    __del__ = leave
+
+    def detach(self) -> int:
+        """Return the descriptor, which the caller closes from now on."""
+        descriptor, self.descriptor = self.descriptor, -1
+        return descriptor
 
     def release(self) -> None:
-        """Remove the file and unlock it for all processes that share the lock. In a forked child: only leave it."""
-        if self.descriptor >= 0 and self._pid == os.getpid():
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
-            unlock(self.descriptor)
-        self.leave()
+        """Remove the file and unlock it for all processes that share the lock. In a forked child: only leave it.
+
+        Without the lock the file is dead: one that cannot be removed holds nothing, and a later claim removes it.
+        """
+        with DeferInterrupts():
+            if self.descriptor >= 0 and self._pid == os.getpid():
+                try:
+                    self.path.unlink()
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    _log.warning("the lease file %s has ended, but cannot be removed: %s", self.path, error.strerror)
+                finally:
+                    owner_locks.unhold(self.descriptor)
+            self.leave()
 
     def _use_again(self, spare: str, content: bytes) -> bool:
-        """Rename and overwrite a dead file. Return False if that fails. Needs the mutex, as said above."""
+        """Overwrite and rename a dead file. Return False if that fails. Needs the mutex, as said above.
+
+        The file is complete before it is locked, as other processes may read it at any moment.
+        """
         old = f"{self._folder}/{spare}"
         try:
             self.descriptor = os.open(old, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if os.fstat(self.descriptor).st_uid != os.geteuid():
+            if os.fstat(self.descriptor).st_uid != os.geteuid() or owner_locks.is_held(self.descriptor):
                 self.leave()
                 return False  # the owner of the file is the owner of the lease
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_all(self.descriptor, content)
             # Never truncate to 0 bytes: some file systems then flush the file to disk at once.
             os.ftruncate(self.descriptor, len(content))
-            os.rename(old, f"{self._folder}/{self.name}")
+            if owner_locks.try_hold(self.descriptor):
+                os.rename(old, f"{self._folder}/{self.name}")
+                return True
         except OSError:
-            self.leave()
-            return False
-        return True
+            pass
+        self.leave()
+        return False
 
     def _make(self, content: bytes) -> None:
         unnamed = f"{self._folder}/.{self.name}"
-        self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(self.descriptor, 0o644)  # other users have to read it, whatever our umask
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not owner_locks.try_hold(self.descriptor):
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), unnamed)
             _write_all(self.descriptor, content)
+            os.fchmod(self.descriptor, 0o644)  # other users have to read it, whatever our umask
             os.rename(unnamed, f"{self._folder}/{self.name}")
         except BaseException:
             with contextlib.suppress(OSError):
@@ -133,22 +152,6 @@ class LockFile:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LockFile.leave_in_child)
-
-
-def take_over(path: Path) -> int:
-    """Return a descriptor that keeps the file held after its first holder has ended.
-
-    Raises EnvironmentFault unless the holder has called `share` and the file still exists.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: {error.strerror}") from error
-    if try_lock(descriptor, shared=True) and has_name(descriptor):
-        return descriptor
-    why = "its holder does not share it" if has_name(descriptor) else "it has ended"
-    os.close(descriptor)
-    raise EnvironmentFault(f"the lease {path.stem} cannot be taken over: {why}")
 
 
 def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
@@ -197,8 +200,7 @@ def _read_held(folder: str, name: str, dead: list[str]) -> HeldFile | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
-        if try_lock(descriptor):
-            unlock(descriptor)
+        if not owner_locks.is_held(descriptor):
             dead.append(name)
             return None
         return HeldFile(
@@ -206,8 +208,6 @@ def _read_held(folder: str, name: str, dead: list[str]) -> HeldFile | None:
             uid=status.st_uid,
             made_at=status.st_ctime,
             content=os.pread(descriptor, _MAX_BYTES + 1, 0),
-            device=status.st_dev,
-            inode=status.st_ino,
         )
     finally:
         os.close(descriptor)
@@ -219,50 +219,3 @@ def _write_all(descriptor: int, content: bytes) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     if os.write(descriptor, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class LockTable:
-    """Who holds each file lock according to the kernel: no user can keep another user's dead lease alive.
-
-    The locks are read when first needed, as that takes longer than reading the ledger.
-    """
-
-    def __init__(self, source: Path = Path("/proc/locks")) -> None:
-        self._source = source
-
-    def is_held_for(self, uid: int, maker: int, device: int, inode: int) -> bool:
-        """Return whether a process of the file's owner, `uid`, or of root holds the lock.
-
-        Return True if the kernel does not know the holder: it is in another container, it has ended and left the lock
-        to its children, or this is not Linux. The user of `maker`, the pid that made the file, is not checked: if that
-        process has ended and left the lock to its children, another user's process may have its pid.
-        """
-        pids = self.pids.get((os.major(device), os.minor(device), inode), ())
-        return not pids or any(pid == maker or _uid_of(pid) in (None, uid, 0) for pid in pids)
-
-    @cached_property
-    def pids(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
-        """The pids of the processes that locked a file, by the file's device (major, minor) and inode.
-
-        Empty if the kernel does not list locks.
-        """
-        try:
-            lines = self._source.read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError:
-            return {}
-        table: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        for fields in map(str.split, lines):
-            if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
-                major, minor, inode = fields[5].split(":")
-                key = (int(major, 16), int(minor, 16), int(inode))
-                table[key] = (*table.get(key, ()), int(fields[4]))
-        return table
-
-
-def _uid_of(pid: int) -> int | None:
-    """Return the real uid from the status file: /proc/PID itself belongs to root if the process is not dumpable."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)

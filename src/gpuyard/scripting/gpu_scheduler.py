@@ -14,7 +14,6 @@ import operator
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import ParamSpec, TypeAlias, TypeVar
 
@@ -39,7 +38,8 @@ R = TypeVar("R")
 
 _MIN_POLL_S = 0.05
 _DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-_held_leases: "weakref.WeakSet[HeldLease]" = weakref.WeakSet()
+# A lease lasts until `release()` or the end of the process, also if the script drops its GPUScheduler.
+_held_leases: set[HeldLease] = set()
 
 
 class GPUScheduler:
@@ -116,28 +116,33 @@ class GPUScheduler:
             max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
         )
         messages = WaitMessages(need, here, self._write, writes_changes=self._writes_changes)
-        held = acquisition.wait(self._max_wait_s, self._poll_interval_s, messages.report_wait)
-        _held_leases.add(held)
+        held: HeldLease | None = None
         try:
+            held = acquisition.wait(self._max_wait_s, self._poll_interval_s, messages.report_wait)
+            _held_leases.add(held)
             messages.report_end(held.lease)
+            return self._enter(held, held.lease, seen)
         except BaseException:
-            held.release()
+            if held is not None:
+                _end(held)
             raise
-        return self._enter(held, held.lease, seen)
 
     def _enter(self, held: HeldLease | None, lease: Lease, seen: Snapshot) -> list[int]:
         """Make the first GPU PyTorch's current device, and return the numbers of all."""
         ids = [share.device_id for share in lease.shares]
         selection = TorchDeviceSelection(lambda: process_numbers(seen).get(ids[0]))
-        self._stack().append((held, selection))
+        stack = self._stack()
+        depth = len(stack)
         try:
+            stack.append((held, selection))
             selection.start()
             numbers = process_numbers(seen)
             _check_visible(ids, numbers)
+            return [numbers[device_id] for device_id in ids]
         except BaseException:
-            self.release()
+            if len(stack) > depth:
+                self.release()
             raise
-        return [numbers[device_id] for device_id in ids]
 
     def release(self) -> None:
         """End this thread's last reservation, if it has any."""
@@ -146,7 +151,7 @@ class GPUScheduler:
             return
         held, selection = stack.pop()
         if held is not None:
-            held.release()
+            _end(held)
         selection.end()
 
     def __enter__(self) -> list[int]:
@@ -222,4 +227,9 @@ def _discard(line: str) -> None:
 def _release_all() -> None:
     """Remove the files of leases that are still held; the kernel would only release their locks."""
     for held in list(_held_leases):
-        held.release()
+        _end(held)
+
+
+def _end(held: HeldLease) -> None:
+    held.release()
+    _held_leases.discard(held)

@@ -9,6 +9,7 @@ The current device belongs to a thread. If another thread imports PyTorch while 
 keeps device 0.
 """
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -27,7 +28,7 @@ class TorchDeviceSelection:
     """The device of a lease: PyTorch's current device in this thread from `start` to `end`.
 
     `number` returns the device's number, or None if CUDA does not see it. It is called at each selection, as a script
-    may change what CUDA sees until CUDA is initialized. A selection ends when it is garbage-collected, like its lease.
+    may change what CUDA sees until CUDA is initialized. A selection ends when it is garbage-collected.
     """
 
     def __init__(self, number: Callable[[], int | None]) -> None:
@@ -44,7 +45,8 @@ class TorchDeviceSelection:
     def end(self) -> None:
         """Return to the device of the enclosing lease, if any."""
         was_current = _current() is self
-        _selections().remove(weakref.ref(self))
+        with contextlib.suppress(ValueError):  # an interrupt came before it had started
+            _selections().remove(weakref.ref(self))
         _all.discard(self)
         if not _all:
             _hook.remove()

@@ -10,6 +10,8 @@ from gpuyard.core.printable_text import printable
 
 _LONGEST_LABEL = 200
 _LONGEST_USER = 100
+_LONGEST_NAME = 60
+_STOPPED = ("stopped", "tracing-stop")  # by psutil's names
 
 
 def this_process(label: str | None = None) -> Holder:
@@ -66,9 +68,22 @@ def is_stopped(holder: Holder) -> bool:
     import psutil
 
     try:
-        return psutil.Process(holder.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return psutil.Process(holder.pid).status() in _STOPPED
     except psutil.Error:
         return False
+
+
+def describe_process(pid: int) -> str:
+    """Return the program, pid and user of a process for a message; only the pid if the system shows no more."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        name, user = printable(process.name(), _LONGEST_NAME), user_name(process.uids().real)
+        state = ", stopped" if process.status() in _STOPPED else ""
+    except psutil.Error:
+        return f"process {pid}"
+    return f"{name} (pid {pid}, user {user}{state})"
 
 
 @lru_cache(maxsize=1)

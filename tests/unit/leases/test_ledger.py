@@ -1,5 +1,4 @@
 import contextlib
-import fcntl
 import os
 import resource
 import shutil
@@ -18,7 +17,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases import ledger as ledger_module
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.leases.lock_file import take_over
+from gpuyard.system import owner_locks
 from gpuyard.system.process_identity import this_process, user_name
 from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_message
 
@@ -35,8 +34,8 @@ def ledger(tmp_path: Path) -> Ledger:
 @contextlib.contextmanager
 def held(path: Path, content: bytes) -> Iterator[None]:
     path.write_bytes(content)
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("r+b") as file:
+        assert owner_locks.try_hold(file.fileno())
         yield
     path.unlink(missing_ok=True)
 
@@ -69,7 +68,7 @@ def test_a_lease_is_seen_with_its_shares_and_its_holder_until_it_is_released(led
     assert live(ledger)[0] == (listed,)
     lease.release()
     assert ledger.leases() == ()
-    assert names(ledger.folder) == ["mutex"]
+    assert names(ledger.folder) == []
 
 
 def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_a_label_with_control_characters_is_cleaned_and_hides_no_lease(ledger: L
 def test_a_lease_too_large_to_be_read_is_refused(ledger: Ledger) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be written: File too large"):
         ledger.claim(ME, take(*(f"G{number}" for number in range(10_000))), DEADLINE_S)
-    assert names(ledger.folder) == ["mutex"]
+    assert names(ledger.folder) == []
 
 
 def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> None:
@@ -124,7 +123,7 @@ def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> No
     with pytest.raises(EnvironmentFault, match="cannot be written"):
         ledger.claim_all(lambda leases, tickets: [(ME, valid), (ME, too_large)], DEADLINE_S)
     assert ledger.leases() == ()
-    assert names(ledger.folder) == ["mutex"]
+    assert names(ledger.folder) == []
 
 
 def test_as_many_claims_are_granted_as_there_are_descriptors(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +149,12 @@ def test_as_many_claims_are_granted_as_there_are_descriptors(ledger: Ledger, mon
     assert ledger.leases() == ()
 
 
-def test_a_reader_waits_for_a_writer(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader tries the lock of each file, and for that moment the file looks held to other processes."""
-    monkeypatch.setattr(ledger_module, "_READ_TIMEOUT_S", 0.0)
-    with hold_mutex(ledger.folder, DEADLINE_S), pytest.raises(EnvironmentFault, match="was busy"):
-        ledger.leases()
-    assert ledger.leases() == ()
+def test_a_reader_does_not_wait_for_the_holder_of_the_mutex(ledger: Ledger) -> None:
+    lease = ledger.claim(ME, take("G0"), DEADLINE_S)
+    assert lease is not None
+    with hold_mutex(ledger.folder, DEADLINE_S):
+        assert [each.id for each in ledger.leases()] == [lease.id]
+    lease.release()
 
 
 @as_root
@@ -214,10 +213,7 @@ def hold_both(connection: Connection, folder: Path) -> None:
     ticket = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
     assert lease is not None
     connection.send((lease.lease.id, ticket.id))
-    if wait_for_message(connection) == "share":
-        lease.share()
-        connection.send("shared")
-        wait_for_message(connection)
+    wait_for_message(connection)
 
 
 def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_files(ledger: Ledger) -> None:
@@ -228,21 +224,9 @@ def test_devices_of_ended_holders_are_free_and_the_next_claim_removes_their_file
         assert leases[0].holder.pid == holder.pid
         holder.kill()
     assert (ledger.leases(), ledger.tickets()) == ((), ())
-    assert len(names(ledger.folder)) == 3, "a reader removes nothing"
+    assert len(names(ledger.folder)) == 2, "a reader removes nothing"
     assert live(ledger) == ((), ())
-    assert names(ledger.folder) == ["mutex"]
-
-
-def test_a_shared_lease_is_handed_over_to_another_process(ledger: Ledger) -> None:
-    with child(hold_both, ledger.folder) as holder:
-        lease_id, _ = holder.receive()
-        holder.send("share")
-        holder.receive()
-        descriptor = take_over(ledger.folder / f"{lease_id}.lease")
-        holder.kill()
-    assert [lease.id for lease in live(ledger)[0]] == [lease_id]
-    os.close(descriptor)
-    assert live(ledger)[0] == ()
+    assert names(ledger.folder) == []
 
 
 def test_a_lease_inherited_by_a_program_lasts_as_long_as_the_program(ledger: Ledger) -> None:
@@ -310,7 +294,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path) ->
         with pytest.raises(EnvironmentFault, match=f"{small_disk} cannot be written: No space left") as caught:
             attempt()
         assert "free some disk space" in (caught.value.hint or "")
-        assert names(small_disk) == ["big", "mutex"]
+        assert names(small_disk) == ["big"]
     (small_disk / "big").unlink()
     lease = ledger.claim(ME, take("G0"), DEADLINE_S)
     assert lease is not None
@@ -372,10 +356,10 @@ def test_an_amended_lease_keeps_its_holders_and_is_removed_when_they_have_ended(
     assert lease is not None
     amend(ledger, lease.lease.id)
     assert ledger.leases() == ()
-    assert len(names(ledger.folder)) == 2, "the file is still there, without a holder"
+    assert len(names(ledger.folder)) == 1, "the file is still there, without a holder"
     lease.leave()
     live(ledger)
-    assert names(ledger.folder) == ["mutex"]
+    assert names(ledger.folder) == []
 
 
 def test_a_malformed_or_missing_lease_cannot_be_amended(ledger: Ledger) -> None:

@@ -1,6 +1,4 @@
-import contextlib
 import errno
-import fcntl
 import os
 import signal
 import socket
@@ -11,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead, take_over
+from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead
+from gpuyard.system import owner_locks
 from tests.in_time import wait_until_gone
 from tests.unit.leases import DEADLINE_S, child, wait_for_message
 
@@ -27,11 +25,8 @@ def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
 
 def hold(connection: Connection, path: Path) -> None:
     file = LockFile(path, b"mine")
-    connection.send("held")
-    if wait_for_message(connection) == "share":
-        file.share()
-        connection.send("shared")
-        wait_for_message(connection)
+    connection.send(file.id)
+    wait_for_message(connection)
 
 
 def test_a_held_file_is_found_with_its_content_and_its_owner(tmp_path: Path) -> None:
@@ -61,6 +56,43 @@ def test_releasing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
     file.release()
     file.release()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EPERM, errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_removed_is_released_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    file = LockFile(tmp_path / "a.lease", b"")
+    heir = os.dup(file.descriptor)  # as a program has it that the script started
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        file.release()
+    assert file.descriptor == -1
+    assert held(tmp_path) == []
+    assert f"{file.path} has ended, but cannot be removed: {os.strerror(number)}" in caplog.text
+    os.close(heir)
+
+
+def test_a_file_is_closed_to_other_users_until_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    hold = owner_locks.try_hold
+
+    def note_mode(descriptor: int) -> bool:
+        modes.append(os.fstat(descriptor).st_mode & 0o777)
+        return hold(descriptor)
+
+    monkeypatch.setattr(owner_locks, "try_hold", note_mode)
+    LockFile(tmp_path / "a.lease", b"").release()
+    assert modes == [0o600]
+
+
+def test_a_file_that_was_dropped_is_not_held(tmp_path: Path) -> None:
+    LockFile(tmp_path / "a.lease", b"")
+    assert held(tmp_path) == []
 
 
 def test_the_file_of_a_killed_holder_is_not_held_and_is_removed_by_cleaning(tmp_path: Path) -> None:
@@ -93,11 +125,12 @@ def test_a_release_in_a_forked_child_does_not_release_the_parents_lock(tmp_path:
 
 
 def leave_it_to_a_fork(connection: Connection, path: Path) -> None:
-    LockFile(path, b"")
+    file = LockFile(path, b"")
     pid = os.fork()
     if pid:
         connection.send(pid)
     wait_for_message(connection)
+    file.leave()
 
 
 def test_a_fork_keeps_the_file_after_its_parent_was_killed(tmp_path: Path) -> None:
@@ -144,76 +177,6 @@ def test_a_file_left_by_its_only_process_is_not_held(tmp_path: Path) -> None:
     file.leave()
     assert held(tmp_path) == []
     file.release()
-
-
-def test_a_shared_file_that_was_taken_over_survives_its_first_holder(tmp_path: Path) -> None:
-    path = tmp_path / "a.lease"
-    with child(hold, path) as first:
-        first.receive()
-        first.send("share")
-        first.receive()
-        assert len(held(tmp_path, may_clean=True)) == 1, "a shared lock counts as held"
-        descriptor = take_over(path)
-        first.kill()
-    assert [found.content for found in held(tmp_path, may_clean=True)] == [b"mine"]
-    os.close(descriptor)
-    assert held(tmp_path, may_clean=True) == []
-
-
-def test_a_file_that_is_not_shared_cannot_be_taken_over(tmp_path: Path) -> None:
-    file = LockFile(tmp_path / "a.lease", b"")
-    with pytest.raises(EnvironmentFault, match="the lease a cannot be taken over: its holder does not share it"):
-        take_over(file.path)
-    file.release()
-    with pytest.raises(EnvironmentFault, match="the lease a cannot be taken over: No such file"):
-        take_over(file.path)
-
-
-def test_a_file_removed_at_the_same_moment_cannot_be_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.lease"
-    LockFile(path, b"").leave()
-    flock = fcntl.flock
-
-    def clean_first(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        held(tmp_path, may_clean=True)
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", clean_first)
-    with pytest.raises(EnvironmentFault, match="it has ended"):
-        take_over(path)
-
-
-def try_every_lock(connection: Connection, folder: Path) -> None:
-    """Send "begun", try all locks until a message comes, and send how often a lock was free."""
-    has_begun, had = False, 0
-    while not connection.poll():
-        for path in folder.glob("[!.]*.lease"):
-            with contextlib.suppress(FileNotFoundError), path.open() as file:
-                if not has_begun:
-                    connection.send("begun")
-                    has_begun = True
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    had += os.fstat(file.fileno()).st_nlink
-    connection.send(had)
-
-
-def test_a_file_stays_locked_while_it_becomes_shared(tmp_path: Path) -> None:
-    with child(try_every_lock, tmp_path) as contender:
-        rounds_beside_it = 0
-        while rounds_beside_it < 10:
-            rounds_beside_it += contender.has_message()
-            files = [LockFile(tmp_path / f"{place}.lease", b"") for place in range(100)]
-            for file in files:
-                file.share()
-            for file in files:
-                file.release()
-        contender.send("stop")
-        assert contender.receive() == "begun"
-        assert contender.receive() == 0
 
 
 def test_other_files_are_ignored_and_not_removed(tmp_path: Path) -> None:
@@ -274,7 +237,8 @@ def test_an_unheld_file_is_reused_under_the_new_name_and_a_held_file_is_not(tmp_
     LockFile(tmp_path / "a.lease", b"a long record of a process that has ended").leave()
     inode = (tmp_path / "a.lease").stat().st_ino
     file = LockFile(tmp_path / "b.lease", b"mine", spare="a.lease")
-    assert [(found.name, found.content, found.inode) for found in held(tmp_path)] == [("b.lease", b"mine", inode)]
+    assert [(found.name, found.content) for found in held(tmp_path)] == [("b.lease", b"mine")]
+    assert file.path.stat().st_ino == inode
     other = LockFile(tmp_path / "c.lease", b"another's", spare="b.lease")
     assert [(found.name, found.content) for found in held(tmp_path)] == [
         ("b.lease", b"mine"),

@@ -104,7 +104,7 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
     launch = Launch(job_id=1, attempt=1, command=("true",), cwd="/", environment={})
     SubmissionDirs(state / "slurm").write("0123456789ab", [(launch, "/log")])
     write(user / ".config/gpuyard/config.toml", "")
-    for name in ("mutex", "a.lease", "b.ticket", ".c.lease"):
+    for name in ("a.lease", "b.ticket", ".c.lease"):
         write(user / ".gpu_locks" / name)
     (user / ".gpu_locks").chmod(0o700)
 
@@ -120,7 +120,7 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
 
 
 def test_gpuyard_home_is_removed_completely(own_home: Path) -> None:
-    for name in ("config.toml", "queue.db-wal", "daemon.log", "locks/mutex", "locks/a.lease", "logs/1.1.log"):
+    for name in ("config.toml", "queue.db-wal", "daemon.log", "locks/a.lease", "logs/1.1.log"):
         write(own_home / name, "")
     (own_home / "locks").chmod(0o700)
     assert removed() == []
@@ -266,12 +266,11 @@ def test_in_a_shared_directory_only_the_users_own_leases_are_removed(
 ) -> None:
     shared = tmp_path / "leases"
     monkeypatch.setenv("GPUYARD_LOCK_DIR", str(shared))
-    write(shared / "mutex")
     write(shared / "mine.lease")
     os.chown(write(shared / "theirs.lease"), SOMEBODY, SOMEBODY)
     shared.chmod(0o1777)
     assert removed() == []
-    assert files_in(shared) == ["mutex", "theirs.lease"]
+    assert files_in(shared) == ["theirs.lease"]
 
 
 @as_root

@@ -26,7 +26,6 @@ from gpuyard.config import config_dir, lease_dir, load_config
 from gpuyard.connect import paths as daemon_places
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger_mutex import MUTEX
 from gpuyard.store.database import open_reader
 
 UNIT = "gpuyard.service"
@@ -191,9 +190,8 @@ def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
     except OSError:
         return
     if not is_shared:
-        yield from _files_named(folder, "leases of GPUs", f"{names}|{re.escape(MUTEX)}")
+        yield from _files_named(folder, "leases of GPUs", names)
         return
-    # The mutex stays, because all users share it: if it were created again, two processes could hold it at once.
     yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket")
 
 

@@ -68,7 +68,7 @@ def command(**typed: Any) -> int:
         os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
     held = _wait(typed, need, seen)
     started = foreground.ForegroundProgram(path=path, arguments=program, environment=_environment(held.lease, seen))
-    return foreground.run_program(started, held.path, held.descriptor)
+    return foreground.run_program(started, held.path, held.detach())
 
 
 def _environment(lease: Lease, seen: Snapshot) -> dict[str, str]:

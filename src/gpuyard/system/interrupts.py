@@ -1,0 +1,72 @@
+"""Hold back signals while a resource changes hands: an exception between two steps would leave it held for good.
+
+Python runs signal handlers in the main thread, between any two instructions, and handlers may raise: KeyboardInterrupt,
+or what a script raises on SIGTERM or SIGALRM.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TypeAlias
+
+_Handler: TypeAlias = Callable[[int, FrameType | None], object]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class _Deferred:
+    """The handler in place of another one: keeps the signal while a block defers it, and passes it on otherwise."""
+
+    def __init__(self, handler: _Handler, block: "DeferInterrupts") -> None:
+        self.handler = handler
+        self._block = block
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._block.is_active:
+            self._block.pending[number] = self.handler
+        else:
+            self.handler(number, frame)
+
+
+class DeferInterrupts:
+    """Defer signals with a Python handler until the block is left. Blocks may be nested; the outermost one defers.
+
+    Keep the block short and without waiting. In other threads than the main thread there is nothing to defer.
+    """
+
+    _outermost: "DeferInterrupts | None" = None
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.pending: dict[int, _Handler] = {}
+        self._replaced: list[tuple[int, _Deferred]] = []
+
+    def __enter__(self) -> None:
+        if DeferInterrupts._outermost is not None or threading.current_thread() is not threading.main_thread():
+            return
+        self.is_active = True
+        try:
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    deferred = _Deferred(handler, self)
+                    self._replaced.append((number, deferred))
+                    signal.signal(number, deferred)
+            DeferInterrupts._outermost = self
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if DeferInterrupts._outermost is self:
+            DeferInterrupts._outermost = None
+            self._restore()
+
+    def _restore(self) -> None:
+        self.is_active = False  # from here on a handler may raise; those not restored pass their signals on
+        for number, deferred in self._replaced:
+            present: object = signal.getsignal(number)
+            if present is deferred:
+                signal.signal(number, deferred.handler)
+        for number, handler in self.pending.items():
+            handler(number, None)
