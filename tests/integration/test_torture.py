@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 # A fault of each kind, and each quick: what all the others do is left to the full run.
 SHORT = (
     "kill daemon,kill keeper,kill daemon and keeper,stop daemon,stop keeper,terminate daemon,limit nofile of keeper,"
-    "I/O errors in daemon,clock forward,fill home,garbage in the ledger"
+    "no processes for keeper,I/O errors in daemon,clock forward,fill home,use up inodes of logs,garbage in the ledger,"
+    "remove socket"
 )
 
 pytestmark = [
