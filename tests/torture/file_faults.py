@@ -1,7 +1,6 @@
 """Faults on files: removed and garbled ones. ADR 52 says which removals gpuyard promises to survive."""
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -9,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpuyard.system.owner_locks import try_hold
 from tests.torture.faults import NOTHING, Fault
 
 
@@ -87,7 +87,7 @@ class GarbageRecords(Fault):
                 path = self.target.ledger / f"{number}-garbage{dice.choice(['.lease', '.ticket'])}"
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 self._held.append((descriptor, path))
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_hold(descriptor)
                 os.write(descriptor, content)
         return f"{len(self._held)} files"
 

@@ -9,7 +9,6 @@ first process of a pid and mount namespace, so that nothing survives it.
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from gpuyard.core.job.lifecycle import FINISHED
+from gpuyard.system.owner_locks import is_held
 from tests.torture import checks
 from tests.torture.evidence import read_runs
 from tests.torture.faults import Fault, send
@@ -266,11 +266,7 @@ class _Torture:
 
 def _is_held(path: Path) -> bool:
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return is_held(file.fileno())
 
 
 def _read_log(logs: Path, run: str) -> bytes | None:
