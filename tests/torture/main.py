@@ -41,6 +41,7 @@ _DRAIN_S = 240.0
 _LEFT_S = 30.0
 _MOST_DESCRIPTORS = 80
 _MOST_DEAD_RECORDS = 100
+_LONGEST_LOG = 2 << 20
 
 
 def main() -> int:
@@ -228,6 +229,9 @@ class _Torture:
         records = [path for pattern in ("*.lease", "*.ticket") for path in ledger.glob(pattern)]
         left = [*filter(_is_held, records), *home.rglob("*.sock"), *home.rglob("*.tmp")]
         self._happened.observed += [f"the file {path.relative_to(self._target.work)} is left" for path in left]
+        for log in (home / "daemon.log", home / "keepers" / "log"):
+            if log.exists() and log.stat().st_size > _LONGEST_LOG:
+                self._happened.observed.append(f"{log.name} has {log.stat().st_size >> 20} MB")
         if len(records) > _MOST_DEAD_RECORDS:  # the next grant removes or reuses them
             self._happened.observed.append(f"{len(records)} dead records are in the ledger")
 

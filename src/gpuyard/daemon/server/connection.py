@@ -78,9 +78,12 @@ class Server:
         self.listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        loop, backlog = asyncio.get_running_loop(), self.limits.connections
+        loop = asyncio.get_running_loop()
         create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
-        self.listener = await create(lambda: _Connection(self), sock=listening, backlog=backlog)
+        # asyncio accepts up to `backlog` connections in a row. When no more files can be opened it tries just as often,
+        # each time with a traceback in the log and one more retry a second later: it may try once.
+        self.listener = await create(lambda: _Connection(self), sock=listening, backlog=1)
+        listening.listen(self.limits.connections)
 
     async def listen_again(self) -> None:
         """Bind the socket file anew after it was removed. Open connections stay. Raises EnvironmentFault."""
