@@ -22,6 +22,7 @@ _EVERY_S = 0.6
 # A client of the queue that takes longer than this does not come back.
 HANGS_S = 100.0
 _REFUSED = (2, 3, 4)
+_KILLED = 0.05
 _IDS = re.compile(r"(\d+)(?:-(\d+))?")
 # Options and promised memory of jobs: `-` for whole devices, 0 for none.
 _NEEDS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -155,11 +156,15 @@ class Load:
 
     def _send(self, submission: Submission, options: list[str], program: list[str]) -> None:
         self.submissions.append(submission)
+        # Some clients are killed before they have read the answer.
+        is_killed = self._dice.random() < _KILLED
+        timeout_s = self._dice.uniform(0.05, 0.6) if is_killed else HANGS_S
 
         def send() -> None:
-            done = self.target.gpuyard("submit", "--name", submission.name, *options, "--", *program, timeout_s=HANGS_S)
+            command = ["submit", "--name", submission.name, *options, "--", *program]
+            done = self.target.gpuyard(*command, timeout_s=timeout_s)
             submission.text = done.err.strip()
-            if done.status is None:
+            if done.status is None and not is_killed:
                 self.target.happened.observed.append(f"submit {submission.name} hung for {done.took_s:.0f} s")
             elif done.status in _REFUSED:
                 submission.answer = "refused"
