@@ -18,6 +18,7 @@ from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.private_files import PrivateFileError, read_trusted
 from gpuyard.system.user_directories import user_directory
 
 
@@ -140,9 +141,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def load_config() -> Config:
     path = config_dir() / "config.toml"
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_trusted(str(path)).decode())
     except FileNotFoundError:
         return Config()
+    except PrivateFileError as error:
+        raise UserError(f"the configuration is not read: {error}", hint=error.hint) from error
     except OSError as error:  # its mode, or no file can be opened now
         hint = "see its owner and mode, and the limit on open files (ulimit -n)"
         raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", hint=hint) from error

@@ -26,6 +26,7 @@ from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server, serve
 from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import GpuyardError
+from gpuyard.system import user_sockets
 from gpuyard.version import API
 
 # By path, because it is started in another working directory; -P, because the files beside it are not modules.
@@ -45,7 +46,7 @@ class Served(NamedTuple):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(DEADLINE_S)
         try:
-            paths.reach(str(self.path), connection.connect)
+            user_sockets.reach(str(self.path), connection.connect)
         except OSError:
             connection.close()
             raise

@@ -93,8 +93,8 @@ FAULTS = (
     Fault(
         id="engines-unreachable-keeper-taken-for-gone",
         file=f"{_ENGINES}/local/keeper_connection.py",
-        old="    except (FileNotFoundError, ConnectionRefusedError):\n        link.close()\n        return None\n",
-        new="    except OSError:\n        link.close()\n        return None\n",
+        old="    except (FileNotFoundError, ConnectionRefusedError):\n        return None\n",
+        new="    except OSError:\n        return None\n",
         breaks="A daemon that cannot open more files considers running jobs as lost, and starts them a second time.",
         near=("tests/unit/engines/local/test_keeper_connection.py",),
     ),

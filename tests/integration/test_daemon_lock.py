@@ -113,6 +113,6 @@ def test_checking_for_a_daemon_does_not_prevent_one_from_starting(path: Path) ->
 def test_a_symbolic_link_in_place_of_the_lock_is_refused(path: Path, tmp_path: Path) -> None:
     path.parent.mkdir()
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(EnvironmentFault, match="cannot be opened"), hold_daemon_lock(path):
+    with pytest.raises(EnvironmentFault, match="it is a symbolic link"), hold_daemon_lock(path):
         pass
     assert not (tmp_path / "elsewhere").exists()

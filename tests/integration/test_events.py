@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gpuyard.connect import paths
+from gpuyard.system import user_sockets
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -23,7 +23,7 @@ class Watcher:
     def __init__(self, queue: QueueUnderTest, *watched: str) -> None:
         self._link = socket.socket(socket.AF_UNIX)
         self._link.settimeout(DEADLINE_S)
-        paths.reach(str(queue.home / "daemon.sock"), self._link.connect)
+        user_sockets.reach(str(queue.home / "daemon.sock"), self._link.connect)
         target = f"/v1/events?watch={quote(' '.join(watched))}"
         self._link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self._lines = self._read_lines()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpuyard.connect import paths
 from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
+from gpuyard.system import user_sockets
 from gpuyard.system.process_identity import this_process
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
@@ -140,7 +140,7 @@ def test_each_page_is_a_part_of_the_whole_list_and_all_matching_jobs_can_be_chan
 def follow(queue: QueueUnderTest, path: str) -> Iterator[Iterator[Any]]:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(DEADLINE_S)
-        paths.reach(str(queue.home / "daemon.sock"), link.connect)
+        user_sockets.reach(str(queue.home / "daemon.sock"), link.connect)
         link.sendall(f"GET /v1{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         with link.makefile("rb") as lines:
             yield (json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: "))

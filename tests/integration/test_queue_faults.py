@@ -182,10 +182,7 @@ def test_a_second_daemon_refuses_and_names_the_first(queue: QueueUnderTest) -> N
 def test_a_state_directory_below_a_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "file" / "home"))
-    assert (
-        f"{tmp_path}/file/home cannot be used: Not a directory (set GPUYARD_HOME to another directory)"
-        in failed_start_log()
-    )
+    assert f"{tmp_path}/file cannot be created: File exists (set GPUYARD_HOME to another folder)" in failed_start_log()
 
 
 @contextlib.contextmanager
@@ -200,7 +197,7 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 
 @as_root
 def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
-    with mounted(own_home, "ro,size=1m"):
+    with mounted(own_home, "ro,size=1m,mode=700"):
         assert f"{own_home}/daemon.lock cannot be opened: Read-only file system" in failed_start_log()
 
 

@@ -10,6 +10,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
 from gpuyard.connect import paths
+from gpuyard.system import user_sockets
 
 DAEMON = "http://gpuyard"
 
@@ -17,7 +18,7 @@ DAEMON = "http://gpuyard"
 class _UnixConnection(HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        paths.reach(paths.socket_path(), self.sock.connect)
+        user_sockets.reach(paths.socket_path(), self.sock.connect)
 
 
 class _UnixPool(HTTPConnectionPool):

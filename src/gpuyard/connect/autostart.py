@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 from gpuyard.connect import paths
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system import user_sockets
+from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
 _STARTER = (sys.executable, "-P", "-m", "gpuyard.connect.autostart")
@@ -38,7 +40,7 @@ def start_daemon(
 
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
-    log_start = os.path.getsize(paths.log_path()) if os.path.exists(paths.log_path()) else 0
+    log_start = _log_size()
     pid, starts = None, 0
     while not _accepts():
         if time.monotonic() > deadline:
@@ -53,13 +55,10 @@ def start_daemon(
 
 
 def _accepts() -> bool:
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            paths.reach(paths.socket_path(), probe.connect)
-        except OSError:
-            return False
+    try:
+        user_sockets.connect(paths.socket_path()).close()
+    except OSError:
+        return False
     return True
 
 
@@ -85,9 +84,8 @@ def _start(command: Sequence[str]) -> int:
 
 
 def _open_log() -> int:
-    path = paths.log_path()
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    make_folder(paths.state_folder())
+    return open_own(paths.log_path())
 
 
 def _environment() -> dict[str, str]:
@@ -99,6 +97,13 @@ def _environment() -> dict[str, str]:
         folders = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)
     return environment
+
+
+def _log_size() -> int:
+    try:
+        return os.lstat(paths.log_path()).st_size
+    except OSError:
+        return 0
 
 
 def _has_ended(pid: int) -> bool:
@@ -115,10 +120,10 @@ def _failure(message: str, log_start: int) -> EnvironmentFault:
     """Return an error with the last lines that were logged since this start."""
     path = paths.log_path()
     try:
-        with open(path, "rb") as log:
+        with open(open_own(path, os.O_RDONLY), "rb") as log:
             log.seek(log_start)
             lines = log.read().decode("utf-8", "replace").splitlines()
-    except OSError:
+    except (OSError, PrivateFileError):
         lines = []
     last = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
     return EnvironmentFault(f"{message}:{last}" if last else message, hint=f"see its log, {path}")

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.file_locks import try_lock, unlock
+from gpuyard.system.private_files import make_folder, open_own
 from gpuyard.system.process_identity import start_time
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_CHECK_S, _PAUSE_S = 2.0, 0.001
 _LONGEST_RECORD = 100
 _ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
@@ -27,7 +27,7 @@ _ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
 @contextlib.contextmanager
 def hold_daemon_lock(path: str | Path) -> Iterator[None]:
     """Hold the lock. Raise EnvironmentFault if another daemon holds it."""
-    descriptor = _open(Path(path))
+    descriptor = _open(str(path))
     try:
         _lock(descriptor, Path(path))
         try:
@@ -44,7 +44,7 @@ def hold_daemon_lock(path: str | Path) -> Iterator[None]:
 def running_pid(path: str | Path) -> int | None:
     """Return the recorded pid of the daemon that holds the lock, or None if no daemon runs."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        descriptor = open_own(str(path), os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -68,10 +68,10 @@ def await_end(path: str | Path, pid: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _open(path: Path) -> int:
+def _open(path: str) -> int:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+        make_folder(os.path.dirname(path))
+        return open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise EnvironmentFault(
             f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"

@@ -16,6 +16,7 @@ import time
 
 from gpuyard.connect import paths
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system import user_sockets
 from gpuyard.version import API, __version__
 
 TYPE_CHECKING = False
@@ -236,21 +237,15 @@ def _is_quiet(connection: "_socket.socket") -> bool:
 
 def dial(path: str) -> "_socket.socket | None":
     """Return a connected socket, or None if no daemon listens."""
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        paths.reach(path, connection.connect)
+        return user_sockets.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
         return None
-    except (OSError, EnvironmentFault) as error:
-        connection.close()
-        if isinstance(error, EnvironmentFault):
-            raise
+    except OSError as error:
         raise EnvironmentFault(
             f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
             hint="it must be in a folder of your own; GPUYARD_HOME names another",
         ) from error
-    return connection
 
 
 # Messages

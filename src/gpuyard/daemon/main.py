@@ -36,6 +36,7 @@ from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.open_files import raise_open_files_limit
+from gpuyard.system.private_files import check_entries, make_folder
 from gpuyard.system.process_identity import this_process
 from gpuyard.version import __version__
 
@@ -130,9 +131,9 @@ async def _restore_socket(server: Server) -> None:
     """Make the socket anew if it was removed: no command could reach the daemon, and no other daemon could start."""
     while True:
         await asyncio.sleep(_CHECK_SOCKET_EVERY_S)
-        if not _has_lost_socket():
-            continue
         try:
+            if not _has_lost_socket():
+                continue
             await server.listen_again()
         except EnvironmentFault as error:
             _log.error("%s", error)
@@ -164,7 +165,8 @@ def _end(stop: "asyncio.Future[Shutdown]", ending: Shutdown) -> None:
 
 def _prepare_folder(folder: Path) -> None:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(str(folder))
+        check_entries(str(folder))
         kind = network_file_system(folder)
     except OSError as error:
         raise EnvironmentFault(

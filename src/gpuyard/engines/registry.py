@@ -4,7 +4,6 @@ A plugin is an entry point of the group `gpuyard.engines` under the engine's nam
 returns a `ports.Engine`. `gpuyard doctor` lists a plugin that fails to load; nothing else is affected.
 """
 
-import contextlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
+from gpuyard.system.file_locks import lock
+from gpuyard.system.private_files import open_own
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
@@ -140,9 +141,12 @@ def _queue_name(queue: Path) -> str:
     """Return the queue's random name, which is made once and stored in the queue's folder."""
     path = queue / "name"
     try:
-        if not path.exists():
-            with contextlib.suppress(FileExistsError), path.open("x") as file:
-                file.write(f"queue-{secrets.token_hex(4)}")
-        return path.read_text()
+        with open(open_own(str(path)), "r+", encoding="ascii") as file:
+            lock(file.fileno())
+            name = file.read()
+            if not name:
+                name = f"queue-{secrets.token_hex(4)}"
+                file.write(name)
+            return name
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written or read: {error.strerror}") from error

@@ -1,64 +1,320 @@
-"""Opens files that belong to this user alone for appending, in folders where other users may have prepared traps.
+"""Opens folders and files that belong to this user alone, where other users may have prepared traps.
 
-Refuses symbolic links, hard links to other files, pipes and everything that belongs to another user.
+*This user's folder* (`check_folder`, `open_folder`, `open_own`): no other user but root can change what its path leads
+to, as with StrictModes of sshd.
+- The folder belongs to us, and only we can write to it, whatever its sticky bit.
+- Every folder and every symbolic link on the path belongs to us or root. Others cannot write to these folders, unless
+  they are sticky, as /tmp: there they cannot replace what belongs to us or root.
+- A user's private group, of the same name and without other members, is the user; an access control list is not.
+- Where a container shows unknown owners as nobody, such folders on the path are accepted; the last must be ours.
+
+*A file in any folder* (`open_private`, `open_in_shared`) is opened relative to its folder and checked once it is open.
+Symbolic links, hard links to other files, pipes and everything that belongs to another user are refused.
+
+It imports little, because every command imports it.
 """
 
+import errno
 import os
 import stat
 
 from gpuyard.errors import EnvironmentFault
 
-_FILE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _HINT = "remove it, or write to another folder"
+_OTHER_HOME = "set GPUYARD_HOME to another folder"
+# As in the kernel.
+_MOST_LINKS = 40
+_ALL_USERS = 4294967295
 
 
 class PrivateFileError(EnvironmentFault):
-    """Why a file cannot be opened as this user's own."""
+    """Why a file or folder cannot be used as this user's own."""
 
 
-def open_private(path: str) -> int:
-    """Open a file in a folder that has to be ours too. Creates both, for this user alone."""
-    return _open(path, _FOLDER | os.O_NOFOLLOW, is_own=True)
+# Folders of this user
 
 
-def open_in_shared(path: str) -> int:
-    """Open a file of ours in a folder of any user, such as /tmp."""
-    return _open(path, _FOLDER, is_own=False)
+def check_folder(path: str, instead: str = _OTHER_HOME) -> os.stat_result | None:
+    """Return the status of this user's folder, or None if it does not exist. Raises PrivateFileError if others can
+    change it, or what its path leads to; `instead` is the advice for those who cannot mend it."""
+    found = _follow(path, instead)[1]
+    if found is None:
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        raise PrivateFileError(f"{path} is not a folder", hint=f"move it away, or {instead}")
+    if found.st_uid != os.geteuid():
+        raise PrivateFileError(
+            f"the folder {path} belongs to {_named(found.st_uid)}, and not to you",
+            hint=f"{instead}; if you trust all that is in it: `chown -R {os.geteuid()} {path}`",
+        )
+    if _is_open_to_others(path, found):
+        raise PrivateFileError(
+            f"other users can write to {path}",
+            hint=f"if all in it is yours, `chmod go-w {path}`; or {instead}",
+        )
+    return found
 
 
-def _make_folder(place: str) -> None:
+def open_folder(path: str, instead: str = _OTHER_HOME) -> int:
+    """Open this user's folder. Raises OSError if it does not exist or cannot be opened."""
+    found = check_folder(path, instead)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    folder = os.open(path, _FOLDER)
+    if not os.path.samestat(os.fstat(folder), found):
+        os.close(folder)
+        raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
+    return folder
+
+
+def make_folder(path: str, instead: str = _OTHER_HOME, *, is_closed: bool = False) -> None:
+    """Check this user's folder. Creates it and the folders above it that are missing, for this user alone.
+
+    is_closed: take all permissions on it from others.
+    """
+    if check_folder(path, instead) is None:
+        _make_folder(path, instead, 0o700)
+    folder = open_folder(path, instead)
     try:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.mkdir(place, 0o700)
-    except OSError as error:  # a read-only file system reports that even for an existing folder
-        if not os.path.lexists(place):
-            path = error.filename or place
-            raise PrivateFileError(
-                f"{path} cannot be created: {error.strerror}", hint="choose another folder"
-            ) from error
-
-
-def _open(path: str, flags: int, *, is_own: bool) -> int:
-    place, name = os.path.split(path)
-    _make_folder(place)
-    folder = _descriptor(place, flags, None)
-    try:
-        if is_own and os.fstat(folder).st_uid != os.geteuid():
-            raise PrivateFileError(f"the folder {place} belongs to another user", hint=_HINT)
-        return _checked(_descriptor(name, _FILE, folder, place), f"{place}/{name}")
+        if is_closed and stat.S_IMODE(os.fstat(folder).st_mode) & 0o077:
+            os.fchmod(folder, 0o700)
     finally:
         os.close(folder)
 
 
-def _descriptor(name: str, flags: int, within: int | None, place: str = "") -> int:
+def open_own(path: str, flags: int = APPEND, instead: str = _OTHER_HOME) -> int:
+    """Open a file of ours in this user's folder. Raises OSError if it cannot be opened, or if the folder does not
+    exist."""
+    above, name = os.path.split(path)
+    folder = open_folder(above, instead)
     try:
-        return os.open(name, flags, 0o600, dir_fd=within)
+        return _checked(_descriptor(name, flags | _SAFELY, folder, above), path)
+    finally:
+        os.close(folder)
+
+
+def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
+    """Refuse this user's folder if something in it belongs to another user, from a time when others could write to
+    it."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            owner = entry.stat(follow_symlinks=False).st_uid
+            if not _is_trusted(owner):
+                raise PrivateFileError(
+                    f"{entry.path} belongs to {_named(owner)}, in a folder of yours", hint=f"remove it, or {instead}"
+                )
+
+
+def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
+    """Return the content of a file that only this user and root can change, also through links of theirs. Raises
+    FileNotFoundError if it does not exist."""
+    real, found = _follow(path, instead)
+    if found is None:
+        raise FileNotFoundError(path)
+    if not _is_trusted(found.st_uid):
+        raise PrivateFileError(
+            f"{path} belongs to {_named(found.st_uid)}, and not to you", hint=f"remove it, or {instead}"
+        )
+    if _is_open_to_others(real, found):
+        raise PrivateFileError(
+            f"other users can write to {path}", hint=f"check its content, then `chmod go-w {path}`; or {instead}"
+        )
+    with open(os.open(real, os.O_RDONLY | _SAFELY), "rb") as file:
+        if not os.path.samestat(os.fstat(file.fileno()), found):
+            raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
+        return file.read()
+
+
+def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:
+    """Follow a path as the kernel does, and check every folder and link on the way. Return the path without links and
+    the status of its end, None if it does not exist."""
+    os.path.exists(path)  # mounts what an automounter has on the way
+    pending = os.path.join(os.getcwd() if path[:1] != "/" else "/", path).split("/")[::-1]
+    at, links = "/", 0
+    while pending:
+        name = pending.pop()
+        if name in ("", ".", ".."):
+            at = os.path.dirname(at) if name == ".." else at
+            continue
+        _check_above(at, path, instead)
+        below = os.path.join(at, name)
+        found = _status(below, instead)
+        if found is None:
+            return below, None
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            target = _target(below, found, links, instead)
+            pending += target.split("/")[::-1]
+            at = "/" if target.startswith("/") else at
+        else:
+            at = below
+    return at, os.lstat(at)
+
+
+def _status(path: str, instead: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise PrivateFileError(f"{path} cannot be used: {error.strerror}", hint=instead) from error
+
+
+def _target(link: str, found: os.stat_result, links: int, instead: str) -> str:
+    if links > _MOST_LINKS:
+        raise PrivateFileError(f"{link} leads through too many symbolic links", hint=instead)
+    if not (_is_trusted(found.st_uid) or _is_unmapped(found.st_uid)):
+        raise PrivateFileError(
+            f"the symbolic link {link} belongs to {_named(found.st_uid)}", hint=f"remove it, or {instead}"
+        )
+    return os.readlink(link)
+
+
+def _check_above(folder: str, path: str, instead: str) -> None:
+    """Check a folder on the way to `path`: others must not be able to replace what is in it."""
+    found = os.lstat(folder)
+    if not (_is_trusted(found.st_uid) or _is_unmapped(found.st_uid)):
+        raise PrivateFileError(
+            f"{path} is in {folder}, which belongs to {_named(found.st_uid)}", hint=f"{instead}, in one of yours"
+        )
+    if not found.st_mode & stat.S_ISVTX and _is_open_to_others(folder, found):
+        raise PrivateFileError(
+            f"other users can write to {folder}, and so replace {path}",
+            hint=f"`chmod go-w {folder}`, or `chmod +t {folder}` if they have to write there; or {instead}",
+        )
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid in (0, os.geteuid())
+
+
+def _is_open_to_others(path: str, found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    if not found.st_mode & stat.S_IWGRP:
+        return False
+    return not _is_private_group(found.st_uid, found.st_gid) or _has_access_list(path)
+
+
+def _is_private_group(uid: int, gid: int) -> bool:
+    """Whether a group is its user's alone, as most systems make one for each user: others have no group of that name
+    as their own, and no one was added to it."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _has_access_list(path: str) -> bool:
+    """Whether the group's permissions may be those of users that an access control list names."""
+    try:
+        os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+    except (OSError, AttributeError):  # there is none; not Linux
+        return False
+    return True
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Whether the kernel shows this owner in place of all that the user namespace of our container does not know."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as number, open("/proc/self/uid_map") as users:
+            mapped = sum(int(line.split()[2]) for line in users)
+            return uid == int(number.read()) and mapped < _ALL_USERS
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _named(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user {uid}"
+
+
+# Files
+
+
+def open_private(path: str) -> int:
+    """Open a file in a folder that has to be ours too, for appending. Creates both, for this user alone."""
+    return _open(path, _FOLDER | os.O_NOFOLLOW, is_own=True)
+
+
+def open_in_shared(path: str) -> int:
+    """Open a file of ours in a folder of any user, such as /tmp, for appending. Creates both."""
+    return _open(path, _FOLDER, is_own=False)
+
+
+def open_to_append(path: str, mode: int) -> int:
+    """Open a file of ours in an existing folder of any user. Creates the file with `mode`. Raises OSError."""
+    place, name = os.path.split(path)
+    return _open_in(place, name, _FOLDER, is_own=False, mode=mode)
+
+
+def read_own(path: str) -> bytes:
+    """Return the content of a file of ours in a folder of any user. Raises FileNotFoundError if it does not exist."""
+    with open(_checked(_descriptor(path, os.O_RDONLY | _SAFELY, None), path), "rb") as file:
+        return file.read()
+
+
+def _make_folder(path: str, instead: str, mode_above: int) -> None:
+    """Create the folder for this user alone, and those above it that are missing with another mode."""
+    try:
+        _make_missing(os.path.dirname(path), mode_above)
+        os.mkdir(path, 0o700)
+    except OSError as error:  # a read-only file system reports that even for an existing folder
+        if not os.path.lexists(path):
+            place = error.filename or path
+            raise PrivateFileError(f"{place} cannot be created: {error.strerror}", hint=instead) from error
+
+
+def _make_missing(path: str, mode: int) -> None:
+    if os.path.isdir(path):
+        return
+    _make_missing(os.path.dirname(path), mode)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:  # made by another process just now, or not a folder
+        if not os.path.isdir(path):
+            raise
+
+
+def _open(path: str, flags: int, *, is_own: bool) -> int:
+    place, name = os.path.split(path)
+    _make_folder(place, "choose another folder", 0o777)
+    try:
+        return _open_in(place, name, flags, is_own=is_own, mode=0o600)
+    except OSError as error:
+        culprit = place if error.filename == place else path
+        raise PrivateFileError(f"{culprit} cannot be written: {error.strerror}", hint=_HINT) from error
+
+
+def _open_in(place: str, name: str, flags: int, *, is_own: bool, mode: int) -> int:
+    folder = _descriptor(place, flags, None)
+    try:
+        if is_own and os.fstat(folder).st_uid != os.geteuid():
+            raise PrivateFileError(f"the folder {place} belongs to another user", hint=_HINT)
+        return _checked(_descriptor(name, APPEND | _SAFELY, folder, place, mode), f"{place}/{name}")
+    finally:
+        os.close(folder)
+
+
+def _descriptor(name: str, flags: int, within: int | None, place: str = "", mode: int = 0o600) -> int:
+    try:
+        return os.open(name, flags, mode, dir_fd=within)
     except OSError as error:
         path = os.path.join(place, name)
-        is_link = os.path.islink(path)
-        why = "it is a symbolic link" if is_link else error.strerror
-        raise PrivateFileError(f"{path} cannot be written: {why}", hint=_HINT) from error
+        if os.path.islink(path):
+            raise PrivateFileError(f"{path} cannot be written: it is a symbolic link", hint=_HINT) from error
+        raise
 
 
 def _checked(file: int, path: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 from gpuyard.connect import paths
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system import user_sockets
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.linux("/proc/self/fd")
 def test_a_socket_can_have_a_long_path(deep: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as caller:
-        paths.reach(paths.socket_path(), listening.bind)
+        user_sockets.reach(paths.socket_path(), listening.bind)
         listening.listen()
-        paths.reach(paths.socket_path(), caller.connect)
+        user_sockets.reach(paths.socket_path(), caller.connect)
     assert (deep / "daemon.sock").is_socket()
 
 

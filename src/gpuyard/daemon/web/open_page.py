@@ -27,6 +27,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.machine import PageState, PageStopResult
 from gpuyard.schema.requests import PageRequest
 from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.private_files import PrivateFileError, open_own
 
 LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
@@ -210,9 +211,9 @@ def _unknown_address(address: str) -> UserError:
 def read_token(path: Path) -> str:
     """Return the stored token; make a new one if there is none, it is malformed, or others could have read it."""
     try:
-        with path.open(encoding="ascii") as file:
+        with open(open_own(str(path), os.O_RDONLY), encoding="ascii") as file:
             token, mode = file.read(), os.fstat(file.fileno()).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, PrivateFileError):
         return make_token(path)
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentFault(

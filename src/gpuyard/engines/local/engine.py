@@ -47,6 +47,7 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
+from gpuyard.system.private_files import make_folder, open_own
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
@@ -100,11 +101,9 @@ class LocalEngine(PlacesNothing):
         self._keepers_at = f"{folder}/keepers"
         self._sessions_at = f"{folder}/sessions"
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an existing folder may hold other things: no chmod
-            for place in (self._logs, self._keepers_at, self._sessions_at):
-                Path(place).mkdir(exist_ok=True, mode=0o700)
-                Path(place).chmod(0o700)
-            self._journal = os.open(f"{folder}/journal", os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            for place in (str(self._logs), self._keepers_at, self._sessions_at):
+                make_folder(place, is_closed=True)
+            self._journal = open_own(f"{folder}/journal")
             os.fchmod(self._journal, 0o600)
         except OSError as error:
             raise EnvironmentFault(

@@ -37,6 +37,7 @@ from gpuyard.engines.common.spawn_program import (
     open_above,
     spawn,
 )
+from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
 # Key, whether it has a lease, program and arguments, environment, directory, log, input.
@@ -88,7 +89,8 @@ class Keeper:
         self._jobs: dict[int, str] = {}
         self._unwritten: list[bytes] = []
         self._journal_error = OSError(errno.ENOSPC, "")
-        self._listener = _listen(folder, self._me)
+        self._listener = user_sockets.bind(self._socket)
+        self._listener.listen(8)
         self._null = open_above(LEASE_AT)
         self._signal_pipe = _open_signal_pipe()
         self._poll = select.poll()
@@ -188,6 +190,9 @@ class Keeper:
             link, _ = self._listener.accept()
         except OSError:  # the limit on open files is reached: accepted when it no longer is
             return
+        if not user_sockets.is_same_user(link):
+            link.close()
+            return
         other = _DaemonLink(link)
         self._others.append(other)
         self._watch(link.fileno(), lambda event: self._serve_other(other, event))
@@ -261,20 +266,6 @@ def _open_signal_pipe() -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
-
-
-def _listen(folder: str, me: int) -> socket.socket:
-    """Listen by a relative name, because a socket's address cannot hold a long path."""
-    os.chdir(folder)
-    name = f"{me}.sock"
-    if os.path.lexists(name):
-        os.unlink(name)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)
-    listener.bind(name)
-    os.umask(umask)
-    listener.listen(8)
-    return listener
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system import user_sockets
+from gpuyard.system.private_files import PrivateFileError, open_own
 from gpuyard.system.python_command import python_command
 
 HELLO = "hello"
@@ -165,27 +167,19 @@ class KeeperUnreachable(EnvironmentFault):
 def connect(folder: str, pid: int) -> KeeperConnection | None:
     """Connect to a running keeper, without waiting. Return None if there is none.
 
-    Any other failure raises KeeperUnreachable, also if a stopped keeper has not accepted earlier connections. On Linux
-    the path goes through a descriptor of the folder, because a socket's address cannot hold a long path.
+    Any other failure raises KeeperUnreachable, also if a stopped keeper has not accepted earlier connections.
     """
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    link.settimeout(0)
     try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            link.connect(f"/proc/self/fd/{place}/{pid}.sock" if sys.platform == "linux" else f"{folder}/{pid}.sock")
-        finally:
-            os.close(place)
+        link = user_sockets.connect(f"{folder}/{pid}.sock", timeout_s=0)
     except (FileNotFoundError, ConnectionRefusedError):
-        link.close()
         return None
     except BlockingIOError:
-        link.close()
         raise KeeperUnreachable("it does not accept connections") from None
     except OSError as error:
-        link.close()
         raise KeeperUnreachable(error.strerror or str(error)) from error
-    return KeeperConnection(pid, link)
+    except PrivateFileError as error:
+        raise KeeperUnreachable(error.message) from error
+    return KeeperConnection(pid, socket.socket(fileno=link.detach()))
 
 
 def remove_dead_sockets(folder: str) -> None:
@@ -220,14 +214,13 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
 
         until_spawned.enter_context(theirs)
         command = python_command(keeper.__name__, folder, str(open_files), options=("-I", "-S"))
-        log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-            log = closed_later(os.open(f"{folder}/log", log_flags, 0o600))
+            log = closed_later(open_own(f"{folder}/log"))
             given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(journal), keeper.JOURNAL)]
             streams = [(null, 0), (log, 1), (log, 2)]
             pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
-        except OSError:
+        except (OSError, PrivateFileError):
             ours.close()
             raise
     return KeeperConnection(pid, ours)

@@ -33,6 +33,7 @@ from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, hook_variable
 from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer_sockets import Handlers, ViewerSockets
+from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
@@ -161,8 +162,9 @@ class TaskRunner:
         handlers: Handlers = {viewer.KEYS: self._type, viewer.SIZE: self._resize, viewer.CLOSED: self._close}
         try:
             self._viewers = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, handlers, self._reopen_later)
-        except OSError as error:
-            self._note(f"no session: {self._spec.sockets} cannot be used: {error.strerror}")
+        except (OSError, EnvironmentFault) as error:
+            why = error.strerror if isinstance(error, OSError) else error.message
+            self._note(f"no session: {self._spec.sockets} cannot be used: {why}")
 
     def _open_session(self) -> None:
         command = viewer.command(self._spec.sockets, self._spec.key)

@@ -21,6 +21,8 @@ import time
 import tty
 from collections.abc import Iterator
 
+from gpuyard.errors import EnvironmentFault
+from gpuyard.system import user_sockets
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
@@ -131,18 +133,15 @@ class Viewer:
             self._runner.sendall(content)
 
 
-def connect(folder: str, name: str) -> socket.socket:
-    """Connect by a relative name, because a socket's address cannot hold a long path."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _connect_to_tmux(path: str) -> socket.socket:
+    """Connect to the server that started us. Nothing is sent to it, so its folder may be one that users share."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.chdir(folder)
-        link.connect(name)
+        user_sockets.reach(path, server.connect)
     except OSError:
-        link.close()
+        server.close()
         raise
-    finally:
-        os.chdir("/")
-    return link
+    return server
 
 
 def _receive(link: socket.socket) -> bytes:
@@ -189,17 +188,18 @@ def _raw_terminal() -> Iterator[None]:
 
 def main() -> None:
     folder, key = sys.argv[1:]
+    os.chdir("/")  # keep no file system busy
     for signum in (signal.SIGHUP, signal.SIGWINCH):
         signal.signal(signum, lambda *_: None)
     signal_pipe, _ = open_signal_pipe()
     path = os.environ.get("TMUX", "").rsplit(",", 2)[0]  # the server's socket, its pid and the session's number
     server = None
     with contextlib.suppress(OSError):
-        server = connect(os.path.dirname(path), os.path.basename(path)) if path else None
+        server = _connect_to_tmux(path) if path else None
     try:
-        runner = connect(folder, f"{key}.sock")
-    except OSError as error:
-        sys.exit(f"cannot show this task: {error.strerror}")
+        runner = socket.socket(fileno=user_sockets.connect(f"{folder}/{key}.sock").detach())
+    except (OSError, EnvironmentFault) as error:
+        sys.exit(f"cannot show this task: {error}")
     with _raw_terminal():
         status = Viewer(runner, server, signal_pipe).run()
     sys.exit(status)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
+from gpuyard.system import user_sockets
 
 _REMEMBERED = 1 << 18
 _FAR_BEHIND = 1 << 20
@@ -35,7 +36,9 @@ class ViewerSockets:
         self._handlers = handlers
         self._on_gone = on_gone
         self._path = f"{folder}/{key}.sock"
-        self._listener = _listen(folder, f"{key}.sock")
+        self._listener = user_sockets.bind(self._path)
+        self._listener.listen(8)
+        self._listener.settimeout(0)
         self._viewers: dict[int, _ViewerConnection] = {}
         self._recent = bytearray()
         self._had_viewer = False
@@ -70,6 +73,9 @@ class ViewerSockets:
         try:
             link, _ = self._listener.accept()
         except OSError:  # the viewer is gone already, or the limit on open files is reached
+            return
+        if not user_sockets.is_same_user(link):
+            link.close()
             return
         self._had_viewer = True
         connection = _ViewerConnection(link)
@@ -148,23 +154,3 @@ class _ViewerConnection:
     def _catch_up(self, recent_output: bytes) -> None:
         self._is_behind = False
         self.unsent += viewer.frame(viewer.OUTPUT, _LEFT_OUT + recent_output)
-
-
-def _listen(folder: str, name: str) -> socket.socket:
-    """Listen by a relative name, because a socket's address cannot hold a long path."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
-    try:
-        os.chdir(folder)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        listener.bind(name)
-        listener.listen(8)
-        listener.settimeout(0)
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.fchdir(here)
-        os.close(here)
-    return listener

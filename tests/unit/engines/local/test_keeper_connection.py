@@ -10,6 +10,7 @@ import pytest
 
 from gpuyard.engines.local import keeper_connection
 from gpuyard.engines.local.keeper_connection import KeeperConnection, KeeperUnreachable, connect
+from gpuyard.system import user_sockets
 
 
 def test_a_keeper_without_a_live_socket_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,10 +27,10 @@ def test_a_keeper_that_cannot_be_reached_is_not_taken_for_gone(
 ) -> None:
     """Otherwise its jobs would be started a second time."""
 
-    def refuse(*_: object) -> int:
+    def refuse(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(user_sockets, "reach", refuse)
     with pytest.raises(KeeperUnreachable):
         connect(str(tmp_path), 17)
 
