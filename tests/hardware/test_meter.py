@@ -38,7 +38,11 @@ def test_the_peak_memory_of_a_program_is_recorded_with_its_end(tmp_path: Path) -
         environment=dict(os.environ),
     )
     submissions.write("token", [(launch, str(log))])
-    done = subprocess.run([*node_supervisor.command(submissions.path("token")), "0"], check=False, timeout=240)
+    done = subprocess.run(
+        [*node_supervisor.command(submissions.path("token"), submissions.digest("token")), "0"],
+        check=False,
+        timeout=240,
+    )
     assert (done.returncode, log.read_text().strip()) == (0, str(HELD_MB * 1048576))
     ended = submissions.traces("token")[0].ended
     assert ended is not None

@@ -48,7 +48,9 @@ class Node:
         self.submissions.write(TOKEN, [(each, str(self._logs / str(n))) for n, each in enumerate(launches)])
 
     def start(self, number: int = 0, environment: dict[str, str] | None = None, **figures: float) -> Supervisor:
-        command = [*node_supervisor.command(self.submissions.path(TOKEN)), str(number)]
+        path = Path(self.submissions.path(TOKEN))
+        digest = self.submissions.digest(TOKEN) if path.exists() else "none"
+        command = [*node_supervisor.command(str(path), digest), str(number)]
         if figures:
             command[command.index("-c") + 1] = HASTY
             command.insert(command.index("-c") + 3, repr(figures))
@@ -359,7 +361,7 @@ def _writers_of(log: Path) -> list[str]:
 
 def test_signals_ignored_or_blocked_by_the_site_are_forwarded_too(node: Node, tmp_path: Path) -> None:
     node.write(shell(f"touch {tmp_path}/up; exec sleep 600"))
-    command = [*node_supervisor.command(node.submissions.path(TOKEN)), "0"]
+    command = [*node_supervisor.command(node.submissions.path(TOKEN), node.submissions.digest(TOKEN)), "0"]
     blocking = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}); os.execv(sys.argv[1], sys.argv[1:])"

@@ -73,17 +73,14 @@ class ClusterEngine:
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:  # noqa: ARG002 - leases are for local devices
         check_arguments(launch, launch.environment)
-        self._make_folders()
+        self._prepare_folders()
         self._prepared.append(launch)
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=self._log_of(launch))
 
-    def _make_folders(self) -> None:
-        """Create the folders before a job is recorded as submitted: if they are missing later, they are unreachable."""
-        for path in () if self._has_folders else (self._folder / "logs", Path(self._submissions.path(""))):
-            try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise EnvironmentFault(f"the folder {path} cannot be created: {error.strerror}") from error
+    def _prepare_folders(self) -> None:
+        """Create the folders before a job is recorded as submitted: if they are missing later, they are unreachable.
+        Check before each job that no other user can write there: nodes execute what is in them."""
+        (self._submissions.check if self._has_folders else self._submissions.make)(self._folder / "logs")
         self._has_folders = True
 
     def _log_of(self, launch: Launch) -> str:

@@ -119,7 +119,7 @@ class InFlightJobs:
 
     def adopt(self, attempts: Sequence[Attempt]) -> Iterator[SiteStatus | Ended]:
         """Take over the attempts of an earlier daemon. Attempts that it did not submit never started."""
-        if not os.path.isdir(self._dirs.path("")):
+        if not self._dirs.check():
             hint = "is its network file system mounted? If it is gone for good, create it: its jobs are then lost"
             raise EnvironmentFault(f"the folder {self._dirs.path('')} is missing", hint=hint)
         wanted = {attempt.key for attempt in attempts}
@@ -170,7 +170,7 @@ class InFlightJobs:
             terms=terms,
             count=count,
             folder=folder,
-            supervisor=node_supervisor.command(folder),
+            supervisor=node_supervisor.command(folder, self._dirs.digest(token)),
         )
         self.live |= {element.key: element for element in elements}
         by_number = {element.ref[1]: element for element in elements}

@@ -1,8 +1,10 @@
 """The supervisor: a site starts it on a node for one element of a submission. It is the parent of the program.
 
-`command` starts it with the element's number. It uses the standard library alone, because a node need not have more.
-Everything that it reads and writes is in the submission's folder, which the nodes share with the engine.
+`command` starts it with the submission's digest and the element's number. It uses the standard library alone, because
+a node need not have more. Everything that it reads and writes is in the submission's folder, which the nodes share with
+the engine.
 
+- It runs what the engine wrote, or nothing: the submission must have the digest that the site passed on.
 - The first supervisor creates `N.started`; a later one finds it and exits without running anything. So an element runs
   once.
 - The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
@@ -21,6 +23,7 @@ The program's environment is the submitted one, with changes that only the site 
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -66,9 +69,13 @@ _DEVICES = (
 _NO_DEVICES = ("", "-1", "none", "void", "NoDevFiles")
 
 
-def command(folder: str) -> tuple[str, ...]:
+def command(folder: str, digest: str) -> tuple[str, ...]:
     """Return the command that starts a supervisor for the submission in this folder; add the element's number."""
-    return python_command(__name__, os.path.abspath(folder), options=("-I", "-S"))
+    return python_command(__name__, os.path.abspath(folder), digest, options=("-I", "-S"))
+
+
+def digest_of(submission: bytes) -> str:
+    return hashlib.sha256(submission).hexdigest()
 
 
 def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -243,10 +250,13 @@ class Supervisor:
 # Files
 
 
-def _load(folder: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
+def _load(folder: str, digest: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the element, and the environment it was submitted with."""
     with open(f"{folder}/submission.json", "rb") as file:
-        submission = json.load(file)
+        content = file.read()
+    if digest_of(content) != digest:
+        raise ValueError("another process has changed submission.json since it was submitted")
+    submission = json.loads(content)
     element = submission["elements"][number]
     environment = {**submission["environment"], **element["environment"]}
     return element, {name: value for name, value in environment.items() if value is not None}
@@ -286,9 +296,9 @@ def _session(leader: int) -> Sequence[int]:
 
 
 def main() -> None:
-    folder, number = sys.argv[1], int(sys.argv[2])
+    folder, digest, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     try:
-        element, environment = _load(folder, number)
+        element, environment = _load(folder, digest, number)
         supervisor = Supervisor(f"{folder}/{number}", element, program_environment(environment, os.environ))
         is_first = supervisor.claim()
     except (OSError, ValueError, LookupError) as error:

@@ -8,6 +8,8 @@ with its terms and elements, which is always complete; `submitted`; and for each
   either runs or never will, however late other messages are.
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
+- The folder must be this user's alone (`private_files.check_folder`). A supervisor runs a submission only if its digest
+  is the one in the supervisor's command, which the site passes on.
 
 Every call may raise EnvironmentFault. For one thread at a time.
 """
@@ -27,14 +29,17 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Usage
+from gpuyard.engines.cluster.node_supervisor import digest_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
+from gpuyard.system.private_files import check_folder, make_folder
 
 _TRACE = re.compile(r"([0-9]+)\.(started|ended)")
 _CONTENT, _SUBMITTED, _VOID = "submission.json", "submitted", b"void"
 # The prefix of a folder that is being written or removed. No token starts with it.
 _HIDDEN = "."
+_OTHER_FOLDER = "name another as `folder` of the engine in config.toml"
 _MOST_OUTPUT = 1 << 16
 _WRITTEN_WITHIN_S = 30.0
 
@@ -85,6 +90,17 @@ class SubmissionDirs:
         self._folder = folder.absolute() / "submissions"
         self._seen: dict[str, dict[int, ElementTrace]] = {}
 
+    def make(self, *others: Path) -> None:
+        """Create the folder of all submissions and other folders, and check that they are this user's alone."""
+        for folder in (self._folder, *others):
+            with _using(str(folder)):
+                make_folder(str(folder), _OTHER_FOLDER)
+
+    def check(self, *others: Path) -> bool:
+        """Return whether all these folders exist. Raises PrivateFileError if other users can write there."""
+        found = [check_folder(str(folder), _OTHER_FOLDER) for folder in (self._folder, *others)]
+        return None not in found
+
     def path(self, token: str) -> str:
         """Return the submission's own folder."""
         return f"{self._folder}/{token}"
@@ -99,7 +115,7 @@ class SubmissionDirs:
             "elements": [_element(launch, log, first.environment) for launch, log in elements],
         }
         with _using(self.path(token)):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.make()
             os.mkdir(draft, 0o700)
             try:
                 _write(f"{draft}/{_CONTENT}", json.dumps(content).encode("ascii"), is_synced=True)
@@ -125,6 +141,12 @@ class SubmissionDirs:
             raise EnvironmentFault(
                 f"{path} cannot be understood: {error}", hint="its jobs may run or not: see the cluster"
             ) from error
+
+    def digest(self, token: str) -> str:
+        """Return the digest of what was written, for `node_supervisor.command`."""
+        path = f"{self.path(token)}/{_CONTENT}"
+        with _using(path), open(path, "rb") as file:
+            return digest_of(file.read())
 
     def all(self) -> list[str]:
         """Return all tokens, and remove what a dead daemon left half done. Call it only before the first `write`."""

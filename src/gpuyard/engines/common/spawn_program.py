@@ -94,7 +94,7 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
 
 def _open_log(path: str) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 
