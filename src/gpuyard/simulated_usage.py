@@ -157,6 +157,6 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
 
 def _open_for_all(path: Path, flags: int) -> int:
     """Create a file that every user can read, whatever our umask: others have to see what this process uses."""
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, flags | os.O_CREAT | _SAFELY, 0o644)
     os.fchmod(descriptor, 0o644)
     return descriptor

@@ -93,8 +93,8 @@ FAULTS = (
     Fault(
         id="recipes-changed-run-is-removed",
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
-        old="            if not _is_whole(pairs):\n",
-        new="            if not pairs:\n",
+        old="                if not is_whole(run, copy, paths):\n",
+        new="                if not paths:\n",
         breaks="Files that a program writes while its run is copied to another disk are deleted without being copied.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
     ),

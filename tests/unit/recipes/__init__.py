@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import pytest
 from msgspec import Struct
@@ -24,7 +24,7 @@ MoveMethod = Literal["renamed", "copied", "mounted twice"]
 MOVE_METHODS: tuple[MoveMethod, ...] = ("renamed", "copied", "mounted twice")
 copying = pytest.mark.parametrize("method", ["mounted twice"], indirect=True)
 renaming = pytest.mark.parametrize("method", ["renamed"], indirect=True)
-CHANGES = ("rename", "mkdir", "rmdir", "unlink", "symlink", "open", "chmod", "utime")
+CHANGES = ("rename", "mkdir", "rmdir", "unlink", "symlink", "chmod", "utime")
 
 
 class Roots(Struct, frozen=True, kw_only=True):
@@ -131,23 +131,31 @@ def die_at(point: int) -> None:
 
         return call
 
-    write_all, copy_all = os.write, shutil.copyfile
+    write_all, copy_all = os.write, shutil.copyfileobj
 
     def write_some(descriptor: int, content: bytes) -> int:
         tick()
         tick(lambda: write_all(descriptor, content[: len(content) // 2]))
         return write_all(descriptor, content)
 
-    def copy_some(source: str, target: str, **options: Any) -> Any:
+    def copy_some(source: BinaryIO, target: BinaryIO) -> None:
         tick()
-        tick(lambda: Path(target).write_bytes(Path(source).read_bytes()[:5]))
-        return copy_all(source, target, **options)
+        tick(lambda: (target.write(source.read(5)), target.flush()))
+        copy_all(source, target)
 
+    open_any = os.open
+
+    def open_some(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            tick()
+        return open_any(path, flags, *arguments, **options)
+
+    os.open = open_some
     for name in CHANGES:
         setattr(os, name, deadly(getattr(os, name)))
     # The kernel keeps the writes of a killed process; only a power failure loses them.
     os.fsync = deadly(lambda descriptor: None)
-    os.write, shutil.copyfile = write_some, copy_some  # type: ignore[assignment]
+    os.write, shutil.copyfileobj = write_some, copy_some  # type: ignore[assignment]
 
 
 def prune_and_die(connection: Connection) -> None:

@@ -31,6 +31,7 @@ from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, has_frame, prune
 from gpuyard.recipes.batch.prune_empty_runs import read_record as read_pruned
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.clock import SystemClock
+from gpuyard.system.private_files import read_own
 
 # Formats in which simulators report it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
 _FRAMES = re.compile(r"\bframes\b[\"']?\s*[:=]\s*(\d+)|\b(\d+) frames\b", re.IGNORECASE)
@@ -113,7 +114,7 @@ def finish(root: Path) -> Summary:
 
 def read_summary(root: Path) -> Summary | None:
     with contextlib.suppress(FileNotFoundError):
-        return msgspec.json.decode((root / batch.SUMMARY).read_bytes(), type=Summary)
+        return msgspec.json.decode(read_own(f"{root}/{batch.SUMMARY}"), type=Summary)
     return None
 
 

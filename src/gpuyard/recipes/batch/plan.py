@@ -31,6 +31,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
+from gpuyard.system.private_files import PrivateFileError, read_own
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000
@@ -279,7 +280,7 @@ def read_results(record: BatchRecord) -> dict[int, RunRecord]:
     """Return the finished runs by index: those in `runs.jsonl`, replaced by those that the queue still has."""
     results: dict[int, RunRecord] = {}
     with contextlib.suppress(FileNotFoundError):
-        for line in (Path(record.plan.root) / RUNS).read_text(encoding="utf-8").splitlines():
+        for line in read_own(f"{record.plan.root}/{RUNS}").decode().splitlines():
             run = msgspec.convert(json.loads(line), RunRecord)
             results[run.index] = run
     attempts: dict[int, int] = {}
@@ -304,8 +305,8 @@ def _read_runs(part: BatchPart) -> Iterator[RunRecord]:
 def read_record(root: Path) -> BatchRecord | None:
     path = root / RECORD
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BatchRecord)
+        return msgspec.json.decode(read_own(str(path)), type=BatchRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, PrivateFileError) as error:
         raise EnvironmentFault(f"cannot read {path}: {error}", hint="name another output root") from error

@@ -8,16 +8,16 @@ A *run* is one folder directly in the output root. Rules:
 - After a kill at any point, the same call completes the move: the last line of the record and the files on disk tell
   how far the first call came. Until then a recorded run may still be in the output root, never the other way round.
 - A run that cannot be moved stays, and the reason is returned and recorded.
+- Other users may be able to write to both roots. No symbolic link in them is followed, nothing of others is removed,
+  and only a record of our own counts.
 """
 
 import contextlib
 import errno
-import filecmp
 import hashlib
 import itertools
 import json
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +28,9 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.batch.copy_run import copy_all, has_copy, is_whole
+from gpuyard.system.folder_tree import FolderTree, remove_own_tree
+from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 
 ANY_FILE = "*"
 # Many random bytes: a file system can store a few in the inode, or zeros as a hole, even when the disk is full.
@@ -88,15 +91,17 @@ def prune(  # noqa: PLR0913 - the facts of a move
         return (None if is_new else pruning.complete_earlier_move()) or pruning.move()
     except OSError as error:
         return pruning.leave(_describe(error))
+    except PrivateFileError as error:
+        return pruning.leave(error.message)
 
 
 def read_record(record: Path) -> dict[str, PrunedRun]:
     """Return the last line of each run, by its name. A line that a crash cut off is skipped."""
     try:
         return {line.run: convert(line, PrunedRun, from_attributes=True) for line in _lines(record)}
-    except OSError as error:
-        message = f"cannot read the record {record}: {error.strerror}"
-        raise EnvironmentFault(message, hint="check its permissions") from error
+    except (OSError, PrivateFileError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.message
+        raise EnvironmentFault(f"cannot read the record {record}: {why}", hint="check its permissions") from error
 
 
 class _Pruning(Struct, frozen=True, kw_only=True):
@@ -109,7 +114,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
     def complete_earlier_move(self) -> PrunedRun | None:
         """Complete the move of an earlier call that was killed. Return None if the run must be moved again."""
         lines = [line for line in _lines(self.record, self.run.name) if line.run == self.run.name and line.to]
-        if not lines:
+        if not lines or os.path.realpath(os.path.dirname(lines[-1].to or "")) != os.path.realpath(self.pruned):
             return None
         target = Path(lines[-1].to or "")
         if not os.path.lexists(self.run):
@@ -119,11 +124,12 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 os.rmdir(target)
         if not lines[-1].is_copy:
             return None
-        pairs = _pairs(self.run, target)
-        if not _is_whole(pairs):
-            return None  # the copy was never completed, or a new run has the name of the old one
-        self._note(self._moved(target), is_copy=True)
-        return self._remove_original(pairs, target)
+        with FolderTree(self.run) as run:
+            paths = run.paths()
+            if not has_copy(run, paths, target):
+                return None  # the copy was never completed, or a new run has the name of the old one
+            self._note(self._moved(target), is_copy=True)
+            return self._remove_original(run, paths, target)
 
     def move(self) -> PrunedRun:
         if not self.pruned.is_dir():
@@ -170,17 +176,24 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         prefix = self._clear_partial()
         partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.pruned))
         try:
-            pairs = _pairs(self.run, partial)
-            _copy_all(pairs)
-            if not _is_whole(pairs):
-                raise OSError(errno.EBUSY, "it changed while it was copied", str(self.run))
-            target = self._place(partial, is_copy=True)
+            with FolderTree(self.run) as run, FolderTree(partial) as copy:
+                paths = run.paths()
+                self._refuse_replaced(copy, partial)
+                copy_all(run, copy, paths)
+                if not is_whole(run, copy, paths):
+                    raise OSError(errno.EBUSY, "it changed while it was copied", str(self.run))
+                target = self._place(partial, is_copy=True)
+                self._refuse_replaced(copy, target)
+                _sync(self.pruned)
+                return self._remove_original(run, paths, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                _discard(partial)
+                remove_own_tree(partial)
             raise
-        _sync(self.pruned)
-        return self._remove_original(pairs, target)
+
+    def _refuse_replaced(self, copy: FolderTree, path: Path) -> None:
+        if not (copy.is_ours and copy.is_at(path)):
+            raise OSError(errno.EBUSY, "another user has replaced its copy", str(path))
 
     def _clear_partial(self) -> str:
         """Remove partial copies of this run that killed calls left, and return the prefix of their names. It includes
@@ -189,14 +202,16 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         prefix = f".{self.run.name}.partial-{origin}-"
         for name in os.listdir(self.pruned):
             if name.startswith(prefix):
-                _discard(self.pruned / name)
+                with contextlib.suppress(OSError):  # not ours
+                    remove_own_tree(self.pruned / name)
         return prefix
 
-    def _remove_original(self, pairs: list[tuple[str, str]], target: Path) -> PrunedRun:
+    def _remove_original(self, run: FolderTree, paths: list[str], target: Path) -> PrunedRun:
         """Remove only what was verified to be at the target, and nothing that was written later."""
         try:
-            for here, _ in reversed(pairs):
-                (os.rmdir if stat.S_ISDIR(os.lstat(here).st_mode) else os.unlink)(here)
+            for path in reversed(paths[1:]):
+                run.remove(path)
+            os.rmdir(self.run)
         except OSError as error:
             moved = self._moved(target, f"it was copied to {target}, but cannot be removed here: {_describe(error)}")
             self._note(moved, is_copy=True)
@@ -211,6 +226,8 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             _append(self.record, _PruneRecord(at=self.at, is_copy=is_copy, **asdict(moved)))
         except OSError as error:
             raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(self.record)) from error
+        except PrivateFileError as error:
+            raise OSError(errno.EPERM, error.message) from error
 
 
 def _make_root(role: str, root: Path, option: str) -> None:
@@ -259,52 +276,6 @@ def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
 
 
-def _pairs(run: Path, other: Path) -> list[tuple[str, str]]:
-    """Return the path of the run and of all its entries, each with its counterpart in `other`, folders first."""
-    inside = ((entry.path, str(other / Path(entry.path).relative_to(run))) for entry in _walk(run))
-    return [(str(run), str(other)), *inside]
-
-
-def _copy_all(pairs: list[tuple[str, str]]) -> None:
-    for here, there in pairs[1:]:
-        _copy_one(here, there)
-    for here, there in pairs:  # after all copies: a folder's times change when an entry is added
-        with contextlib.suppress(PermissionError):  # not every file system stores modes
-            shutil.copystat(here, there, follow_symlinks=False)
-        if not os.path.islink(there):
-            _sync(there)
-
-
-def _copy_one(here: str, there: str) -> None:
-    mode = os.lstat(here).st_mode
-    if stat.S_ISDIR(mode):
-        os.mkdir(there, 0o700)
-    elif stat.S_ISLNK(mode):
-        os.symlink(os.readlink(here), there)
-    elif stat.S_ISREG(mode):
-        shutil.copyfile(here, there, follow_symlinks=False)
-    else:
-        raise OSError(errno.EINVAL, "neither a file nor a folder, and cannot be copied", here)
-
-
-def _is_whole(pairs: list[tuple[str, str]]) -> bool:
-    return all(_is_same(here, there) for here, there in pairs)
-
-
-def _is_same(here: str, there: str) -> bool:
-    try:
-        one, other = os.lstat(here), os.lstat(there)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if stat.S_IFMT(one.st_mode) != stat.S_IFMT(other.st_mode):
-        return False
-    if stat.S_ISDIR(one.st_mode):
-        return not os.path.samestat(one, other)  # a folder mounted twice would be removed at both places
-    if stat.S_ISLNK(one.st_mode):
-        return os.readlink(here) == os.readlink(there)
-    return stat.S_ISREG(one.st_mode) and filecmp.cmp(here, there, shallow=False)
-
-
 def _is_reserved(target: Path) -> bool:
     try:
         mode = os.lstat(target).st_mode
@@ -312,16 +283,6 @@ def _is_reserved(target: Path) -> bool:
         return False
     # Only the permissions count: in a setgid folder, a new folder inherits that bit.
     return stat.S_ISDIR(mode) and not mode & 0o777
-
-
-def _discard(copy: Path) -> None:
-    """Remove a copy, read-only folders included."""
-    os.chmod(copy, 0o700)
-    for folder, names, _ in os.walk(copy):
-        for name in names:
-            if not os.path.islink(os.path.join(folder, name)):
-                os.chmod(os.path.join(folder, name), 0o700)
-    shutil.rmtree(copy)
 
 
 def _sync(path: str | Path) -> None:
@@ -336,7 +297,7 @@ def _append(record: Path, line: _PruneRecord) -> None:
     """Append a line and sync it to disk. Ends a line that a crash cut off first."""
     text = json.dumps(to_builtins(line)).encode() + b"\n"
     is_new = not record.exists()
-    descriptor = os.open(record, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_to_append(str(record), 0o644)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -354,7 +315,7 @@ def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
     """Yield the lines that contain the name. Uses `json`, because msgspec rejects paths that are not UTF-8."""
     needle = json.dumps(name)[1:-1].encode()
     try:
-        lines = record.read_bytes().split(b"\n")
+        lines = read_own(str(record)).split(b"\n")
     except FileNotFoundError:
         return
     for line in lines:

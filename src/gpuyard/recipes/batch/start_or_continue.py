@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.recipes.batch.plan import SUMMARY, BatchPlan, BatchRecord, changed_field, read_record, submit_batch
+from gpuyard.system.private_files import PrivateFileError, read_own
 
 
 class ExistingBatch(Enum):
@@ -92,7 +93,7 @@ def _numbered_roots(plan: BatchPlan) -> Iterator[BatchPlan]:
 
 def _is_finished(record: BatchRecord) -> bool:
     try:
-        summary = msgspec.json.decode((Path(record.plan.root) / SUMMARY).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
+        summary = msgspec.json.decode(read_own(f"{record.plan.root}/{SUMMARY}"), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, PrivateFileError):
         return False
     return summary.get("succeeded") == summary.get("runs") == record.plan.count

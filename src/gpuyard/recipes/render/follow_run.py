@@ -40,7 +40,8 @@ class StatusFile:
         if not path.absolute().parent.is_dir():
             raise UserError(f"there is no folder {path.parent}", hint="create it, or name another file for the status")
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        # A name that no other user can guess, and put a link there.
+        self._temporary = path.with_name(f".{os.urandom(8).hex()}.{path.name}")
         self._after_s = after_s
 
     @classmethod

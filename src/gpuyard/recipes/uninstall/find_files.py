@@ -5,6 +5,7 @@ Rules:
 - A symbolic link is listed as a link: its target stays.
 - In a lease directory that users share, only this user's leases are listed.
 - Folders with configs and results (workspaces, output roots) are the user's, and stay.
+- Nothing is listed if the queue's database belongs to another user.
 - A folder that is or contains the home folder is refused.
 """
 
@@ -114,8 +115,14 @@ def run_tool(*command: str) -> tuple[str, str | None]:
 def query_queue(state: Path, query: str) -> list[tuple[Any, ...]]:
     """Return the rows of a query to the queue's database, which is not written; none if there is no database."""
     path = state / "queue.db"
-    if not path.is_file():
-        return []
+    if not (_is_ours(state) and path.is_file()):
+        return []  # nothing in a folder of another user is listed
+    for each in (path, *(state / f"queue.db{suffix}" for suffix in ("-wal", "-shm"))):
+        if os.path.lexists(each) and not _is_ours(each):
+            raise EnvironmentFault(
+                f"{each} belongs to another user, and could name files of yours as logs: nothing was removed",
+                hint=f"remove {each}, and try again",
+            )
     try:
         with contextlib.closing(open_reader(path)) as database:
             return database.execute(query).fetchall()

@@ -4,6 +4,7 @@
   folder is complete, and leftovers of a killed run are under `.partial`, which the next run empties.
 - A complete output is never replaced. Without `resume`, an existing output is an error before the run starts.
 - Labels that were not rendered are lines of `skipped.jsonl`. Each run truncates it, but not a run that is refused.
+- Symbolic links with the names of these files are not followed: other users may be able to write to the root.
 - A run holds a lock on `.lock`, so a root has one run at a time. All methods may be called from any thread.
 """
 
@@ -126,7 +127,7 @@ class Outputs:
     def _open_skipped(self) -> int:
         """Open `skipped.jsonl` on first use, which removes the last run's lines; a refused run keeps them."""
         if self._skipped is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             self._skipped = os.open(self._root / _SKIPPED, flags, 0o666)
             self._open_files.callback(os.close, self._skipped)
         return self._skipped
@@ -171,7 +172,7 @@ def _lock_root(root: Path) -> int:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{root} cannot be a folder: there is a file of that name", hint=_OTHER_FOLDER) from None
-    descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -207,11 +207,11 @@ def test_a_run_that_cannot_be_renamed_is_left(roots: Roots, monkeypatch: pytest.
 
 @copying
 def test_a_run_is_left_if_its_copy_fills_the_disk(roots: Roots, monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy_until_full(source: str, target: str, **options: Any) -> None:
-        Path(target).write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, target)
+    def copy_until_full(source: BinaryIO, target: BinaryIO) -> None:
+        target.write(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shutil, "copyfile", copy_until_full)
+    monkeypatch.setattr(shutil, "copyfileobj", copy_until_full)
     check_left(roots, tree_of(roots.run), "No space left on device")
 
 
@@ -226,14 +226,13 @@ def test_on_a_full_disk_the_run_is_left(tmp_path: Path) -> None:
 
 @copying
 def test_a_run_that_changes_while_it_is_copied_is_left(roots: Roots, monkeypatch: pytest.MonkeyPatch) -> None:
-    copyfile = shutil.copyfile
+    copy = shutil.copyfileobj
 
-    def written_meanwhile(source: str, target: str, **options: Any) -> None:
-        copyfile(source, target, **options)
-        if source.endswith("log.txt"):
-            Path(source).write_bytes(b"still at it")
+    def written_meanwhile(source: BinaryIO, target: BinaryIO) -> None:
+        copy(source, target)
+        (roots.run / "log.txt").write_bytes(b"still at it")
 
-    monkeypatch.setattr(shutil, "copyfile", written_meanwhile)
+    monkeypatch.setattr(shutil, "copyfileobj", written_meanwhile)
     assert roots.prune().left == f"it changed while it was copied ({roots.run})"
     assert (roots.run / "log.txt").read_bytes() == b"still at it"
     assert os.listdir(roots.pruned) == ["run-000016"]
@@ -304,7 +303,7 @@ def test_files_that_cannot_be_removed_after_the_copy_are_reported_and_removed_la
         for folder in (roots.run, roots.run / "deep" / "er"):
             os.chmod(folder, 0o755)
         with child(prune_as_another_user, roots) as pruning:
-            assert (pruning.receive().left, read_record(roots.record)[RUN].left) == (None, None)
+            assert (pruning.receive().left, record_lines(roots)[-1].get("left")) == (None, None)
         assert not roots.run.exists()
         assert sorted(os.listdir(roots.pruned)) == ["run-000016", RUN]
 

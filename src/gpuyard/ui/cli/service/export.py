@@ -90,7 +90,7 @@ def _write(path: str, text: str, *, is_forced: bool) -> None:
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o755), "wb") as file:
             file.write(content)
-            os.chmod(path, 0o755)  # noqa: S103 - a script, executable for everyone who may read it
+            os.fchmod(file.fileno(), 0o755)  # a script, executable for everyone who may read it
     except FileExistsError:
         raise UserError(f"'{path}' exists already", hint="name another file, or give --force") from None
     except OSError as error:

@@ -1,0 +1,272 @@
+"""Attacks by links in folders for results, to which other users can write."""
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuyard.engines.session.task_files import append_event, open_log
+from gpuyard.errors import EnvironmentFault
+from gpuyard.recipes.batch.plan import RECORD, read_record
+from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
+from gpuyard.recipes.render.follow_run import StatusFile
+from gpuyard.recipes.uninstall.find_files import InstalledFiles
+from gpuyard.recipes.uninstall.uninstall import remove
+from gpuyard.residency.planning.render_units import Label
+from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.system import folder_tree
+from gpuyard.system.private_files import PrivateFileError
+from tests.hostile.catalogue import attack
+from tests.hostile.users import BEN, act_as
+from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
+
+PRECIOUS = "precious"
+
+
+def write(path: str, content: str) -> None:
+    Path(path).write_text(content, encoding="utf-8")
+
+
+class Shared:
+    """Output root and prune root of a batch that all users can write to, and a folder of the victim elsewhere."""
+
+    def __init__(self, place: Path) -> None:
+        self.output, self.pruned, self.keys = place / "out", place / "pruned", place / "victim" / "keys"
+        for folder in (self.output, self.pruned):
+            folder.mkdir()
+            folder.chmod(0o777)
+        self.keys.mkdir(parents=True)
+        (self.keys / "log.txt").write_text(PRECIOUS)
+        self._modes = ((self.keys.parent, 0o755), (self.keys, 0o751), (self.keys / "log.txt", 0o641))
+        for path, mode in self._modes:
+            path.chmod(mode)
+        self.run = self.output / RUN
+        (self.run / "deep").mkdir(parents=True)
+        (self.run / "deep" / "log.txt").write_text("no frame")
+
+    @property
+    def leftover(self) -> Path:
+        """The path of what the next copy takes for the leftover of a killed one."""
+        origin = hashlib.sha256(os.fsencode(os.path.realpath(self.run))).hexdigest()[:16]
+        return self.pruned / f".{RUN}.partial-{origin}-planted"
+
+    def prune(self) -> PrunedRun:
+        return prune(self.run, self.pruned, self.output / "pruned.jsonl", why=WHY, at=AT)
+
+    def check_victim(self) -> None:
+        assert [stat.S_IMODE(path.stat().st_mode) for path, _ in self._modes] == [mode for _, mode in self._modes]
+        assert [path.name for path in self.keys.iterdir()] == ["log.txt"]
+        assert (self.keys / "log.txt").read_text() == PRECIOUS
+
+
+@pytest.fixture
+def shared(place: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
+    """Nothing can be renamed from one root to the other, so that runs are copied."""
+    monkeypatch.setattr(os, "rename", rename_within_folders_only)
+    return Shared(place)
+
+
+def swap(path: Path, other: Path) -> None:
+    """As any user can in a folder that all can write to: put a link in place of a folder."""
+    path.replace(path.with_name(f"{path.name}.aside"))
+    path.symlink_to(other)
+
+
+@attack(
+    "plant a link to a folder of the victim as the leftover of a copy",
+    before="the modes of the link's whole target became 0700",
+    now="ignored",
+)
+def test_pruning_with_a_planted_leftover(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys.parent), str(shared.leftover))
+    moved = shared.prune()
+    assert (moved.left, moved.to) == (None, str(shared.pruned / RUN))
+    assert shared.leftover.is_symlink()
+    shared.check_victim()
+
+
+@attack("plant a folder of the attacker as the leftover of a copy", before="removed it", now="ignored")
+def test_pruning_with_a_planted_folder(shared: Shared) -> None:
+    act_as(BEN, os.mkdir, str(shared.leftover))
+    act_as(BEN, os.symlink, str(shared.keys), str(shared.leftover / "link"))
+    assert shared.prune().left is None
+    assert (shared.leftover / "link").is_symlink()
+    shared.check_victim()
+
+
+@attack("swap a folder in a leftover for a link while it is removed", before="modes behind it changed", now="refused")
+def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shared.leftover / "deep").mkdir(parents=True)
+    unlock = folder_tree._unlock
+
+    def swap_first(path: Any, folder: int | None) -> None:
+        if path == "deep":
+            swap(shared.leftover / "deep", shared.keys)
+        unlock(path, folder)
+
+    monkeypatch.setattr(folder_tree, "_unlock", swap_first)
+    with pytest.raises(OSError, match="deep"):
+        folder_tree.remove_own_tree(shared.leftover)
+    shared.check_victim()
+
+
+@attack("swap the new copy for a link to a folder of the victim", before="the run was copied into it", now="refused")
+def test_swap_of_a_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdtemp = tempfile.mkdtemp
+
+    def swapped(**options: Any) -> str:
+        made: str = mkdtemp(**options)
+        swap(Path(made), shared.keys)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
+    assert shared.prune().left is not None
+    assert (shared.run / "deep" / "log.txt").exists()
+    shared.check_victim()
+
+
+@attack("swap the new copy for a folder of the attacker", before="the run was copied into it", now="refused")
+def test_swap_of_a_copy_for_another_users_folder(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdtemp = tempfile.mkdtemp
+
+    def swapped(**options: Any) -> str:
+        made: str = mkdtemp(**options)
+        os.rmdir(made)
+        act_as(BEN, os.mkdir, made, 0o777)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
+    left = shared.prune().left or ""
+    assert "another user has replaced its copy" in left
+    assert (shared.run / "deep" / "log.txt").exists()
+
+
+@attack(
+    "swap a folder of the run for a link before it is removed", before="the victim's file was removed", now="refused"
+)
+def test_swap_before_the_run_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def swap_then(source: Any, target: Any) -> None:
+        rename(source, target)
+        if str(target) == str(shared.pruned / RUN):
+            swap(shared.run / "deep", shared.keys)
+
+    monkeypatch.setattr(os, "rename", swap_then)
+    moved = shared.prune()
+    assert moved.to == str(shared.pruned / RUN)
+    assert "cannot be removed here" in (moved.left or "")
+    shared.check_victim()
+
+
+@attack(
+    "swap the finished copy before the run is removed", before="the run was removed, and its copy gone", now="refused"
+)
+def test_swap_of_a_finished_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def swap_then(source: Any, target: Any) -> None:
+        rename(source, target)
+        if str(target) == str(shared.pruned / RUN):
+            Path(target).replace(shared.pruned / "stolen")
+            os.mkdir(target)
+
+    monkeypatch.setattr(os, "rename", swap_then)
+    assert "another user has replaced its copy" in (shared.prune().left or "")
+    assert (shared.run / "deep" / "log.txt").exists()
+
+
+@attack("make the record of pruned runs a link", before="lines were appended to the victim's file", now="refused")
+def test_record_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "pruned.jsonl"))
+    assert "it is a symbolic link" in (shared.prune().left or "")
+    assert shared.run.exists()
+    shared.check_victim()
+
+
+@attack("write a record of a run that was never copied", before="the run was removed", now="refused")
+def test_record_of_another_user(shared: Shared, place: Path) -> None:
+    act_as(BEN, os.mkdir, str(place / "fake"))
+    act_as(BEN, os.mkdir, str(place / "fake/deep"))
+    act_as(BEN, write, str(place / "fake/deep/log.txt"), "no frame")
+    line = {"run": RUN, "to": str(place / "fake"), "why": WHY, "at": AT, "is_copy": True}
+    act_as(BEN, write, str(shared.output / "pruned.jsonl"), json.dumps(line) + "\n")
+    assert "it belongs to another user" in (shared.prune().left or "")
+    assert (shared.run / "deep" / "log.txt").exists()
+
+
+@attack("write the record of a batch into an output root", before="it was obeyed", now="refused")
+def test_batch_record_of_another_user(shared: Shared) -> None:
+    plan = {"name": "b", "command": ["true"], "root": str(shared.keys), "count": 1, "seed": 0}
+    act_as(BEN, write, str(shared.output / RECORD), json.dumps({"plan": plan, "parts": []}))
+    with pytest.raises(EnvironmentFault, match="it belongs to another user"):
+        read_record(shared.output)
+
+
+@attack("make `skipped.jsonl` of a render run a link", before="the victim's file was emptied", now="refused")
+def test_skipped_labels_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "skipped.jsonl"))
+    outputs = Outputs(shared.output, resume=False)
+    with pytest.raises(EnvironmentFault):
+        outputs.open(Label(name="a", value=None))
+    outputs.close(was_run=False)
+    shared.check_victim()
+
+
+@attack("make `.lock` of a render run a link to a new file", before="the file was created", now="refused")
+def test_lock_of_a_render_run_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys / "new"), str(shared.output / ".lock"))
+    with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
+        Outputs(shared.output, resume=False)
+    shared.check_victim()
+
+
+@attack("make `.partial` of a render run a link", before="held", now="refused")
+def test_partial_outputs_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys), str(shared.output / ".partial"))
+    with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
+        Outputs(shared.output, resume=False)
+    shared.check_victim()
+
+
+class _Status(msgspec.Struct):
+    elapsed_s: float = 100.0
+
+
+@attack("plant a link at the draft of `status.json`", before="the victim's file was overwritten", now="ignored")
+def test_status_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / f".status.json.{os.getpid()}"))
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "status.json"))
+    StatusFile(shared.output / "status.json").write(_Status())  # type: ignore[arg-type]
+    assert not (shared.output / "status.json").is_symlink()
+    shared.check_victim()
+
+
+@attack("make the log of a workspace's task a link", before="held", now="refused")
+def test_task_log_behind_a_link(shared: Shared) -> None:
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "a.log"))
+    with pytest.raises(PrivateFileError, match="it is a symbolic link"):
+        append_event(str(shared.output / "a.log"), "started")
+    act_as(BEN, os.mkdir, str(shared.output / "train_logs"), 0o777)
+    with pytest.raises(PrivateFileError, match="belongs to another user"):
+        open_log(str(shared.output / "train_logs/a.log"), None, "")
+    shared.check_victim()
+
+
+@attack("put links and folders into a folder that `gpuyard uninstall` removes", before="held", now="ignored")
+def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
+    state = place / "state"
+    state.mkdir()
+    state.chmod(0o777)
+    act_as(BEN, os.mkdir, str(state / "theirs"))
+    (state / "link").symlink_to(shared.keys)
+    kept = remove([InstalledFiles(what="", folder=str(state), names=("theirs", "link"), shown="")])
+    assert [each.path for each in kept] == [str(state / "theirs")]
+    assert os.listdir(state) == ["theirs"]
+    shared.check_victim()
