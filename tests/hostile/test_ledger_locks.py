@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import socket
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -190,7 +191,7 @@ def change(path: str) -> list[str]:
     """Return the ways in which another user's file could be changed."""
     mine = f"{os.path.dirname(path)}/mine.lease"
     os.close(os.open(mine, os.O_CREAT | os.O_WRONLY, 0o644))
-    ways = {
+    ways: dict[str, Callable[[], None]] = {
         "remove": lambda: os.unlink(path),
         "truncate": lambda: os.truncate(path, 0),
         "rename": lambda: os.rename(path, f"{path}.gone"),

@@ -37,7 +37,7 @@ TICKET = {"holder": {"uid": 0, "user": "root", "pid": 17}, "need": {"devices": 1
 
 
 def found(content: bytes, name: str = "17-ab.lease") -> HeldFile:
-    return HeldFile(name=name, uid=OWNER, made_at=time.time(), content=content, device=1, inode=2)
+    return HeldFile(name=name, uid=OWNER, made_at=time.time(), content=content)
 
 
 def read(shape: object, suffix: str = ".lease", name: str = "17-ab") -> Lease | Ticket | BadRecord | None:
