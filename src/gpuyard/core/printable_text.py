@@ -29,4 +29,4 @@ def _escaped(character: str) -> str:
         return character
     if character.isspace() and character > "\x9f" and character not in "\u2028\u2029":
         return " "  # the spaces of other scripts
-    return character.encode("unicode_escape").decode("ascii")
+    return ascii(character)[1:-1]  # no codec: loading one fails when no file can be opened, and so would the log line

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +43,13 @@ def test_a_long_text_ends_in_an_ellipsis() -> None:
 
 def test_lines_stay_lines() -> None:
     assert printable_lines("one\n  two\x1b[2J\n") == "one\n  two\\x1b[2J\n"
+
+
+def test_escapes_need_no_file() -> None:
+    """The daemon writes log lines at its limit on open files, too."""
+    code = (
+        "import resource; from gpuyard.core.printable_text import printable\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); print(printable('a\\x1b\\n'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("a\\x1b\\n\n", "")
