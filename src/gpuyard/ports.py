@@ -17,10 +17,19 @@ from gpuyard.core.snapshot import Host, Reading, Snapshot, Vendor
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch, for times that people read."""
+        """Seconds since the epoch. In a queue: queue time, which never jumps (core/queue_time.py)."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back, for measuring durations."""
+        """Seconds on a clock that never goes back, for measuring durations. Does not count the time suspended."""
+
+    def asleep(self) -> float:
+        """Seconds for which the machine has been suspended since it booted, plus a constant."""
+
+    def to_wall(self, at: float) -> float:
+        """Return the wall time of a time of `now`, for people."""
+
+    def from_wall(self, at: float) -> float:
+        """Return the time of `now` at a wall time, such as one that another program reports."""
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -86,15 +95,15 @@ class Ended(Struct, frozen=True, kw_only=True):
     attempt: int
     outcome: Outcome
     pid: int | None = None  # the program's, if known
-    at: float | None = None  # the time of its end, if known
+    at: float | None = None  # the wall time of its end, if known
     shortage: Shortage | None = None  # set if it ran out of memory
     limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
 
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
-    """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since
-    `at`."""
+    """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
+    wall time `at`."""
 
     job_id: int
     attempt: int

@@ -105,7 +105,7 @@ FAULTS = (
     Fault(
         id="leases-pid-used-again-is-alive",
         file="src/gpuyard/system/process_identity.py",
-        old="same_start = holder.pid_started is None or abs(started - holder.pid_started) < 1.0",
+        old="same_start = before is None or (started is not None and abs(started - before) < 1.0)",
         new="same_start = True",
         breaks="The memory of a foreign process that got the pid of a dead holder is counted as the lease's.",
         near=("tests/unit/system/test_process_identity.py",),

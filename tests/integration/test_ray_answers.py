@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +87,36 @@ def test_jobs_of_others_and_of_old_submissions_are_ignored() -> None:
     assert list(report.sightings) == [("f00d", 1)]
     assert report.offer.free is not None
     assert report.offer.free.gpus == 3.0
+
+
+def test_only_the_time_for_which_we_have_seen_it_counts_for_a_pending_job_and_for_a_report_of_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clocks of Ray's machines, and ours, may be wrong or be set."""
+    moment = 1000.0
+    monkeypatch.setattr("gpuyard.engines.cluster.ray_site.time", SimpleNamespace(monotonic=lambda: moment))
+    use = {"time": 1.0, "loadMetricsReport": {"usage": {"GPU": [3.0, 4.0]}}}
+    answers = {
+        "/api/jobs/": [{"submission_id": "gpuyard-f00d-1", "status": "PENDING", "start_time": 1000}],
+        "/api/cluster_status": {"data": {"clusterStatus": use}},
+        "/api/v0/nodes": {"data": {"result": {"result": [{"state": "ALIVE", "resources_total": {"GPU": 4.0}}]}}},
+    }
+
+    def report() -> tuple[SiteState, float | None]:
+        found = site.report([SUBMISSION])
+        assert found.offer.free is not None
+        return found.sightings["f00d", 1].at, found.offer.free.gpus
+
+    with answering(lambda request: (200, json.dumps(answers[request.path.partition("?")[0]]).encode())) as site:
+        assert report() == (SiteState.PENDING, 0.0)
+        moment += 50.0
+        assert report() == (SiteState.PENDING, 0.0)
+        moment += 50.0
+        assert report() == (SiteState.PENDING, 3.0)  # the report is old, so only our own job counts
+        use["time"] = 2.0
+        assert report() == (SiteState.PENDING, 0.0)
+        moment += 30 * 60.0
+        assert report()[0] is SiteState.LOST
 
 
 def test_a_job_unknown_to_ray_has_no_output_and_needs_no_cancel() -> None:

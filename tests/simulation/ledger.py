@@ -51,7 +51,9 @@ class SimulatedLedger:
 
     def grant(self, decide: Decide) -> list[SimulatedClaim]:
         self._may_fail("grant")
-        tickets = tuple(ticket for ticket, _ in self._world.tickets.values())
+        # The times of tickets are wall times, as of files.
+        to_wall = self._world.clock.to_wall
+        tickets = tuple(replace(ticket, since=to_wall(ticket.since)) for ticket, _ in self._world.tickets.values())
         claims = []
         taken: list[str] = []
         for wanted in decide(self._world.leases(), tickets):

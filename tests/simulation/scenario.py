@@ -33,8 +33,9 @@ class Script:
 
     `trouble` is how often a port fails, and `moves_fail` how often a suspension or resumption fails. `others`
     processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
-    while. `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read the
-    figures named in `blind`.
+    while. `clock_steps` are pairs of a time and the seconds by which the wall clock is set forward then.
+    `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read the figures named
+    in `blind`.
     """
 
     seed: int
@@ -48,6 +49,7 @@ class Script:
     foreign_mb: float = 0.0
     first_run_part: float = 1.0
     load_spikes: tuple[LoadSpike, ...] = ()
+    clock_steps: tuple[tuple[float, float], ...] = ()
     blind: frozenset[str] = frozenset({"gpu"})
 
 
@@ -105,6 +107,8 @@ class Scenario:
         self.daemon = self._new_life()
         for spike in script.load_spikes:
             self.world.after(spike.at, lambda spike=spike: self._add_load(spike))  # type: ignore[misc]
+        for at, step_s in script.clock_steps:
+            self.world.after(at, lambda step_s=step_s: self._set_clock(step_s))  # type: ignore[misc]
         self._plan_others()
 
     def run(self) -> ScenarioResult:
@@ -296,6 +300,9 @@ class Scenario:
                 return daemon
 
     # The rest of the machine
+
+    def _set_clock(self, step_s: float) -> None:
+        self.world.clock.shift += step_s
 
     def _add_load(self, spike: LoadSpike) -> None:
         def leave() -> None:

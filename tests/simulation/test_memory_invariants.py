@@ -55,7 +55,7 @@ def _count_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
         stop_at = self.live[job_id].attempt.stop_at
         real(self, job_id, event, now, text)
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, stop_at=stop_at))
+        self.keep_attempt(live, replace(live.attempt, stop_at=stop_at))
 
     monkeypatch.setattr(JobTransitions, "move_suspension", move)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -53,7 +53,7 @@ class BatchGateState(Struct, frozen=True, kw_only=True):
 class GateSample(Struct, frozen=True, kw_only=True):
     """A row of a sample log: the host, and one device if any, as the gates saw them."""
 
-    taken_at: str | None
+    taken_at: str | None = None
     event: str
     job: int | None = None
     index: str | None = None
@@ -89,8 +89,10 @@ class _WaitingBatch(Struct, kw_only=True):
 class BatchGates:
     """Keeps a batch in memory while it has runs to start; what has to survive a restart is in the store."""
 
-    def __init__(self, transitions: JobTransitions) -> None:
+    def __init__(self, transitions: JobTransitions, to_wall: Callable[[float], float] = float) -> None:
+        """`to_wall` makes a time of the queue one for people, for the sample log."""
         self._transitions = transitions
+        self._to_wall = to_wall
         self._waiting: dict[int, _WaitingBatch] = {}
         self._rows: list[tuple[str, GateSample]] = []
         self._runs: dict[str, Live] = {}
@@ -268,7 +270,9 @@ class BatchGates:
             devices = [device for device in devices if device.id in chosen]
             fields = {"event": "launch", "job": job.id, "index": job.values.get("index")}
             fields["gpu_memory_charged_mb"] = start.charged_mb
-        self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, sample, devices)]
+        taken_at = sample.snapshot.taken_at
+        fields["taken_at"] = None if taken_at is None else iso_time(self._to_wall(taken_at))
+        self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
 
 
 def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
@@ -276,9 +280,8 @@ def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
     return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
-def _rows(state: PaceState, sample: Sample, devices: Sequence[Device]) -> Iterator[GateSample]:
+def _rows(state: PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:
     host = GateSample(
-        taken_at=iso_time(sample.snapshot.taken_at),
         event="sample",
         cpu_percent=state.cpu.now,
         cpu_smoothed_percent=state.cpu.smoothed.value,

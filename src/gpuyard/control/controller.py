@@ -23,6 +23,7 @@ from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
+from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.suspend_jobs import SuspendControl
@@ -96,8 +97,8 @@ class Controller:
     ) -> None:
         self.transitions = JobTransitions(store)
         self.suspend_control = SuspendControl(self.transitions, suspender)
-        self.batch_gates = BatchGates(self.transitions)
-        self.engines = EngineSet(engine, open_engine)
+        self.batch_gates = BatchGates(self.transitions, clock.to_wall)
+        self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
         self.rules = rules
@@ -115,6 +116,7 @@ class Controller:
             self.start_pauses,
             boot_id=me.boot_id,
         )
+        self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
         self._ticket = QueueTicket(leases)
         self._has_ended_leases = False
@@ -147,6 +149,7 @@ class Controller:
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
+                self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
@@ -246,6 +249,7 @@ class Controller:
     def _view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
         """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
         leases, tickets = ledger or ((), ())
+        tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
         rules, snapshot, transitions = self.rules, sample.snapshot, self.transitions
         foreign_limit = rules.packing.max_foreign_load_percent
         my_ticket = self._leases.my_ticket()

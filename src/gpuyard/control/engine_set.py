@@ -6,28 +6,37 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
+Report = TypeVar("Report", Ended, SiteStatus)
 _log = logging.getLogger(__name__)
 # Opening an engine takes a while, so a failed attempt is not repeated at each step.
 OPEN_AGAIN_S = 30.0
 
 
 class EngineSet:
-    """Attempts of an engine that cannot be opened wait until it can."""
+    """Attempts of an engine that cannot be opened wait until it can.
+
+    Engines report wall times, their own or of other machines; `from_wall` makes them times of the queue.
+    """
 
     def __init__(
         self,
         local: Engine,
         open_engine: Callable[[str], Engine] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        from_wall: Callable[[float], float] = float,
     ) -> None:
         self._local = local
         self._open_engine = open_engine
+        self._from_wall = from_wall
         self._monotonic = monotonic
         self._clusters: dict[str, Engine] = {}
         self._faults: dict[str, tuple[str, float]] = {}  # by engine: message, and when to try again
@@ -58,7 +67,7 @@ class EngineSet:
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
                 self._engine(name)
-        return [*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())]
+        return self._in_queue_time([*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())])
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:
@@ -67,7 +76,7 @@ class EngineSet:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
     def site_changes(self) -> list[SiteStatus]:
-        return self._ask_clusters(lambda engine: engine.site_changes())
+        return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))
 
     def offer_of(self, name: str) -> Offer:
         """Return what the engine accepts now; its fault, if it cannot be opened."""
@@ -97,6 +106,9 @@ class EngineSet:
                     _log.exception("the engine %s failed", name)
                 self._failing.add(name)
         return answers
+
+    def _in_queue_time(self, reports: list[Report]) -> list[Report]:
+        return [each if each.at is None else replace(each, at=self._from_wall(each.at)) for each in reports]
 
     def _all(self) -> list[Engine]:
         return [self._local, *self._clusters.values()]

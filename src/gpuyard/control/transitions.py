@@ -140,7 +140,7 @@ class JobTransitions:
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
         live = self.live[job_id]
-        self._keep(live, replace(live.attempt, kill_at=kill_at))
+        self.keep_attempt(live, replace(live.attempt, kill_at=kill_at))
 
     def suspend(self, job_id: int, why: SuspendedBy, now: float, text: str) -> None:
         """Record that the job is to be suspended. Its run time pauses from now on."""
@@ -177,10 +177,10 @@ class JobTransitions:
         """Record the attempt, the reason and, with an `event`, the job's next state."""
         state = live.job.state if event is None else advance(live.job.state, event)
         self.store.change_state(live.job.id, state, reason=reason)
-        self._keep(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
+        self.keep_attempt(Live(job=replace(live.job, state=state, reason=reason), attempt=live.attempt), attempt)
         return state
 
-    def _keep(self, live: Live, attempt: Attempt) -> None:
+    def keep_attempt(self, live: Live, attempt: Attempt) -> None:
         self.store.update_attempt(attempt)
         self.live[live.job.id] = Live(job=live.job, attempt=attempt)
 
@@ -188,7 +188,7 @@ class JobTransitions:
         """Record the memory that the attempt reserves from now on."""
         live = self.live[job_id]
         sizes = [share.memory_mb for share in claim.shares if share.memory_mb is not None and not share.is_exclusive]
-        self._keep(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
+        self.keep_attempt(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
 
     def prioritise(self, job: Job, priority: int, now: float) -> None:
         self.store.set_priority(job.id, priority)

@@ -43,6 +43,8 @@ _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
 _RETRY_S = 1.0
 _TIMER_EARLY_S = 0.5
+# The loop's clock stops while the machine is suspended, and the queue's does not.
+_LONGEST_TIMER_S = 60.0
 _CHECK_CONFIG_EVERY_S = 2.0
 _CHECK_LOGS_EVERY_S = 5.0
 # Without a descriptor that reports the end of attempts.
@@ -92,7 +94,7 @@ class SchedulerLoop:
         self._queue_ledger = queue_ledger
         self._engine = engine
         self._suspender = suspender
-        self._clock = clock
+        self.clock = clock
         self._loop: asyncio.AbstractEventLoop
         self._next_step: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +190,7 @@ class SchedulerLoop:
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
-        if is_wanted or self.controller.batch_gates.wants_sample(self._clock.now()):
+        if is_wanted or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
         self._drop_refused()
@@ -204,7 +206,7 @@ class SchedulerLoop:
 
     def _reload_changed_config(self) -> None:
         """A changed file applies from the next step on; while it cannot be read the old settings stay."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now < self._config_checked_at + _CHECK_CONFIG_EVERY_S:
             return
         self._config_checked_at = now
@@ -222,7 +224,7 @@ class SchedulerLoop:
 
     def _schedule_next(self, step: Step) -> None:
         transitions = self.controller.transitions
-        waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self._clock.now())]
+        waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self.clock.now())]
         if self.controller.batch_gates.is_waiting:
             waits.append(_SAMPLE_AGAIN_S)  # its averages need samples even while no further run may start
         if step.waits_for_devices and step.waits_for_sample and self._settled < len(_SETTLE_S):
@@ -240,7 +242,7 @@ class SchedulerLoop:
 
     def _set_timer(self, seconds: float | None) -> None:
         """Keep a timer that fires up to `_TIMER_EARLY_S` early: setting one in each of 1000 steps a second is slow."""
-        due = None if seconds is None else self._loop.time() + seconds
+        due = None if seconds is None else self._loop.time() + min(seconds, _LONGEST_TIMER_S)
         if self._timer is not None:
             if due is not None and due - _TIMER_EARLY_S <= self._timer.when() <= due:
                 return
@@ -252,7 +254,7 @@ class SchedulerLoop:
         transitions = self.controller.transitions
         if not any(live.attempt.devices for live in transitions.live.values()):
             return _MEASURE_RAM_S
-        return _MEASURE_NEW_S if self._clock.now() - transitions.last_start_at < _NEW_S else _MEASURE_S
+        return _MEASURE_NEW_S if self.clock.now() - transitions.last_start_at < _NEW_S else _MEASURE_S
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 from gpuyard.connect import paths
@@ -20,6 +19,7 @@ from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
+from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
@@ -34,7 +34,8 @@ from gpuyard.ports import Engine
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
-from gpuyard.system.clock import SystemClock
+from gpuyard.store.job_store import JobStore
+from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.open_files import raise_open_files_limit
 from gpuyard.system.private_files import check_entries, make_folder
 from gpuyard.system.process_identity import this_process
@@ -67,20 +68,19 @@ def run_daemon(*, is_managed: bool = False) -> int:
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
         with hold_daemon_lock(paths.lock_path()):
-            started_at = time.time()
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
-                return asyncio.run(_serve(database, notice, folder, started_at, open_files, is_managed=is_managed))
+                return asyncio.run(_serve(database, notice, folder, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve(  # noqa: PLR0913 - everything that was prepared
-    database: Database, notice: str | None, folder: Path, started_at: float, open_files: int, *, is_managed: bool
-) -> int:
+async def _serve(database: Database, notice: str | None, folder: Path, open_files: int, *, is_managed: bool) -> int:
     """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
-    clock, me = SystemClock(), this_process("gpuyard queue")
+    store = JobStore(database)
+    clock = StoredClock(store, QueueQueries(database, store))
+    me = this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder, open_files=open_files)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder])
     loop = asyncio.get_running_loop()
@@ -95,6 +95,7 @@ async def _serve(  # noqa: PLR0913 - everything that was prepared
     scheduler = SchedulerLoop(
         database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_cluster_engine
     )
+    scheduler.listeners.append(lambda _: clock.save())
     if notice is not None:
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal"))
         _log.error(notice)
@@ -104,10 +105,12 @@ async def _serve(  # noqa: PLR0913 - everything that was prepared
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _end, stop, Shutdown())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
-    routes = Routes(scheduler, lambda ending: _end(stop, ending), started_at, is_managed=is_managed)
+    routes = Routes(scheduler, lambda ending: _end(stop, ending), clock.now(), is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
     scheduler.start(
-        SamplingThread(Sampler(local_machine(), clock), clock, scheduler.wake, RamMeter(engine.queue).measure)
+        SamplingThread(
+            Sampler(local_machine(clock=clock), clock), clock, scheduler.wake, RamMeter(engine.queue).measure
+        )
     )
     publisher = EventPublisher(scheduler, ledger.leases)
     await routes.web.open_as_configured(scheduler.notices.append)
@@ -188,7 +191,7 @@ def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
         for job_id, number in sorted(begun.items()):
             job = store.job(job_id)
             if job is not None and job.attempts < number and can(job.state, JobEvent.HOLD) and job.state in WAITING:
-                scheduler.controller.transitions.apply(job, JobEvent.HOLD, time.time(), reason)
+                scheduler.controller.transitions.apply(job, JobEvent.HOLD, scheduler.clock.now(), reason)
                 held.append(job_id)
     return (
         f". Jobs that had begun since are held: {format_ids(held)} (`gpuyard release` runs them again)" if held else ""

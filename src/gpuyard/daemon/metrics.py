@@ -60,7 +60,7 @@ class Metrics:
         breakdowns, leases = await self._device_users()
         store = self._scheduler.store
         scrape = Scrape(
-            started_at=self._started_at,
+            started_at=self._scheduler.clock.to_wall(self._started_at),
             is_paused=bool(store.setting("paused")),
             counts=store.counts(),
             snapshot=sample.snapshot,

@@ -1,7 +1,8 @@
 """The content of lease and ticket files: how it is written, and what is accepted of it.
 
 Each file in a shared ledger may be another user's, and is read as hostile:
-- The user is the owner of the file, and the time is the file's, whatever its content says.
+- The user is the owner of the file, and the time is the file's, whatever its content says. The content's time counts
+  only where that does not make the file older, or where the file's time proves that the wall clock was set back.
 - A record is accepted only if every field is within the bounds below. Placement and every face can rely on them.
 - A record that is not accepted is ignored and named: `read_record` returns a BadRecord, and never raises.
 - A priority beyond what the command line allows counts as the nearest that it allows.
@@ -9,6 +10,7 @@ Each file in a shared ledger may be another user's, and is read as hostile:
 """
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -20,6 +22,7 @@ from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import Holder, Lease, Need, PartOfDevice, Share, Ticket
 from gpuyard.core.printable_text import printable
 from gpuyard.leases.lock_file import HeldFile
+from gpuyard.system.clock import since_boot, wall_time_of
 from gpuyard.system.process_identity import tidy_label, user_name
 
 LEASE, TICKET = ".lease", ".ticket"
@@ -29,19 +32,27 @@ _MAX_PID = 1 << 22  # the largest value of the kernel's pid_max
 _MAX_MB = 1e9
 _MAX_FIGURE = 1e12  # of percentages, watts and times
 _MAX_TEXT = 200
+# The kernel's time of a file may be some milliseconds older than the time of the record in it.
+_CLOCK_ERROR_S = 1.0
 _MAX_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{_MAX_NAME}}}", re.ASCII)
 
 
 class LeaseRecord(Struct, frozen=True, kw_only=True):
+    """`made` is when it was granted, in seconds since the machine booted."""
+
     holder: Holder
     shares: tuple[Share, ...]
+    made: float | None = None
 
 
 class TicketRecord(Struct, frozen=True, kw_only=True):
+    """`made` is when it was taken, in seconds since the machine booted."""
+
     holder: Holder
     need: Need
     priority: int
+    made: float | None = None
 
 
 class BadRecord(Struct, frozen=True, kw_only=True):
@@ -57,11 +68,11 @@ class BadRecord(Struct, frozen=True, kw_only=True):
 
 
 def encode_lease(holder: Holder, shares: tuple[Share, ...]) -> bytes:
-    return msgspec.json.encode(LeaseRecord(holder=holder, shares=shares))
+    return msgspec.json.encode(LeaseRecord(holder=holder, shares=shares, made=since_boot()))
 
 
 def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
-    return msgspec.json.encode(TicketRecord(holder=holder, need=need, priority=priority))
+    return msgspec.json.encode(TicketRecord(holder=holder, need=need, priority=priority, made=since_boot()))
 
 
 def replace_shares(content: bytes, shares: tuple[Share, ...]) -> bytes:
@@ -116,7 +127,21 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_figure("memory_mb", share.memory_mb, _MAX_MB)
         _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
-    return Lease(id=found.id, holder=holder, shares=shares, since=found.made_at) if shares else None
+    return Lease(id=found.id, holder=holder, shares=shares, since=_since(found, record.made)) if shares else None
+
+
+def _since(found: HeldFile, made: float | None) -> float:
+    """Return since when the file is held, by the wall clock as it is set now.
+
+    The file's own time, which no user can set, becomes wrong when the wall clock is set. The record's time is believed
+    where lying does not pay: if it makes the file younger (the clock was set forward), or if the file is from the
+    future (the clock was set back).
+    """
+    _check_figure("made", made)
+    now = time.time()
+    claimed = found.made_at if made is None else min(now, wall_time_of(made))
+    is_later = claimed > found.made_at + _CLOCK_ERROR_S
+    return claimed if is_later or found.made_at > now + _CLOCK_ERROR_S else found.made_at
 
 
 def _read_ticket(found: HeldFile) -> Ticket:
@@ -124,7 +149,7 @@ def _read_ticket(found: HeldFile) -> Ticket:
     holder = _check_holder(found, record.holder)
     _check_need(record.need)
     priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, record.priority))
-    return Ticket(id=found.id, holder=holder, need=record.need, since=found.made_at, priority=priority)
+    return Ticket(id=found.id, holder=holder, need=record.need, since=_since(found, record.made), priority=priority)
 
 
 def _check_holder(found: HeldFile, holder: Holder) -> Holder:

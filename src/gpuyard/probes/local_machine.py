@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuyard.config import simulated_devices
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
-from gpuyard.ports import Probe
+from gpuyard.ports import Clock, Probe
 from gpuyard.probes.common.run_tool import find_any_tool
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.machine_reader import MachineReader
@@ -18,10 +18,11 @@ from gpuyard.system.clock import SystemClock
 DEFAULT_DEADLINE_S = 2.0
 
 
-def local_machine(deadline_s: float = DEFAULT_DEADLINE_S) -> MachineReader:
+def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = None) -> MachineReader:
+    """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
     from gpuyard.probes.host import PsutilHost
 
-    clock = SystemClock()
+    clock = clock or SystemClock()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
     return MachineReader(chains, PsutilHost(), clock, deadline_s)
 

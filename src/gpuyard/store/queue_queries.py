@@ -38,6 +38,17 @@ class QueueQueries:
         """Return the highest id that any job ever got."""
         return int(self._store.setting("next_id") or 1) - 1
 
+    def latest_time(self) -> float | None:
+        """Return the latest time at which anything was recorded, or None in a new queue."""
+        queries = (
+            "SELECT submitted_at FROM jobs ORDER BY id DESC LIMIT 1",
+            "SELECT max(ended_at) FROM jobs WHERE ended_at IS NOT NULL",
+            "SELECT max(coalesce(started_at, handed_over_at)) FROM attempts WHERE ended_at IS NULL",
+            "SELECT at FROM events ORDER BY id DESC LIMIT 1",
+            "SELECT max(at) FROM uses",
+        )
+        return max(filter(None, map(self._value, queries)), default=None)
+
     def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """Return the selected ids as pairs of first and last, in order, up to the last id."""
         found = [(first, min(last, self.last_id())) for first, last in selection.ranges]

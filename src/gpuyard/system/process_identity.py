@@ -12,6 +12,7 @@ _LONGEST_LABEL = 200
 _LONGEST_USER = 100
 _LONGEST_NAME = 60
 _STOPPED = ("stopped", "tracing-stop")  # by psutil's names
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def this_process(label: str | None = None) -> Holder:
@@ -40,7 +41,19 @@ def user_name(uid: int) -> str:
 
 
 def start_time(pid: int) -> float | None:
-    """Return seconds since the epoch, or None if there is no such process."""
+    """Return when the process started, in seconds since the machine booted, or None if there is no such process.
+
+    psutil adds the time of the boot, which changes when the wall clock is set. Without /proc: seconds since the epoch.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]) / _TICKS_PER_S
+    except FileNotFoundError:
+        return None if os.path.isdir("/proc/self") else _create_time(pid)
+    except (OSError, IndexError):
+        return None
+
+
+def _create_time(pid: int) -> float | None:
     import psutil
 
     try:
@@ -54,12 +67,11 @@ def is_alive(holder: Holder) -> bool:
     import psutil
 
     try:
-        process = psutil.Process(holder.pid)
-        started = process.create_time()
-        uid = process.uids().real
+        uid = psutil.Process(holder.pid).uids().real
     except psutil.Error:
         return False
-    same_start = holder.pid_started is None or abs(started - holder.pid_started) < 1.0
+    before, started = holder.pid_started, start_time(holder.pid)
+    same_start = before is None or (started is not None and abs(started - before) < 1.0)
     return same_start and uid == holder.uid and holder.boot_id in (None, boot_id())
 
 

@@ -59,3 +59,12 @@ def test_without_a_boot_id_the_rest_identifies_a_process(monkeypatch: pytest.Mon
         assert is_alive(this_process())
     finally:
         boot_id.cache_clear()
+
+
+def test_a_process_stays_the_same_when_the_wall_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = this_process()
+    pslinux = pytest.importorskip("psutil._pslinux")
+    booted = pslinux.boot_time()
+    monkeypatch.setattr(pslinux, "boot_time", lambda: booted + 86_400.0)  # it is the wall clock minus the uptime
+    assert start_time(os.getpid()) == me.pid_started
+    assert is_alive(me)

@@ -6,10 +6,10 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain_briefly
 from gpuyard.daemon.api.job_rows import gpu_index, gpu_indexes, last_attempt, summarise
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.schema.jobs import BatchRunPage, BatchRunRow, BatchStatus, LiveRun, TaskList, TaskRow
@@ -44,7 +44,7 @@ def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
         device_index=None if device_id is None else gpu_index(scheduler, device_id),
         waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
         unknown=tuple(batch.unknown),
-        now=iso_time(scheduler.sampling.now()),
+        now=wall_time(scheduler, scheduler.clock.now()),
     )
 
 
@@ -73,7 +73,7 @@ def _make_run(scheduler: SchedulerLoop, job: Job) -> BatchRunRow:
     if job.started_at is not None and job.ended_at is not None and job.state is not JobState.REJECTED:
         seconds = round(max(0.0, job.ended_at - job.started_at), 3)
     return BatchRunRow(
-        **asdict(summarise(job, last_attempt(scheduler, job), job.reason)),
+        **asdict(summarise(scheduler, job, last_attempt(scheduler, job), job.reason)),
         index=job.values.get("index"),
         seed=job.values.get("seed"),
         is_finished=job.state in FINISHED,
@@ -101,7 +101,7 @@ def task_list(scheduler: SchedulerLoop, query: TagQuery) -> TaskList:
         tag=tag,
         stopped=tag in scheduler.store.stopped_tags(),
         paused=bool(scheduler.store.setting("paused")),
-        now=iso_time(scheduler.sampling.now()),
+        now=wall_time(scheduler, scheduler.clock.now()),
         tasks=[_make_task(scheduler, job, job.spec.task) for job in jobs if job.spec.task is not None],
     )
 
@@ -111,7 +111,7 @@ def _make_task(scheduler: SchedulerLoop, job: Job, task: Task) -> TaskRow:
     usage = attempt.usage if attempt is not None else None
     estimates = scheduler.controller.transitions.estimates
     return TaskRow(
-        **asdict(summarise(job, attempt, explain_briefly(scheduler, job))),
+        **asdict(summarise(scheduler, job, attempt, explain_briefly(scheduler, job))),
         config=task.config,
         workspace=task.workspace,
         is_live=job.state in LIVE and job.state is not JobState.PENDING,

@@ -6,9 +6,9 @@ from gpuyard.core.job.job import Attempt, DependencyOutlook, Job, OutcomeKind, S
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import format_duration
 from gpuyard.daemon.api.job_rows import indexes_by_id
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
 
@@ -46,7 +46,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         ahead=ahead,
         reasons=reasons,
         device_indexes=indexes_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
-        estimated_start=iso_time(starts_at),
+        estimated_start=wall_time(scheduler, starts_at),
         estimate=estimate,
     )
 
@@ -68,7 +68,9 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
     return preempted or _lane_reason(scheduler, scheduler.store.lane_of(job.id).id)
 
 
-def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]) -> JobHistory:
+def job_history(
+    scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
+) -> JobHistory:
     """Return everything that happened to it, in order: the recorded events, and the start and end of each attempt."""
     events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *recorded]
     for attempt in attempts:
@@ -87,7 +89,8 @@ def job_history(job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
     rank = {"submitted": 0, "ended": 1, "started": 3}
     events.sort(key=lambda event: (event[0], rank.get(event[1], 2)))
     rows = [
-        HistoryEvent(id=number, at=iso_time(at), kind=kind, text=text) for number, (at, kind, text) in enumerate(events)
+        HistoryEvent(id=number, at=wall_time(scheduler, at), kind=kind, text=text)
+        for number, (at, kind, text) in enumerate(events)
     ]
     return JobHistory(id=job.id, events=rows)
 

@@ -1,7 +1,6 @@
 """Makes the rows and details of jobs that the API answers with."""
 
 import shlex
-import time
 from collections.abc import Iterable
 
 from msgspec.structs import asdict
@@ -11,14 +10,14 @@ from gpuyard.core.job.lifecycle import LIVE, JobState
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema import jobs as schema
 
 
-def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
+def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
     """Return what all rows about a job have; `attempt` is its last one."""
     return schema.JobSummary(
         id=job.id,
@@ -27,19 +26,19 @@ def summarise(job: Job, attempt: Attempt | None, reason: str | None) -> schema.J
         status=job.outcome.status if job.outcome is not None else None,
         reason=reason,
         devices=attempt.devices if attempt is not None else (),
-        submitted_at=iso_time(job.submitted_at),
-        started_at=iso_time(job.started_at),
-        ended_at=iso_time(job.ended_at),
+        submitted_at=wall_time(scheduler, job.submitted_at),
+        started_at=wall_time(scheduler, job.started_at),
+        ended_at=wall_time(scheduler, job.ended_at),
         log=attempt.log if attempt is not None else None,
     )
 
 
 def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.JobRow:
     """Return a job's row in a list."""
-    attempt, now, need = last_attempt(scheduler, job), time.time(), job.spec.need
+    attempt, now, need = last_attempt(scheduler, job), scheduler.clock.now(), job.spec.need
     is_waiting = job.ended_at is None and (job.state not in LIVE or job.state is JobState.PENDING)
     return schema.JobRow(
-        **asdict(summarise(job, attempt, reason)),
+        **asdict(summarise(scheduler, job, attempt, reason)),
         name=job.spec.name,
         tag=job.spec.tag or None,
         priority=job.priority,
@@ -84,7 +83,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
             schema.DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
             for other, kind, state in scheduler.store.dependencies(job.id)
         ],
-        attempts=[_make_attempt(attempt, time.time()) for attempt in attempts],
+        attempts=[_make_attempt(scheduler, attempt) for attempt in attempts],
         device_indexes=indexes_by_id(scheduler, (device for each in attempts for device in each.devices)),
         memory=next_memory(scheduler, job),
         advice=advice(scheduler, job, attempts),
@@ -119,14 +118,14 @@ def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
     return attempts[-1] if attempts else None
 
 
-def _make_attempt(attempt: Attempt, now: float) -> schema.AttemptRow:
+def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptRow:
     outcome, usage = attempt.outcome, attempt.usage or Usage()
     return copy_fields(
         attempt,
         schema.AttemptRow,
         lease=attempt.lease_id,
-        started_at=iso_time(attempt.started_at),
-        ended_at=iso_time(attempt.ended_at),
+        started_at=wall_time(scheduler, attempt.started_at),
+        ended_at=wall_time(scheduler, attempt.ended_at),
         outcome=outcome.kind if outcome is not None else None,
         status=outcome.status if outcome is not None else None,
         reason=outcome.reason if outcome is not None else None,
@@ -134,8 +133,8 @@ def _make_attempt(attempt: Attempt, now: float) -> schema.AttemptRow:
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
         curve=usage.curve,
-        ran_s=attempt.ran_s(now if attempt.ended_at is None else attempt.ended_at),
-        suspended_at=iso_time(attempt.suspended_at),
+        ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
+        suspended_at=wall_time(scheduler, attempt.suspended_at),
         lack=None if attempt.lack is None else _make_lack(usage, attempt.lack),
         engine=attempt.engine or "local",
     )

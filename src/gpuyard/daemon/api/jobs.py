@@ -102,7 +102,9 @@ class JobHandler:
 
     def history(self, job_id: int) -> JobHistory:
         job = find_job(self._scheduler, job_id)
-        return job_history(job, all_attempts(self._scheduler, job), self._scheduler.queries.events(job_id))
+        return job_history(
+            self._scheduler, job, all_attempts(self._scheduler, job), self._scheduler.queries.events(job_id)
+        )
 
     def export(self, query: requests.ExportQuery) -> ExportPage:
         """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""

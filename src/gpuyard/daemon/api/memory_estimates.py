@@ -13,8 +13,8 @@ from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimat
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.errors import UserError
@@ -107,7 +107,7 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
 # Estimates
 
 
-def _make_estimate(fingerprint: str, profile: Profile) -> EstimateRow:
+def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile) -> EstimateRow:
     off = prediction_error(profile)
     return copy_fields(
         profile,
@@ -119,7 +119,7 @@ def _make_estimate(fingerprint: str, profile: Profile) -> EstimateRow:
         memory_mb=memory_estimate(profile),
         peak_mb=max(profile.peaks_mb, default=None),
         off_percent=None if off is None else 100.0 * off,
-        seen_at=iso_time(profile.seen_at),
+        seen_at=wall_time(scheduler, profile.seen_at),
     )
 
 
@@ -128,7 +128,7 @@ def estimate_list(scheduler: SchedulerLoop, query: EstimatesQuery) -> EstimateLi
     _write_down(scheduler)
     limit = min(query.limit, MOST_ROWS)
     found = scheduler.queries.profiles(limit + 1)
-    return EstimateList(estimates=[_make_estimate(*each) for each in found[:limit]], more=len(found) > limit)
+    return EstimateList(estimates=[_make_estimate(scheduler, *each) for each in found[:limit]], more=len(found) > limit)
 
 
 def forget_estimates(scheduler: SchedulerLoop, request: ForgetRequest) -> ForgetResult:

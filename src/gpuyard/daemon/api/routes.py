@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from msgspec.structs import asdict
 from gpuyard.connect import paths
 from gpuyard.core.job.job import SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
@@ -29,6 +27,7 @@ from gpuyard.daemon.api.memory_estimates import estimate_list, forget_estimates
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
@@ -68,7 +67,8 @@ class Routes:
     def __init__(
         self, scheduler: SchedulerLoop, stop: Callable[[Shutdown], None], started_at: float, *, is_managed: bool = False
     ) -> None:
-        """`is_managed`: the daemon runs in the foreground, under a service manager or in a terminal."""
+        """`started_at`: when the daemon started, in queue time. `is_managed`: it runs in the foreground, under a
+        service manager or in a terminal."""
         self._scheduler = scheduler
         self._stop = stop
         self._started_at = started_at
@@ -165,8 +165,8 @@ class Routes:
             pid=os.getpid(),
             version=__version__,
             managed=self._is_managed,
-            started_at=iso_time(self._started_at),
-            uptime_s=time.time() - self._started_at,
+            started_at=wall_time(scheduler, self._started_at),
+            uptime_s=scheduler.clock.now() - self._started_at,
             socket=paths.socket_path(),
             state_dir=paths.state_folder(),
             under_way=self._count_under_way(),

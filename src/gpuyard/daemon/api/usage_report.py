@@ -9,7 +9,7 @@ Rules:
 import asyncio
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from msgspec.structs import asdict
@@ -17,9 +17,9 @@ from msgspec.structs import asdict
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
 from gpuyard.core.snapshot import Device
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.slow_requests import ThreadedReader
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.schema.machine import ReportAnswer
@@ -57,20 +57,25 @@ class ReportHandler:
 
     async def _make(self, span_s: float, by: GroupBy) -> tuple[ReportAnswer, float]:
         snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot
-        now = self._scheduler.sampling.now()
+        clock = self._scheduler.clock
+        now = clock.now()
         window = TimeWindow(max(0.0, now - span_s), now)
-        devices = snapshot.usable_devices()
-        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices))
-        since, until = iso_time(window.since), iso_time(window.until)
+        devices, to_wall = snapshot.usable_devices(), clock.to_wall
+        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices, to_wall))
+        since, until = (wall_time(self._scheduler, at) for at in (window.since, window.until))
         return ReportAnswer(**asdict(report), since=since, until=until, by=by, host=snapshot.host.name), busy_s
 
 
 def work_out(
-    connection: sqlite3.Connection, window: TimeWindow, by: GroupBy, devices: Sequence[Device]
+    connection: sqlite3.Connection,
+    window: TimeWindow,
+    by: GroupBy,
+    devices: Sequence[Device],
+    to_wall: Callable[[float], float],
 ) -> tuple[UsageReport, float]:
     """Return the report, and the seconds of CPU time that it took."""
     began = time.thread_time()
-    reporter = Reporter(window, devices, lambda at: datetime.fromtimestamp(at, UTC).astimezone())
+    reporter = Reporter(window, devices, lambda at: datetime.fromtimestamp(to_wall(at), UTC).astimezone())
     for ran in attempts_since(connection, window.since, by):
         reporter.add(ran)
     return reporter.report(), time.thread_time() - began

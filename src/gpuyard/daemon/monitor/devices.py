@@ -10,7 +10,7 @@ size is bounded however long the daemon runs. While the machine is not sampled n
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -21,8 +21,8 @@ from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.daemon.api.codec import copy_fields, encode
+from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
@@ -99,7 +99,7 @@ class DeviceList:
         if self._answer is None or self._answer[0] is not users:
             snapshot = users.snapshot
             state = machine.MachineState(
-                taken_at=iso_time(snapshot.taken_at),
+                taken_at=wall_time(self._scheduler, snapshot.taken_at),
                 host=snapshot.host,
                 problems=snapshot.problems,
                 devices=[_as_device(users, device) for device in snapshot.devices],
@@ -158,13 +158,13 @@ class UsageSeries:
             for (total, count), value in zip(self._sums, row, strict=True)
         ]
 
-    def since(self, at: float) -> dict[str, Any]:
+    def since(self, at: float, to_wall: Callable[[float], float] = float) -> dict[str, Any]:
         last = [] if self._step_start is None else [(self._step_start, self._means())]
         points = [point for point in (*self._complete, *last) if point[0] > at][-MAX_POINTS:]
         columns: dict[str, list[float | None]] = {
             name: [row[place] for _, row in points] for place, name in enumerate(self._columns)
         }
-        return {"at": [start for start, _ in points], **columns}
+        return {"at": [to_wall(start) for start, _ in points], **columns}
 
     def _means(self) -> Values:
         return tuple(round(total / count, 1) if count else None for total, count in self._sums)
@@ -187,15 +187,16 @@ class HistorySpan:
             if device_id in self._devices:
                 self._devices[device_id].add(at, row)
 
-    def as_answer(self, now: float) -> machine.DeviceHistory:
+    def as_answer(self, now: float, to_wall: Callable[[float], float] = float) -> machine.DeviceHistory:
         since = now - self.span_s
         return machine.DeviceHistory(
             span_s=self.span_s,
             step_s=self.step_s,
             devices={
-                device_id: machine.DeviceSeries(**series.since(since)) for device_id, series in self._devices.items()
+                device_id: machine.DeviceSeries(**series.since(since, to_wall))
+                for device_id, series in self._devices.items()
             },
-            host=machine.HostSeries(**self._host.since(since)),
+            host=machine.HostSeries(**self._host.since(since, to_wall)),
         )
 
 
@@ -212,15 +213,15 @@ class UsageHistory:
     def history(self, query: DeviceHistoryQuery) -> Response:
         name = query.span
         if name not in self._bodies:
-            self._bodies[name] = encode(self._spans[name].as_answer(self._scheduler.sampling.now()))
+            clock = self._scheduler.clock
+            self._bodies[name] = encode(self._spans[name].as_answer(clock.now(), clock.to_wall))
         return Response(body=self._bodies[name])
 
     def _after_step(self, _: Step) -> None:
         at = self._scheduler.sampling.latest.snapshot.taken_at
         if at is None or self._adding is not None:
             return
-        # A time before the last one: the clock was set back.
-        if at >= self._added_at + _EVERY_S or at < self._added_at:
+        if at >= self._added_at + _EVERY_S:
             self._added_at = at
             self._adding = asyncio.ensure_future(self._add())
             self._adding.add_done_callback(self._on_added)

@@ -1,8 +1,7 @@
 """The route `/timeline`: which job ran on which device and when, with one lane per device."""
 
 import sqlite3
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -29,32 +28,38 @@ _POINTS, _MAX_AGE_S = 1200.0, 60.0
 _MAX_CACHED = 16
 # One attempt in one lane; the numbers of its lane and row are filled in at the end.
 TimelineEntry = tuple[LaneRow, TimelineRun]
+ToWall = Callable[[float], float]
 
 
 class Timeline:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
         self._scheduler = scheduler
         self._reader = reader
-        self._cached: dict[float, tuple[float, Response]] = {}  # by span: when it was computed, and the response
+        # By span and by how the wall clock was set: when it was computed, and the response.
+        self._cached: dict[tuple[float, int], tuple[float, Response]] = {}
 
     async def timeline(self, query: TimelineQuery) -> Response:
         span_s = parse_duration(query.span)
         if not 0 < span_s <= _MAX_SPAN_S:
             raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")
+        clock = self._scheduler.clock
         if query.until is not None:
-            return await self._between(query.until - span_s, query.until)
+            until = clock.from_wall(query.until)
+            return await self._between(until - span_s, until)
         # The cached response is used while a newer one would look the same.
-        now, max_age_s = time.time(), min(_MAX_AGE_S, span_s / _POINTS)
-        recent = [(each, cached) for each, cached in self._cached.items() if now - _MAX_AGE_S < cached[0] <= now]
+        now, max_age_s = clock.now(), min(_MAX_AGE_S, span_s / _POINTS)
+        recent = [(each, cached) for each, cached in self._cached.items() if now - _MAX_AGE_S < cached[0]]
         self._cached = dict(recent[-_MAX_CACHED:])
-        if span_s not in self._cached or now - self._cached[span_s][0] > max_age_s:
-            self._cached[span_s] = now, await self._between(now - span_s, now)
-        return self._cached[span_s][1]
+        key = span_s, round(clock.to_wall(now) - now)
+        if key not in self._cached or now - self._cached[key][0] > max_age_s:
+            self._cached[key] = now, await self._between(now - span_s, now)
+        return self._cached[key][1]
 
     async def _between(self, since: float, until: float) -> Response:
         snapshot = self._scheduler.sampling.latest.snapshot
         running = [entry for each in self._running() for entry in _entries(*each, snapshot)]
-        body = await self._reader.read(lambda past: _render(past, running, snapshot, since, until))
+        to_wall = self._scheduler.clock.to_wall
+        body = await self._reader.read(lambda past: _render(past, running, snapshot, (since, until), to_wall))
         return Response(body=body)
 
     def _running(self) -> Iterator[tuple[TimelineRun, Attempt]]:
@@ -81,8 +86,13 @@ class Timeline:
 
 
 def _render(
-    past: sqlite3.Connection, running: list[TimelineEntry], snapshot: Snapshot, since: float, until: float
+    past: sqlite3.Connection,
+    running: list[TimelineEntry],
+    snapshot: Snapshot,
+    window: tuple[float, float],
+    to_wall: ToWall,
 ) -> bytes:
+    since, until = window
     runs, left_out = runs_between(past, since, until, _MAX_ENTRIES)
     seen = {(row.job, row.attempt) for _, row in running}
     entries = [(lane, row) for lane, row in running if row.since < until]
@@ -101,7 +111,18 @@ def _render(
             suspended=suspensions(run.moves, run.begins, run.ends),
         )
         entries += _entries(row, run, snapshot)
-    return encode(_arrange(entries, snapshot, left_out, since, until))
+    timeline = _arrange(entries, snapshot, left_out, since, until)
+    stretches = [_in_wall_time(each, to_wall) for each in timeline.stretches]
+    return encode(replace(timeline, since=to_wall(since), until=to_wall(until), stretches=stretches))
+
+
+def _in_wall_time(run: TimelineRun, to_wall: ToWall) -> TimelineRun:
+    return replace(
+        run,
+        since=to_wall(run.since),
+        until=None if run.until is None else to_wall(run.until),
+        suspended=[(to_wall(begin), None if end is None else to_wall(end)) for begin, end in run.suspended],
+    )
 
 
 def _entries(row: TimelineRun, attempt: Attempt | PastRun, snapshot: Snapshot) -> list[TimelineEntry]:

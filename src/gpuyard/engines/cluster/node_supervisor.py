@@ -106,6 +106,7 @@ class Supervisor:
         self._path = path
         self._element = element
         self._environment = environment
+        self._started_at, self._started = time.time(), time.monotonic()
         self._null = open_above(2)
         self._signal_pipe, self._signal_pipe_end = open_signal_pipe()
         for signum in _FORWARDED | {signal.SIGCHLD}:
@@ -122,7 +123,11 @@ class Supervisor:
         Raises OSError if the file cannot be created. A full disk may cut off its content: only its existence counts.
         """
         content = json.dumps(
-            {"at": time.time(), "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "pid": os.getpid()}
+            {
+                "at": self._started_at,
+                "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+                "pid": os.getpid(),
+            }
         )
         try:
             started = os.open(f"{self._path}.started", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -233,7 +238,9 @@ class Supervisor:
 
     def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> bool:
         """Return False if that failed for 2 minutes."""
-        content = json.dumps({"word": word, "pid": pid, "at": time.time(), "usage": usage})
+        # Not the time of day: this node's clock may have been set since the start.
+        at = self._started_at + time.monotonic() - self._started
+        content = json.dumps({"word": word, "pid": pid, "at": at, "usage": usage})
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:

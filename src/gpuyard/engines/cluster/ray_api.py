@@ -48,7 +48,6 @@ _PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "FAILED": SiteState.FAILED, "STOPPED
 _OUT_OF_MEMORY = ("OUT_OF_MEMORY", "low on memory")
 _KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
-_STALE_S = 60.0
 # For how long after a job's end its resources may still count as used.
 _LINGER_S = 1.0
 
@@ -191,9 +190,10 @@ def _read(body: bytes, form: type[T], *path: str) -> T:
         raise SiteUnreachable(f"Ray's answer cannot be understood: {error}") from None
 
 
-def sighting_of(record: RayJobRecord, *, is_stopped: bool, now: float) -> Sighting:
-    """`is_stopped`: we asked Ray to stop it. Ray keeps a pending job pending until it would start."""
-    at, reason = _state(record, is_stopped=is_stopped, now=now)
+def sighting_of(record: RayJobRecord, *, is_stopped: bool = False, pending_s: float = 0.0) -> Sighting:
+    """`is_stopped`: we asked Ray to stop it. Ray keeps a pending job pending until it would start. `pending_s`: for how
+    long we have seen it pending; the clocks of Ray's machines may differ from ours."""
+    at, reason = _state(record, is_stopped=is_stopped, pending_s=pending_s)
     return Sighting(
         id=record.submission_id or "",
         at=at,
@@ -212,12 +212,12 @@ def _status(record: RayJobRecord) -> int | None:
     return code
 
 
-def _state(record: RayJobRecord, *, is_stopped: bool, now: float) -> tuple[SiteState, str]:
+def _state(record: RayJobRecord, *, is_stopped: bool, pending_s: float) -> tuple[SiteState, str]:
     message = record.message or ""
     if record.status == "PENDING":
         if is_stopped:
             return SiteState.CANCELLED, "before it started"
-        if now - (record.start_time or 0.0) / 1000 > _NEVER_STARTED_S:
+        if pending_s > _NEVER_STARTED_S:
             return SiteState.LOST, "Ray never started it"
         return SiteState.PENDING, gist(message)
     if record.status == "FAILED" and record.driver_exit_code is None:
@@ -255,12 +255,12 @@ class _RayNode(Struct, frozen=True):
     resources_total: dict[str, float] = {}
 
 
-def capacity_of(nodes: bytes, status: bytes, now: float) -> Capacity:
+def capacity_of(nodes: bytes, status: bytes) -> Capacity:
     """Return the capacity, from the list of nodes and the cluster's status, which some clusters do not have."""
     listed = _read(nodes, list[_RayNode], "data", "result", "result")
     total = _amount([node.resources_total for node in listed if node.state == "ALIVE"])
     current = _read(status, _StatusData, "data").cluster_status
-    if current is None or current.load_metrics_report is None or now - current.time > _STALE_S:
+    if current is None or current.load_metrics_report is None:
         return Capacity(total=total)
     used = {name: used for name, (used, _) in current.load_metrics_report.usage.items()}
     return Capacity(total=total, used=_amount([used]), at=current.time)

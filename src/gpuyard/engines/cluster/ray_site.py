@@ -15,7 +15,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from urllib.parse import urlsplit
 
 from gpuyard.core.cluster.offer import Offer, amount_needed
 from gpuyard.engines.cluster import ray_api
-from gpuyard.engines.cluster.ray_api import RaySettings, gist, id_of
+from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteReport, SiteUnreachable
 
 # For connecting, for the start of a response, for the whole of it; and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
 _ALL_WITHIN_S = 20.0
+_STALE_S = 60.0
 _MOST_IN_SUBMISSION = 100
 _CHUNK_BYTES = 1 << 16
 _JOBS = "/api/jobs/"
@@ -51,6 +52,8 @@ class RaySite:
         self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)
         self._stopped: set[str] = set()
+        self._pending_since: dict[tuple[str, int], float] = {}
+        self._use_reported = (0.0, 0.0)  # Ray's time of its last report of use, and ours when we first saw it
 
     def submit(self, submission: ClusterSubmission) -> str:
         until = time.monotonic() + _ALL_WITHIN_S
@@ -75,23 +78,38 @@ class RaySite:
         raise self._failure(status, body)
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
-        now, card_mb = time.time(), self._settings.card_mb
+        card_mb = self._settings.card_mb
         terms = {submission.token: submission.terms for submission in live}
         records = ray_api.records_of(self._get(_JOBS)) if live else []
         by_ref = {ray_api.ref_of(record.submission_id): record for record in records}
         ours = {ref: record for ref, record in by_ref.items() if ref is not None and ref[0] in terms}
         self._stopped &= {id_of(*ref) for ref, record in ours.items() if record.status == "PENDING"}
+        pending_s = self._time_pending(ref for ref, record in ours.items() if record.status == "PENDING")
         sightings = {
-            ref: ray_api.sighting_of(record, is_stopped=id_of(*ref) in self._stopped, now=now)
+            ref: ray_api.sighting_of(record, is_stopped=id_of(*ref) in self._stopped, pending_s=pending_s.get(ref, 0.0))
             for ref, record in ours.items()
         }
         # Without a list of nodes Ray counts as unreachable: jobs that never fit would wait there forever. Without a
         # status only our own jobs count as using it, so that jobs do not wait forever.
-        capacity = ray_api.capacity_of(self._get(_NODES), self._get(_STATUS), now)
+        capacity = self._without_old_use(ray_api.capacity_of(self._get(_NODES), self._get(_STATUS)))
         needed = [(record, amount_needed(terms[ref[0]], card_mb)) for ref, record in ours.items()]
         free = ray_api.free_of(capacity, needed)
         offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
         return SiteReport(sightings=sightings, offer=offer)
+
+    def _time_pending(self, pending: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], float]:
+        """Return for how long we have seen these jobs pending."""
+        now = time.monotonic()
+        self._pending_since = {ref: self._pending_since.get(ref, now) for ref in pending}
+        return {ref: now - since for ref, since in self._pending_since.items()}
+
+    def _without_old_use(self, capacity: Capacity) -> Capacity:
+        """Leave out what was in use, unless Ray has reported it anew within the last minute."""
+        now = time.monotonic()
+        if capacity.at != self._use_reported[0]:
+            self._use_reported = capacity.at, now
+        is_old = now - self._use_reported[1] > _STALE_S
+        return Capacity(total=capacity.total) if is_old else capacity
 
     def cancel(self, ids: Sequence[str]) -> None:
         until = time.monotonic() + _ALL_WITHIN_S

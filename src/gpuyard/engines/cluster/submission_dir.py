@@ -89,6 +89,7 @@ class SubmissionDirs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / "submissions"
         self._seen: dict[str, dict[int, ElementTrace]] = {}
+        self._empty_since: dict[str, float] = {}  # by the monotonic clock
 
     def make(self, *others: Path) -> None:
         """Create the folder of all submissions and other folders, and check that they are this user's alone."""
@@ -214,10 +215,23 @@ class SubmissionDirs:
             number, kind = int(match[1]), match[2]
             trace = seen.get(number, ElementTrace())
             if getattr(trace, kind) is None:
-                found = _parse(kind, f"{self.path(token)}/{number}.{kind}")
+                found = self._parse(kind, f"{self.path(token)}/{number}.{kind}")
                 if found is not None:
                     seen[number] = msgspec.structs.replace(trace, **{kind: found})
         return dict(seen)
+
+    def _parse(self, kind: str, path: str) -> ElementStart | Finish | None:
+        """Return None if the file cannot be read completely yet."""
+        with _using(path):
+            content = _content(path)
+            if content != b"" or kind != "started":
+                return _parse(content, kind)
+            # A full disk or the death of the node may leave the file empty; but it may also be written at this moment.
+            # The file server's clock may differ from ours: what counts is for how long we have seen it empty.
+            seen_at = self._empty_since.setdefault(path, time.monotonic())
+            if time.monotonic() - seen_at < _WRITTEN_WITHIN_S:
+                return None
+            return ElementStart(at=os.stat(path).st_mtime, node="?", pid=0)
 
     def output(self, token: str, number: int) -> bytes | None:
         """Return the end of the supervisor's own output, if the site wrote it to this folder."""
@@ -243,14 +257,8 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _parse(kind: str, path: str) -> ElementStart | Finish | None:
-    """Return None if the file cannot be read completely yet."""
-    with _using(path):
-        content = _content(path)
-        if content == b"" and kind == "started":
-            # A full disk or the death of the node may leave the file empty; but it may also be written at this moment.
-            at = os.stat(path).st_mtime
-            return ElementStart(at=at, node="?", pid=0) if time.time() - at > _WRITTEN_WITHIN_S else None
+def _parse(content: bytes | None, kind: str) -> ElementStart | Finish | None:
+    """Return None if the content is incomplete."""
     if content == _VOID and kind == "started":
         return VOID
     try:

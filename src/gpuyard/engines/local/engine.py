@@ -45,6 +45,7 @@ from gpuyard.engines.local.keeper_connection import (
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.system.clock import wall_time_of
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder, open_own
@@ -332,7 +333,7 @@ class LocalEngine(PlacesNothing):
             attempt=watched.attempt,
             outcome=outcome,
             pid=None if entry is None else entry.pid,
-            at=None if entry is None else entry.at,
+            at=None if entry is None or entry.at is None else wall_time_of(entry.at),
             shortage=oom_evidence.shortage_of(outcome, watched.log, watched.kills),
             limit=self._keeper_limit(name) or limit_of(word),
         )

@@ -5,8 +5,9 @@ Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER,
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
-  daemon. A line starts with a newline because a full disk may have cut off the line before, and ends with a dot because
-  a full disk may cut off this one.
+  daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
+  starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
+  may cut off this one.
 - A limit of the system that keeps a program from starting gives a line such as `17.1 KEEPER unbegun-log-enospc .`
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
@@ -46,6 +47,8 @@ Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
+# As in system/clock.py.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -221,7 +224,7 @@ class Keeper:
                 return
             key = self._jobs.pop(pid, None)
             if key is not None:
-                self._report(_line(key, self._me, f"{exit_status(status)} {pid} {time.time():.3f}"))
+                self._report(_line(key, self._me, f"{exit_status(status)} {pid} {time.clock_gettime(_SINCE_BOOT):.3f}"))
 
     def _report(self, line: bytes) -> None:
         self._unwritten.append(line)

@@ -1,9 +1,9 @@
 """The daemon's end of a connection to a keeper, and the lines that keepers send and write to the journal.
 
-Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 1700000000.123 .`: the attempt's key, the keeper's pid, and a
-word or the program's exit status with its pid and the time. The keeper's pid is part of it because an attempt that
-never started may be prepared again under the same key. A line that a full disk cut off lacks its dot or runs into the
-next line; it is ignored.
+Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
+or the program's exit status with its pid and the time, in seconds since the machine booted. The keeper's pid is part of
+it because an attempt that never started may be prepared again under the same key. A line that a full disk cut off lacks
+its dot or runs into the next line; it is ignored.
 
 A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or hang in a file system that is gone.
@@ -41,7 +41,8 @@ _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: 
 
 
 class JournalEntry(Struct, frozen=True):
-    """`word` is a word or an exit status. `pid` is the program's and `at` the time of its end, if it ran."""
+    """`word` is a word or an exit status. `pid` is the program's, if it ran, and `at` when it ended, in seconds since
+    the machine booted."""
 
     key: str
     keeper: int

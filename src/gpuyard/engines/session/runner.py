@@ -105,7 +105,7 @@ class TaskRunner:
         self._session: str | None = None
         self._times_reopened = 0
         self._notes: list[str] = []
-        self._started_at = time.time()
+        self._started_at, self._started = time.time(), time.monotonic()
         self._status: int | None = None
         self._was_stopped = False
         self._was_closed = False
@@ -336,7 +336,9 @@ class TaskRunner:
         how = f" with status {status}" if end.result == FAILED else ""
         self._log_event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
         if self._viewers is not None:
-            text = f"[{self._spec.config} {end.result}, status {status}, after {time.time() - self._started_at:.0f} s]"
+            text = (
+                f"[{self._spec.config} {end.result}, status {status}, after {time.monotonic() - self._started:.0f} s]"
+            )
             wait_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
             self._viewers.end(status, f"\r\n{printable(text)}\r\n", wait_s)
         if end.result == COMPLETED:

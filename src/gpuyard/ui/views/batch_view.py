@@ -94,9 +94,14 @@ class TimeLeft:
         return rest * (now - since) / finished
 
 
-def progress_of(name: str, status: dict[str, Any], submitted_at: str) -> Progress:
+def age_of(status: dict[str, Any], submitted_at: str) -> float:
+    """Return how long ago the batch was submitted. Both times have to be answers of the same moment: the daemon's clock
+    may be set in between."""
+    return (datetime.fromisoformat(status["now"]) - datetime.fromisoformat(submitted_at)).total_seconds()
+
+
+def progress_of(name: str, status: dict[str, Any], elapsed_s: float) -> Progress:
     counts: dict[str, int] = status["counts"]
-    elapsed = datetime.fromisoformat(status["now"]) - datetime.fromisoformat(submitted_at)
     held_by, device = status["held_by"], status["device"]
     if held_by is not None and device is not None:
         index = status["device_index"]
@@ -111,7 +116,7 @@ def progress_of(name: str, status: dict[str, Any], submitted_at: str) -> Progres
         gate=status["gate"],
         held_by=held_by,
         held=counts.get("held", 0),
-        elapsed_s=max(0.0, elapsed.total_seconds()),
+        elapsed_s=max(0.0, elapsed_s),
     )
 
 
@@ -190,19 +195,21 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
     screen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
     with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
+        status = queue.get(f"/batches/{part.first}")
+        since = time.monotonic() - age_of(status, submitted_at)
         while True:
-            status = queue.get(f"/batches/{part.first}")
             for limit in status["unknown"]:
                 if limit not in noted:
                     noted.add(limit)
                     screen.note(f"gpuyard: {limit} is not enforced: no probe measures it")
-            progress = progress_of(name, status, submitted_at)
+            progress = progress_of(name, status, time.monotonic() - since)
             estimate.note(progress.elapsed_s, progress.finished, progress.running)
             rest = progress.total - progress.finished
             screen.show(replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None))
             query = {"ids": str(part.finish), "timeout": f"{_POLL_S}"}
             if queue.get("/wait", query, _POLL_S)["done"]:
                 return queue.get(f"/jobs/{part.finish}")
+            status = queue.get(f"/batches/{part.first}")
 
 
 # The summary

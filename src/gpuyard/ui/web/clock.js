@@ -1,4 +1,4 @@
-/** Running durations, counted in the browser from the last answer. */
+/** Running durations, counted in the browser from the last answer, by a clock that is never set. */
 
 import {say} from "./dom.js";
 import {duration} from "./format.js";
@@ -8,7 +8,7 @@ const ticking = new Set();
 /** Set the duration of an element; a running one is counted on from there. */
 export function setElapsed(node, seconds, goesOn) {
   if (goesOn && seconds !== null) {
-    const since = Date.now() - 1000 * seconds;
+    const since = performance.now() - 1000 * seconds;
     // Answers arrive with varying delay: keep the display from jumping back by a second.
     if (!(Math.abs(node.since - since) < 900)) node.since = since;
     ticking.add(node);
@@ -19,7 +19,7 @@ export function setElapsed(node, seconds, goesOn) {
   }
 }
 
-const show = (node) => say(node, duration((Date.now() - node.since) / 1000));
+const show = (node) => say(node, duration((performance.now() - node.since) / 1000));
 
 function tick() {
   if (document.hidden) return;

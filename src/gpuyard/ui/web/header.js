@@ -16,7 +16,7 @@ export class Header {
     this.isReadOnly = isReadOnly;
     this.chosen = "";
     this.counts = {};
-    this.announcedAt = 0;
+    this.announcedAt = -Infinity;
     byId("theme").addEventListener("click", toggleTheme);
     showTheme();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
@@ -78,10 +78,10 @@ export class Header {
   announceCounts() {
     const {running = 0, queued = 0, failed = 0} = this.counts;
     const text = `${running} running, ${queued} queued, ${failed} failed`;
-    if (text === this.announced || Date.now() - this.announcedAt < ANNOUNCE_EVERY_MS) return;
+    if (text === this.announced || performance.now() - this.announcedAt < ANNOUNCE_EVERY_MS) return;
     if (this.announced) announce(text);
     this.announced = text;
-    this.announcedAt = Date.now();
+    this.announcedAt = performance.now();
   }
 }
 

@@ -20,6 +20,7 @@ const LEAST_MS = 1500;
 const MOST_MS = 5000;
 const CHARACTER_WIDTH = 6.6;
 const FAR = 200;
+const SET_S = 60;
 
 export class Timeline {
   constructor() {
@@ -78,7 +79,7 @@ export class Timeline {
   async load() {
     clearTimeout(this.timer);
     this.timer = 0;
-    const began = Date.now();
+    const began = performance.now();
     const span = this.span;
     try {
       const answer = await get(`/timeline?span=${span}`);
@@ -91,14 +92,16 @@ export class Timeline {
       noteRefusal(error);
     }
     // Request long time ranges less often: they cost the daemon more.
-    this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (Date.now() - began)));
+    this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (performance.now() - began)));
     // The daemon caches its answer, longer for a longer range, so the change may not be in it yet.
     if (this.answer?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
   }
 
-  /** Learn the offset of the daemon's clock, which may differ from the browser's, from the time of an answer. */
+  /** Learn the daemon's clock from the time of an answer. Answers are late by less than a minute: if the difference is
+   *  larger, the daemon's clock was set. */
   setTime(then) {
-    this.ahead = Math.min(this.ahead, Date.now() / 1000 - then);
+    const ahead = performance.now() / 1000 - then;
+    this.ahead = Math.abs(ahead - this.ahead) < SET_S ? Math.min(this.ahead, ahead) : ahead;
   }
 
   /** The name of a job that runs or ran recently. */
@@ -107,7 +110,7 @@ export class Timeline {
   }
 
   now() {
-    return Date.now() / 1000 - this.ahead;
+    return performance.now() / 1000 - this.ahead;
   }
 
   draw() {

@@ -208,9 +208,9 @@ def test_the_entrypoint_reports_a_file_that_the_node_cannot_see(tmp_path: Path) 
 
 
 def state_of(
-    response: Mapping[str, Any], *, is_stopped: bool = False, now: float = NOW
+    response: Mapping[str, Any], *, is_stopped: bool = False, pending_s: float = 0.0
 ) -> tuple[SiteState, int | None, str]:
-    sighting = sighting_of(record_of(response), is_stopped=is_stopped, now=now)
+    sighting = sighting_of(record_of(response), is_stopped=is_stopped, pending_s=pending_s)
     return sighting.at, sighting.status, sighting.reason
 
 
@@ -221,9 +221,9 @@ def test_a_pending_job_has_a_reason() -> None:
 
 
 def test_a_running_job_has_a_node() -> None:
-    sighting = sighting_of(record_of(RUNNING), is_stopped=True, now=NOW)
+    sighting = sighting_of(record_of(RUNNING), is_stopped=True)
     assert (sighting.at, sighting.place, sighting.id) == (SiteState.RUNNING, "10.0.0.7", "gpuyard-f00d-3")
-    without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}), is_stopped=False, now=NOW)
+    without_agent = sighting_of(record_of({**RUNNING, "driver_agent_http_address": None}))
     assert without_agent.place == "3086791fd16d25e4"
 
 
@@ -231,7 +231,7 @@ def test_an_ended_job_has_a_status_and_a_time() -> None:
     assert state_of({**OVER, "status": "SUCCEEDED", "driver_exit_code": 0})[:2] == (SiteState.SUCCEEDED, 0)
     assert state_of({**OVER, "status": "STOPPED"})[:2] == (SiteState.CANCELLED, None)
     assert state_of(FAILED)[:2] == (SiteState.FAILED, 3)
-    assert sighting_of(record_of(FAILED), is_stopped=False, now=NOW).ended_at == 1794780887.369
+    assert sighting_of(record_of(FAILED)).ended_at == 1794780887.369
 
 
 def test_a_signal_becomes_the_exit_status_of_a_shell() -> None:
@@ -256,8 +256,8 @@ def test_a_pending_job_that_was_stopped_counts_as_cancelled() -> None:
 
 
 def test_a_job_pending_beyond_rays_own_timeout_is_lost() -> None:
-    assert state_of(PENDING, now=NOW + 15 * 60)[0] is SiteState.PENDING
-    assert state_of(PENDING, now=NOW + 30 * 60)[0] is SiteState.LOST
+    assert state_of(PENDING, pending_s=15 * 60)[0] is SiteState.PENDING
+    assert state_of(PENDING, pending_s=30 * 60)[0] is SiteState.LOST
 
 
 def test_an_unknown_status_does_not_count_as_ended() -> None:
@@ -286,7 +286,7 @@ def test_a_traceback_is_shortened_to_its_last_line() -> None:
 
 
 def test_only_the_resources_of_live_nodes_count() -> None:
-    capacity = capacity_of(json.dumps(NODES).encode(), status_of({}), NOW)
+    capacity = capacity_of(json.dumps(NODES).encode(), status_of({}))
     assert capacity.total == Amount(gpus=2.0, cpus=8.0, ram_mb=2048.0)
 
 
@@ -295,11 +295,10 @@ def test_only_the_resources_of_live_nodes_count() -> None:
     [
         b'{"data": {"clusterStatus": null}}',
         b'{"data": {"clusterStatus": {"time": 1}}}',
-        status_of({"GPU": [2, 2]}, 1.0),
     ],
 )
 def test_without_a_usage_report_all_is_free_except_our_own_jobs(status: bytes) -> None:
-    capacity = capacity_of(json.dumps(NODES).encode(), status, NOW)
+    capacity = capacity_of(json.dumps(NODES).encode(), status)
     ours = [(record_of(RUNNING), Amount(gpus=0.5, cpus=1.0))]
     assert free_of(capacity, ours) == Amount(gpus=1.5, cpus=7.0, ram_mb=2048.0)
 
