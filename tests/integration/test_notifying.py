@@ -1,9 +1,11 @@
 """Sending of notifications: by real commands, working and broken, and by Apprise to a server of the test."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from gpuyard.core.lease import Need
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.daemon.notify import delivery_thread as working
+from gpuyard.daemon.notify import send_message
 from gpuyard.daemon.notify.delivery_thread import DeliveryThread
 from gpuyard.daemon.notify.send_message import apprise_missing, send
 from gpuyard.installation import find_installation
@@ -150,6 +153,25 @@ def test_a_failed_command_is_logged_and_the_next_message_is_still_sent(
     assert len(lines(sent)) == 2
     assert _logged(caplog)[0] == "a notification to a command was not sent: exit status 1: no luck"
     assert notices == []
+
+
+def test_a_command_that_the_system_refuses_to_start_is_started_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals, spawn = iter(range(3)), send_message._spawn
+
+    def spawn_later(target: str, message: Message) -> "subprocess.Popen[bytes]":
+        for _ in refusals:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return spawn(target, message)
+
+    monkeypatch.setattr(send_message, "_spawn", spawn_later)
+    sent = tmp_path / "sent"
+    with working_for(retry_after_s=0.05) as (worker, _):
+        worker.put([(f"cat >> {sent}", failure())])
+        until(lambda: lines(sent), "the message")
+    assert len(lines(sent)) == 1
+    assert _logged(caplog) == []
 
 
 def test_messages_left_unsent_at_the_end_are_counted_in_the_log(

@@ -34,6 +34,7 @@ from gpuyard.ports import Clock, Engine
 from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+from gpuyard.system.passing_errors import passes, remedy_of
 
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
@@ -167,8 +168,7 @@ class SchedulerLoop:
             return
         except Exception as error:  # noqa: BLE001 - the outermost place
             # A bug must not end the queue: the controller reads again from the store what was not committed.
-            _log.exception("a step failed")
-            self._retry_later(f"a step failed, which is a bug: {type(error).__name__}: {error}")
+            self._retry_later(_problem_of(error))
             return
         self.problem = None
         self.step_s = time.perf_counter() - started
@@ -340,6 +340,14 @@ class SchedulerLoop:
         self._loop.run_in_executor(None, _rotate, capped)
         if live:
             self._logs_timer = self._loop.call_later(_CHECK_LOGS_EVERY_S, self._rotate_logs)
+
+
+def _problem_of(error: Exception) -> str:
+    """Return what to tell people about a failed step. Log a bug with its traceback."""
+    if isinstance(error, OSError) and passes(error):
+        return f"the queue cannot go on: {error.strerror} ({remedy_of(error)})"
+    _log.exception("a step failed", exc_info=error)
+    return f"a step failed, which is a bug: {type(error).__name__}: {error}"
 
 
 def _rotate(capped: list[tuple[str, float]]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -211,6 +212,37 @@ def test_a_damaged_database_ends_the_loop_and_a_full_disk_does_not(
             fault = await scheduler.fatal_fault
         assert fault.is_damage
         assert scheduler.problem == "the disk is full"
+
+    run(own_home, scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "the queue cannot go on: Too many open files (raise the limit"),
+        (ValueError("x"), "a step failed, which is a bug: ValueError: x"),
+    ],
+)
+def test_a_limit_that_fails_a_step_is_no_bug_and_the_loop_goes_on(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
+) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler, problems = fixture.scheduler, list[str]()
+        monkeypatch.setattr(loop_module, "_RETRY_S", 0.0)
+        step = scheduler.controller.step
+
+        def fail_at_first(sample: Sample, **options: bool) -> Step:
+            if scheduler.problem is None and not problems:
+                raise error
+            problems.extend(scheduler.all_notices())
+            return step(sample, **options)
+
+        monkeypatch.setattr(scheduler.controller, "step", fail_at_first)
+        scheduler.wake()
+        async with asyncio.timeout(DEADLINE_S):
+            await fixture.steps.get()
+        assert problems[0].startswith(problem)
+        assert scheduler.problem is None
 
     run(own_home, scenario)
 

@@ -141,7 +141,13 @@ class DeliveryThread:
         for target, sending in list(self._in_flight.items()):
             if not sending.is_in_flight():
                 del self._in_flight[target]
-                self._handle_result(target, sending.message, sending.problem)
+                if sending.may_begin_later:
+                    self._try_again(target, sending.message)
+                else:
+                    self._handle_result(target, sending.message, sending.problem)
+
+    def _try_again(self, target: str, message: Message) -> None:
+        self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._retry_after_s)
 
     def _handle_result(self, target: str, message: Message, problem: str | None) -> None:
         was_retried = self._retried.pop(target, None) is message
@@ -149,6 +155,6 @@ class DeliveryThread:
             return
         if is_url(target) and not was_retried:
             self._retried[target] = message
-            self._outboxes.setdefault(target, Outbox()).try_again(message, time.monotonic() + self._retry_after_s)
+            self._try_again(target, message)
             return
         _log.warning("a notification to %s was not sent: %s", redacted_target(target), problem)

@@ -17,6 +17,7 @@ from gpuyard.core.notify.messages import Message
 from gpuyard.core.notify.subscriptions import is_url, redact
 from gpuyard.core.printable_text import printable
 from gpuyard.installation import find_installation
+from gpuyard.system.passing_errors import passes
 
 LIMIT_S = 30.0
 POLL_EVERY_S = 0.05
@@ -62,12 +63,14 @@ class Sending:
         self._output = b""
         self._process: subprocess.Popen[bytes] | None = None
         self.problem: str | None = None
+        self.may_begin_later = False  # a limit of the system kept its process from starting
         try:
             self._process = _spawn(target, message)
             url_input = {"url": target.strip(), "title": message.title, "body": message.body}
             self._write(json.dumps(url_input).encode() if is_url(target) else f"{message.body}\n".encode())
         except (OSError, ValueError) as error:  # a target that cannot be encoded is a ValueError
             self.problem = f"cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
+            self.may_begin_later = self._process is None and isinstance(error, OSError) and passes(error)
 
     def is_in_flight(self) -> bool:
         """Ends the child when its time is up."""

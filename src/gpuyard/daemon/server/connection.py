@@ -8,13 +8,12 @@ Rules:
 - A rejected client does not count towards the connection limit, nor does one that has not sent its token yet: strangers
   have a small limit of their own, and little time (`stranger_limit.py`).
 - A client that falls behind in reading a stream is disconnected, and can connect again.
-- An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` 503, any other one 500 with a
-  traceback in the log.
+- An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` and limits of the system 503, any
+  other one 500 with a traceback in the log.
 - The caller of `serve` holds the daemon's lock, so an existing socket file was left by a dead daemon.
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,9 +23,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.daemon.server import http_parser as http
+from gpuyard.daemon.server.error_answers import failure
 from gpuyard.daemon.server.stranger_limit import StrangerLimit, network_of
 from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, refuse_if_too_old, refuse_other_users
-from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.open_files import open_files_limit
 
 HttpAnswer = http.Response | http.ResponseStream
@@ -35,7 +34,6 @@ Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
 PeerCheck = Callable[[socket.socket], str | None]
 # Raise HttpError to refuse a request before its body is read. Return whether it proves that its client has access.
 HeadCheck = Callable[[http.Request], bool]
-_log = logging.getLogger(__name__)
 # Pipelined requests answered in a row before other connections get their turn: a few milliseconds.
 _IN_A_ROW = 32
 
@@ -142,23 +140,6 @@ def read_future(request: http.Request, future: "asyncio.Future[HttpAnswer]") -> 
     """Return the response that a handler was awaited for. `future` is done and was not cancelled."""
     error = future.exception()
     return future.result() if error is None else failure(request, error)
-
-
-# The status of a UserError with this code; others have 400.
-_STATUSES = {"not_found": 404, "conflict": 409, "too_large": 413, "impossible": 422}
-
-
-def failure(request: http.Request, error: BaseException) -> http.Response:
-    """Return the response to a request whose handler raised `error`."""
-    if isinstance(error, http.HttpError):
-        return http.error_response(error.status, error.message, error.hint, error.headers)
-    if isinstance(error, UserError):
-        return http.error_response(_STATUSES.get(error.code, 400), error.message, error.hint, code=error.code)
-    if isinstance(error, EnvironmentFault):
-        return http.error_response(503, error.message, error.hint, code=error.code)
-    _log.error("%s %s failed", request.method, request.path, exc_info=error)
-    message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
-    return http.error_response(500, message, "this is a bug in gpuyard; see daemon.log")
 
 
 class _Connection(asyncio.Protocol):

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from gpuyard.control.controller import Step
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, failure, read_future
+from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, read_future
+from gpuyard.daemon.server.error_answers import failure
 from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
 from gpuyard.daemon.server.router import target_request, watched_targets
 from gpuyard.errors import UserError
