@@ -183,11 +183,13 @@ class HeldClaim(Protocol):
 
 
 class WantedClaim(Struct, frozen=True, kw_only=True):
-    """A claim for a new lease, or new shares for our own lease `amends` (no shares: the lease reserves nothing)."""
+    """A claim for a new lease, or new shares for our own lease `amends` (no shares: the lease reserves nothing), or a
+    lease to be made again under its old id `remakes`, because its file was removed."""
 
     claim: Claim
     label: str = ""
     amends: str | None = None
+    remakes: str | None = None
 
 
 class LeaseLedger(Protocol):
@@ -196,9 +198,9 @@ class LeaseLedger(Protocol):
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldClaim]:
-        """Call `decide` with all live leases and tickets while the ledger is locked; return a lease for each new claim
-        that it wants, or for the first ones if this process may not open more files. Amended leases, which may have
-        ended by then, are not returned."""
+        """Call `decide` with all live leases and tickets while the ledger is locked; return a lease for each claim
+        that it wants, those that are made again first, or for the first ones if this process may not open more files.
+        Amended leases, which may have ended by then, are not returned."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""

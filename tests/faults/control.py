@@ -9,6 +9,14 @@ _FAULTS = "tests/integration/test_queue_faults.py"
 
 FAULTS = (
     Fault(
+        id="control-removed-leases-are-free",
+        file="src/gpuyard/control/own_leases.py",
+        old="        return (*leases, *missing)\n",
+        new="        return tuple(leases)\n",
+        breaks="When lease files are removed, the daemon starts a second job on the cards of running ones.",
+        near=("tests/unit/control/test_own_leases.py", "tests/integration/test_removed_leases.py"),
+    ),
+    Fault(
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
         old=" if may_start else self._wait_for_sample(now)\n        except",

@@ -212,8 +212,8 @@ FAULTS = (
     Fault(
         id="daemon-new-jobs-get-old-logs",
         file=f"{_DAEMON}/main.py",
-        old="            scheduler.store.reserve_ids_up_to(highest)\n",
-        new="            pass\n",
+        old="(max([*(int(match[1]) for match in found), *running], default=0))\n",
+        new="(max(running, default=0))\n",
         breaks="After a damaged database was set aside, new jobs append to the logs of older ones.",
         near=(
             f"{_TESTS}/test_queue_faults.py::test_a_damaged_database_is_set_aside_and_its_ids_and_logs_are_not_reused",

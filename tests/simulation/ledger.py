@@ -63,7 +63,7 @@ class SimulatedLedger:
                 self._world.amend_lease(wanted.amends, wanted.claim.shares)
                 continue
             holder = replace(self._holder, label=wanted.label)
-            granted = self._world.grant(holder, wanted.claim.shares, self._keeper)
+            granted = self._world.grant(holder, wanted.claim.shares, self._keeper, wanted.remakes)
             if self._seen is not None:
                 self._world.report_grant(granted.lease, self._seen)
             descriptor = self._world.number("descriptor")

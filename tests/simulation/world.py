@@ -253,8 +253,8 @@ class World:
 
     # Leases
 
-    def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str) -> Granted:
-        lease = Lease(id=f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
+    def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str, remakes: str | None = None) -> Granted:
+        lease = Lease(id=remakes or f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
         self.granted[lease.id] = Granted(lease=lease, keepers={keeper})
         self.record("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]

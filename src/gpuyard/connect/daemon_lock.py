@@ -9,9 +9,10 @@ Rules:
 """
 
 import contextlib
+import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault
@@ -25,15 +26,19 @@ _ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
 
 
 @contextlib.contextmanager
-def hold_daemon_lock(path: str | Path) -> Iterator[None]:
-    """Hold the lock. Raise EnvironmentFault if another daemon holds it."""
+def hold_daemon_lock(path: str | Path) -> Iterator[Callable[[], bool]]:
+    """Hold the lock. Raise EnvironmentFault if another daemon holds it.
+
+    Yields a function that returns whether the file at `path` is still the one that is locked: if not, another daemon
+    could lock the one that is there.
+    """
     descriptor = _open(str(path))
     try:
         _lock(descriptor, Path(path))
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}\n".encode(), 0)
-            yield
+            yield lambda: _is_at(descriptor, path)
         finally:
             os.ftruncate(descriptor, 0)
             unlock(descriptor)
@@ -76,6 +81,14 @@ def _open(path: str) -> int:
         raise EnvironmentFault(
             f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"
         ) from error
+
+
+def _is_at(descriptor: int, path: str | Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError as error:
+        # Any other error, such as a file system that does not answer, says nothing about the file.
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -24,6 +24,7 @@ from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
 from gpuyard.control.machine_sleep import MachineSleep
+from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.suspend_jobs import SuspendControl
@@ -101,6 +102,8 @@ class Controller:
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
+        self.own_leases = OwnLeases(self.transitions, me)
+        self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()
         self.me = me
@@ -175,6 +178,7 @@ class Controller:
         self.engines.start_prepared()
         for held in granted:
             held.leave()
+        self.own_leases.release_ended()
         self._ends.signal_stopping()
         self.suspend_control.request()
         self._ticket.update(self.plan.head, now, has_started=started > 0)
@@ -188,9 +192,11 @@ class Controller:
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
         changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_unsettled
-        if wants_devices or changes_leases or self._has_ended_leases:
+        is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
+        if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
             try:
-                granted += self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
+                claims = self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
+                granted += self.own_leases.keep(claims)
                 self._has_ended_leases = False
                 self.start_pauses.note_ledger(None, now)
             except EnvironmentFault as error:
@@ -229,7 +235,9 @@ class Controller:
 
     def _claim(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState) -> list[WantedClaim]:
         """Decide while the ledger is locked; return the leases to amend, and a claim for each start."""
-        leases, tickets = ledger
+        found, tickets = ledger
+        leases = self.own_leases.complete(found)
+        remade = self.own_leases.wanted(found, self._clock.monotonic())
         amended = [
             *self.suspend_control.release_leases(leases, now),
             *self.usage_tracker.settle(leases, now, self.rules.settle_s),
@@ -237,7 +245,7 @@ class Controller:
         shares = {wanted.amends: wanted.claim.shares for wanted in amended}
         leases = tuple(replace(lease, shares=shares.get(lease.id, lease.shares)) for lease in leases)
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
-        return [*amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
+        return [*remade, *amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
 
     def _wanted_claim(self, start: Start) -> WantedClaim:
         amends = self.transitions.live[start.job_id].attempt.lease_id if start.lane.resumes else None
@@ -302,6 +310,8 @@ class Controller:
         return any(queue.lane.preempts for queue in ready)
 
     def _paused(self) -> Iterator[Reason]:
+        if self.closed is not None:
+            yield Reason(ReasonKind.PAUSED, self.closed)
         if self._store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
 
@@ -352,7 +362,8 @@ class Controller:
             ahead = self._store.count_ahead(lane, job.id)
         else:
             queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-            view = self._view(sample, now, queues, read_ledger(self._leases))
+            leases, tickets = read_ledger(self._leases)
+            view = self._view(sample, now, queues, (self.own_leases.complete(leases), tickets))
             resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
             lane = resuming or self._store.lane_of(job.id)
             plan = decide(view, explained_lane=lane.id)

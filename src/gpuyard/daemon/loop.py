@@ -22,6 +22,7 @@ from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
+from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.save_when_quiet import QuietSaver
 from gpuyard.engines.common.job_logs import rotate_if_over
@@ -65,6 +66,7 @@ class SchedulerLoop:
         *,
         suspender: LocalSuspender,
         open_engine: Callable[[str], Engine] | None = None,
+        home: HomeWatch | None = None,
     ) -> None:
         self.database = database
         self.store = JobStore(database)
@@ -101,6 +103,7 @@ class SchedulerLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._logs_timer: asyncio.TimerHandle | None = None
         self._saver = QuietSaver(database)
+        self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch: FileWatch | None = None
         self._finished = 0
         self._settled = len(_SETTLE_S)
@@ -115,6 +118,7 @@ class SchedulerLoop:
         self.sampling = sampling
         self.controller.recover()
         self._watch_engine(is_wanted=True)
+        self._home.watch(self.wake)
         self.wake()
 
     def close(self) -> None:
@@ -127,6 +131,7 @@ class SchedulerLoop:
             if handle is not None:
                 handle.cancel()
         self._saver.close()
+        self._home.close()
         self._queue_ledger.return_ticket()
         self.sampling.close()
         self._suspender.close()
@@ -138,14 +143,19 @@ class SchedulerLoop:
             self._next_step = self._loop.call_soon(self._step)
 
     def fail(self, error: StoreFault) -> None:
-        """End the daemon because its database is damaged; the next daemon sets the database aside."""
+        """End the daemon because its database is damaged, which the next daemon sets aside, or its folder is gone."""
         if not self.fatal_fault.done():
             self.fatal_fault.set_result(error)
 
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
-        problem = [self.problem] if self.problem else []
-        return [*self.notices, *problem, *self.controller.start_pauses.notices(), *self._engine.problems()]
+        now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
+        return [*self.notices, *now, *self.controller.start_pauses.notices(), *self._engine.problems()]
+
+    @property
+    def home_problem(self) -> str | None:
+        """Why this daemon accepts no more jobs: its folder is gone."""
+        return self._home.problem
 
     def with_own_pid(self, attempt: Attempt) -> Attempt:
         """Return a live attempt with the pid of its program, if it runs on this machine and is known."""
@@ -177,6 +187,8 @@ class SchedulerLoop:
             self._settled = 0
             self.finish_signal.announce()
         self._schedule_next(step)
+        if self._home.problem is not None and not self.controller.transitions.live:
+            self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
         for listener in self.listeners:
             try:
                 listener(step)
@@ -185,6 +197,7 @@ class SchedulerLoop:
 
     def _step_controller(self) -> Step:
         self._reload_changed_config()
+        self._check_home()
         is_fresh = self.sampling.age() <= _FRESH_S
         step = self.controller.step(self.sampling.latest, may_start=is_fresh)
         is_wanted = (not is_fresh or step.is_outdated) and (
@@ -195,6 +208,11 @@ class SchedulerLoop:
         self.sample_logs.write(self.controller.batch_gates.take_rows())
         self._drop_refused()
         return step
+
+    def _check_home(self) -> None:
+        if self._home.has_lost_home() and self.controller.closed is None:
+            self.controller.closed = self._home.problem
+            _log.error("%s", self._home.problem)
 
     def _drop_refused(self) -> None:
         """Delete what is stored of refused submissions, a piece per step; on a full disk try again after a while."""

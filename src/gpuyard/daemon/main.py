@@ -16,6 +16,7 @@ from gpuyard.core.job.lifecycle import WAITING, JobEvent, can
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
+from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
@@ -23,7 +24,7 @@ from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
-from gpuyard.engines.local.process_tree import RamMeter
+from gpuyard.engines.local.process_tree import RamMeter, jobs_of_queue
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
@@ -43,6 +44,7 @@ from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
 _CHECK_SOCKET_EVERY_S = 5.0
+_MOST_NAMED = 10
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
@@ -67,18 +69,19 @@ def run_daemon(*, is_managed: bool = False) -> int:
         folder = Path(paths.state_folder())
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
-        with hold_daemon_lock(paths.lock_path()):
+        with hold_daemon_lock(paths.lock_path()) as has_home:
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
-                return asyncio.run(_serve(database, notice, folder, open_files, is_managed=is_managed))
+                home = HomeWatch(has_home, str(folder))
+                return asyncio.run(_serve(database, notice, home, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve(database: Database, notice: str | None, folder: Path, open_files: int, *, is_managed: bool) -> int:
+async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
     """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
-    store = JobStore(database)
+    folder, store = Path(home.folder), JobStore(database)
     clock = StoredClock(store, QueueQueries(database, store))
     me = this_process("gpuyard queue")
     ledger, engine = open_ledger(), LocalEngine(folder, open_files=open_files)
@@ -93,14 +96,21 @@ async def _serve(database: Database, notice: str | None, folder: Path, open_file
         return open_engine(Context(name=name, folder=folder, on_news=wake))
 
     scheduler = SchedulerLoop(
-        database, QueueLedger(ledger, me), engine, clock, me, suspender=suspender, open_engine=open_cluster_engine
+        database,
+        QueueLedger(ledger, me),
+        engine,
+        clock,
+        me,
+        suspender=suspender,
+        open_engine=open_cluster_engine,
+        home=home,
     )
     scheduler.listeners.append(lambda _: clock.save())
     if notice is not None:
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal"))
         _log.error(notice)
         scheduler.notices.append(notice)
-    _start_ids_after_logs(scheduler, log_folders(folder))
+    _start_ids_after_earlier_jobs(scheduler, log_folders(folder), engine.queue)
     stop: asyncio.Future[Shutdown] = loop.create_future()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, _end, stop, Shutdown())
@@ -198,11 +208,23 @@ def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
     )
 
 
-def _start_ids_after_logs(scheduler: SchedulerLoop, folders: list[Path]) -> None:
-    """Beside a new database, skip the ids of old logs: a job must not append to the log of an earlier one."""
-    if scheduler.queries.last_id() == 0:
-        names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
-        found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
-        highest = max((int(match[1]) for match in found), default=0)
-        with scheduler.store.transaction():
-            scheduler.store.reserve_ids_up_to(highest)
+def _start_ids_after_earlier_jobs(scheduler: SchedulerLoop, folders: list[Path], queue: str) -> None:
+    """Beside a new database, skip the ids of old logs, and of programs of an earlier queue that still run.
+
+    A job must not append to the log of an earlier one, and its processes are found by its id.
+    """
+    if scheduler.queries.last_id() > 0:
+        return
+    names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
+    found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
+    running = jobs_of_queue(queue)
+    with scheduler.store.transaction():
+        scheduler.store.reserve_ids_up_to(max([*(int(match[1]) for match in found), *running], default=0))
+    if running:
+        named = ", ".join(f"job {job_id} (process {pid})" for job_id, pid in sorted(running.items())[:_MOST_NAMED])
+        notice = (
+            f"programs of an earlier queue in this folder still run, which this queue does not know: {named}"
+            f"{', …' if len(running) > _MOST_NAMED else ''}; their GPUs are taken while their leases are held"
+        )
+        _log.warning("%s", notice)
+        scheduler.notices.append(notice)

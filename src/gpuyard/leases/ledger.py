@@ -52,6 +52,7 @@ class HeldLease(LockFile):
 class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._remade: set[str] = set()
 
     def leases(self) -> tuple[Lease, ...]:
         return self.contents().leases
@@ -103,6 +104,8 @@ class Ledger:
                 dead: list[str] = []
                 live = self._live(dead)
                 wanted = decide(live.leases, live.tickets)
+                dead = [name for name in dead if name not in self._remade]
+                self._remade.clear()
                 try:
                     self._grant_all(wanted, granted, dead)
                 finally:
@@ -133,6 +136,15 @@ class Ledger:
         if spare is not None and not held.is_used_again:
             dead.insert(0, spare)  # remove_dead tries to remove it
         held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time())
+        return held
+
+    def remake(self, lease_id: str, holder: Holder, claim: Claim) -> HeldLease:
+        """Make a lease again whose file was removed or spoiled. Call it only from within `decide`."""
+        name = f"{lease_id}{LEASE}"
+        with self._as_fault():
+            held = HeldLease(f"{self.folder}/{name}", encode_lease(holder, claim.shares))
+        self._remade.add(name)  # a dead file of this name was read before, but is not dead any more
+        held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time())
         return held
 
     def amend(self, lease_id: str, claim: Claim) -> None:

@@ -48,6 +48,16 @@ def check_sticky(folder: Path, status: os.stat_result) -> None:
         )
 
 
+def is_private(folder: Path) -> bool:
+    return not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def restore_directory(folder: Path) -> None:
+    """Make a private lease directory again that was removed under a running daemon, unless its parent is gone, too."""
+    if not folder.is_dir() and folder.parent.is_dir():
+        prepare_directory(folder)
+
+
 def make_shared_directory(folder: Path, group: int | None = None) -> Path:
     """Make a directory in which all users, or those of a group, see all leases and can remove only their own."""
     try:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
+from gpuyard.leases.ledger_directory import is_private, restore_directory
 from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.measured_usage import measure
 from gpuyard.ports import WantedClaim
@@ -25,6 +26,7 @@ class QueueLedger:
         self._ticket: LockFile | None = None
         self._waits_for: tuple[Need, int] | None = None
         self.foreign_loads = ForeignLoadTracker().update
+        self._is_private = is_private(ledger.folder)
 
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
@@ -34,12 +36,24 @@ class QueueLedger:
             active = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
             wanted = decide(leases, active)
             for each in wanted:
-                if each.amends is not None:
+                if each.remakes is not None:
+                    holder = replace(self._holder, label=each.label)
+                    remade.append(self.ledger.remake(each.remakes, holder, each.claim))
+                elif each.amends is not None:
                     self.ledger.amend(each.amends, each.claim)
-            new = (each for each in wanted if each.amends is None)
+            new = (each for each in wanted if each.amends is None and each.remakes is None)
             return [(replace(self._holder, label=each.label), each.claim) for each in new]
 
-        return self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
+        remade: list[HeldLease] = []
+        if self._is_private:
+            restore_directory(self.ledger.folder)
+        try:
+            granted = self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
+        except BaseException:
+            for held in remade:
+                held.release()
+            raise
+        return [*remade, *granted]
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._waits_for == (need, priority):

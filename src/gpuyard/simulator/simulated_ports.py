@@ -64,7 +64,9 @@ class SimulatedLedger:
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
         self._last_descriptor += 1
         descriptor = self._last_descriptor
-        lease = Lease(id=f"L{descriptor}", holder=ME, shares=wanted.claim.shares, since=self._machine.now)
+        lease = Lease(
+            id=wanted.remakes or f"L{descriptor}", holder=ME, shares=wanted.claim.shares, since=self._machine.now
+        )
         self.granted[descriptor] = self._leases[lease.id] = lease
         self._listed = None
         self.set_measured(descriptor, 0.0)

@@ -170,11 +170,12 @@ def open_database(path: Path | None) -> tuple[Database, str | None]:
         database = _connect(str(path))
     except OSError as error:
         raise EnvironmentFault(f"{path.parent} cannot be used: {error.strerror}") from error
-    record = QueueRecord(path.with_name("queue.record"))
-    older = compare(record.progress, database.progress(), was_new=was_new, has_log=has_log)
-    last_id = _catch_up(database, record)
-    if was_new or notice is not None:
-        database.save()  # so that its file is a database even if its write-ahead log is lost
+    with _closed_on_error(database), convert_sqlite_errors():
+        record = QueueRecord(path.with_name("queue.record"))
+        older = compare(record.progress, database.progress(), was_new=was_new, has_log=has_log)
+        last_id = _catch_up(database, record)
+        if was_new or notice is not None:
+            database.save()  # so that its file is a database even if its write-ahead log is lost
     if notice is None and older is not None:
         known = f"jobs up to {last_id} are known" if last_id else "it has no jobs"
         notice = (
@@ -190,8 +191,13 @@ def _catch_up(database: Database, record: QueueRecord) -> int:
     recorded, found = record.progress, database.progress()
     generation, last_id = max(recorded.generation, found.generation) + 1, max(recorded.last_id, found.last_id)
     rows = [("generation", str(generation)), ("next_id", str(last_id + 1))]
-    with database.transaction():
-        database.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+    try:
+        with database.transaction():
+            database.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+    except StoreFault:
+        if last_id > found.last_id:
+            raise
+        generation = recorded.generation  # on a full disk a daemon can still watch its running jobs
     record.write(QueueProgress(generation, last_id, has_unsaved=True))
     database.keep_record(record)
     return found.last_id
@@ -222,7 +228,7 @@ def _connect(name: str) -> Database:
 
 
 @contextlib.contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+def _closed_on_error(connection: sqlite3.Connection | Database) -> Iterator[None]:
     try:
         yield
     except BaseException:

@@ -21,7 +21,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
 from gpuyard.engines.registry import LOCAL, check_name
-from gpuyard.errors import GpuyardError, UserError
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
@@ -58,6 +58,8 @@ class SubmissionHandler:
         token = submission.token
         if not token.isprintable():
             raise UserError("the token takes plain text")
+        if self._scheduler.home_problem is not None:
+            raise EnvironmentFault(self._scheduler.home_problem, hint="the next command starts a new daemon")
         task = self._arriving.get(token) if token else None
         if task is None:
             task = asyncio.get_running_loop().create_task(self._take_in(submission))

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from gpuyard.daemon.server import http_parser as http
 from gpuyard.daemon.server.error_answers import failure
 from gpuyard.daemon.server.stranger_limit import StrangerLimit, network_of
-from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, refuse_if_too_old, refuse_other_users
+from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, file_identity, refuse_if_too_old, refuse_other_users
 from gpuyard.system.open_files import open_files_limit
 
 HttpAnswer = http.Response | http.ResponseStream
@@ -82,6 +82,7 @@ class Server:
         # each time with a traceback in the log and one more retry a second later: it may try once.
         self.listener = await create(lambda: _Connection(self), sock=listening, backlog=1)
         listening.listen(self.limits.connections)
+        self._socket_file = file_identity(self.path) if self.path is not None else None
 
     async def listen_again(self) -> None:
         """Bind the socket file anew after it was removed. Open connections stay. Raises EnvironmentFault."""
@@ -96,8 +97,8 @@ class Server:
         if self.listener is not None:
             self.listener.close()
             self.listener = None
-            if self.path is not None:
-                self.path.unlink(missing_ok=True)
+            if self.path is not None and self._socket_file == file_identity(self.path):
+                self.path.unlink(missing_ok=True)  # not that of a daemon that has bound the path since
         strangers = [] if self.strangers is None else self.strangers.all()
         for connection in [*self.open, *self.refused, *strangers]:
             connection.close()

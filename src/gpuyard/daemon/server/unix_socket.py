@@ -43,3 +43,12 @@ def bind(path: Path) -> socket.socket:
             f"the daemon's socket {path} cannot be created: {error.strerror or error}",
             hint="set GPUYARD_HOME to another directory",
         ) from error
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file, or None if it is gone."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

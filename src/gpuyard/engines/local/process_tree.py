@@ -94,6 +94,17 @@ def main_process(attempt: Attempt, queue: str) -> int | None:
     return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
 
 
+def jobs_of_queue(queue: str) -> dict[int, int]:
+    """Return the job ids of this user's live processes that name the queue, with the pid of one process each."""
+    found: dict[int, int] = {}
+    for process in _all_processes():
+        variables = {} if process.is_dead or not _is_ours(process.pid) else _environment(process.pid)
+        job_id = variables.get("GPUYARD_JOB_ID", "")
+        if variables.get(QUEUE) == queue and job_id.isascii() and job_id.isdecimal():
+            found.setdefault(int(job_id), process.pid)
+    return found
+
+
 def _is_marked(pid: int, attempt: Attempt, queue: str) -> bool:
     variables = _environment(pid)
     return (

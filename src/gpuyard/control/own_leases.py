@@ -1,0 +1,117 @@
+"""The shares of running attempts stay taken, even if their lease files are removed.
+
+A lease is a file that the program of an attempt keeps locked. Its user, the owner of the directory and a cleaner of
+temporary files can remove it, and the program does not notice. Rules:
+- Each grant counts every live attempt of this queue. One whose lease is missing from the ledger counts with the shares
+  that the lease had last.
+- A lease that stays missing is made again under its old name, so that other programs see it, too. Not at once: the
+  lease of a program that has just ended is gone a moment before its end is recorded.
+- The daemon holds such a lease until the attempt has ended. The next daemon makes it again at its first grant.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.lifecycle import IN_SUSPENSION
+from gpuyard.core.lease import Claim, Holder, Lease, Share
+from gpuyard.ports import HeldClaim, WantedClaim
+
+_log = logging.getLogger(__name__)
+_CHECK_EVERY_S = 1.0
+_REMAKE_AFTER_S = 0.9
+_MOST_NAMED = 10
+
+
+class OwnLeases:
+    def __init__(self, transitions: JobTransitions, me: Holder) -> None:
+        self.notice: str | None = None
+        self._transitions = transitions
+        self._me = me
+        self._shares: dict[str, tuple[Share, ...]] = {}  # as last seen in the ledger, by lease
+        self._missing: dict[str, float] = {}  # since when, by lease
+        self._held: dict[str, HeldClaim] = {}
+        self._checked_at = -math.inf
+        self._remade = 0
+        self._takes_over = True
+
+    def is_check_due(self, now: float) -> bool:
+        """Whether the ledger should be read although no job waits for a device. `now` is of a monotonic clock."""
+        return now >= self._checked_at + _CHECK_EVERY_S and bool(self._leased())
+
+    def complete(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
+        """Return the leases of the ledger, and those of live attempts that are missing there."""
+        found = {lease.id: lease for lease in leases}
+        leased = self._leased()
+        missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
+        self._shares = {lease_id: found[lease_id].shares for lease_id in leased.keys() & found.keys()} | {
+            lease.id: lease.shares for lease in missing
+        }
+        return (*leases, *missing)
+
+    def wanted(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
+        """Return claims for the leases that have been missing for a while; `leases` are those of the ledger."""
+        self._takes_over, self._checked_at = self._checked_at == -math.inf, now
+        found, leased = {lease.id for lease in leases}, self._leased()
+        known_since = self._missing
+        self._missing = {lease_id: known_since.get(lease_id, now) for lease_id in leased if lease_id not in found}
+        due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
+        return [
+            WantedClaim(claim=Claim(shares=self._shares[each]), label=f"job {leased[each].job.id}", remakes=each)
+            for each in due
+        ]
+
+    def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+        """Hold the leases among the claims that were made again; return the others, which are new."""
+        remade = [held for held in claims if held.lease.id in self._missing]
+        if not remade:
+            return claims
+        new = [held for held in claims if held.lease.id not in self._missing]
+        for held in remade:
+            before = self._held.pop(held.lease.id, None)
+            if before is not None:
+                before.leave()
+            self._held[held.lease.id] = held
+            self._missing.pop(held.lease.id, None)
+        if self._takes_over:
+            # The daemon before held some, and an attempt that never started is not reported yet.
+            _log.info("%d leases of running jobs were made again", len(remade))
+            return new
+        self._remade += len(remade)
+        jobs = ", ".join(str(held.lease.holder.label) for held in remade[:_MOST_NAMED])
+        jobs += ", …" if len(remade) > _MOST_NAMED else ""
+        _log.warning("the leases of %s were gone from the ledger while they run, and were made again", jobs)
+        self.notice = (
+            f"the lease files of {self._remade} running jobs were removed ({jobs}), and made again: see that "
+            "nothing deletes files in the lease directory (`gpuyard leases` shows it)"
+        )
+        return new
+
+    def release_ended(self) -> None:
+        """Give back the leases of attempts that are over."""
+        if self._held:
+            leased = {live.attempt.lease_id for live in self._transitions.live.values()}
+            for lease_id in self._held.keys() - leased:
+                self._held.pop(lease_id).release()
+
+    def _leased(self) -> dict[str, Live]:
+        """Return the live attempts on this machine that hold devices, by lease. A suspended one reserves nothing."""
+        return {
+            live.attempt.lease_id: live
+            for live in self._transitions.live.values()
+            if live.attempt.lease_id is not None and live.job.state not in IN_SUSPENSION
+        }
+
+    def _lease_of(self, lease_id: str, live: Live) -> Lease:
+        attempt, reserved_mb = live.attempt, live.attempt.reserved_mb
+        is_exclusive = live.job.spec.need.is_exclusive or reserved_mb is None
+        shares = self._shares.get(lease_id) or tuple(
+            Share(device_id=device_id, memory_mb=reserved_mb, is_exclusive=is_exclusive)
+            for device_id in attempt.devices
+        )
+        holder = replace(self._me, label=f"job {attempt.job_id}")
+        return Lease(id=lease_id, holder=holder, shares=shares, since=attempt.since)
