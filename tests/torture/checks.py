@@ -39,7 +39,7 @@ def check_all(
         *happened.observed,
         *check_submissions(records, submissions),
         *check_states(records),
-        *check_attempts(runs, records),
+        *check_attempts(runs, records, happened),
         *check_outcomes(runs, records, plans, happened),
         *check_limits(runs, records, plans, happened),
         *check_overlap(runs),
@@ -96,8 +96,8 @@ def check_states(records: Records) -> Iterator[str]:
 # Attempts
 
 
-def check_attempts(runs: Sequence[Run], records: Records) -> Iterator[str]:
-    """Each attempt ran exactly as often as its record says."""
+def check_attempts(runs: Sequence[Run], records: Records, happened: Happened) -> Iterator[str]:
+    """Each attempt ran exactly as often as its record says. A job may be killed before it has written its start."""
     ran = by_attempt(runs)
     for (job, number), found in ran.items():
         if len(found) > 1:
@@ -109,7 +109,8 @@ def check_attempts(runs: Sequence[Run], records: Records) -> Iterator[str]:
     for key, record in records.attempts.items():
         if record.kind is None:
             yield f"attempt {record.name} has no outcome"
-        if record.kind in ("succeeded", "failed", "out-of-memory") and key not in ran:
+        has_run = key in ran or record.pid in happened.killed_jobs
+        if record.kind in ("succeeded", "failed", "out-of-memory") and not has_run:
             yield f"attempt {record.name} is recorded as {record.kind} ({record.reason}), and it never ran"
 
 

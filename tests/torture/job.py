@@ -50,7 +50,10 @@ def main() -> int:
     printed = _print_lines(note, run, int(lines), float(seconds))
     if plan == "oom" and number == 1:
         text = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 0 bytes free.\n"
-        os.write(2, text)
+        try:
+            os.write(2, text)
+        except OSError:  # without the message it is a failure like any other
+            return end(4)
         return end(1)
     note("printed", printed)
     kind, _, value = plan.partition(":")

@@ -61,7 +61,7 @@ class Load:
             (1, "retry", lambda: self._change("retry")),
             (2, "run", self._run),
             (2, "script", self._script),
-            (1, "logs -f", lambda: self._follow("logs", "-f")),
+            (1, "logs -f", self._follow_log),
             (1, "queue", lambda: self._read("queue", "--all")),
             (1, "wait", lambda: self._follow("wait", "--timeout", "10s")),
             (1, "leases", lambda: self._read("leases")),
@@ -204,6 +204,12 @@ class Load:
 
     def _read(self, *arguments: str) -> None:
         self._start(lambda: self._ask(*arguments))
+
+    def _follow_log(self) -> None:
+        """Follow the log of a job, which may wait for long."""
+        job = self._some_job()
+        if job is not None:
+            self._start(lambda: self._beside([*GPUYARD, "logs", str(job), "-f"]))
 
     def _follow(self, *arguments: str) -> None:
         job = self._some_job()

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ class AttemptRecord(Struct, frozen=True, kw_only=True):
     status: int | None
     reason: str
     reserved_mb: float | None = None
+    pid: int | None = None
 
     @property
     def name(self) -> str:
@@ -72,8 +73,8 @@ def read_records(database: Path) -> Records:
             for row in query("SELECT id, name, state, reason FROM jobs")
         }
         attempts = {
-            (row[0], row[1]): _attempt(*row)
-            for row in query("SELECT job, number, keeper_pid, outcome, reserved_mb FROM attempts")
+            (row[0], row[1]): _attempt(row)
+            for row in query("SELECT job, number, keeper_pid, outcome, reserved_mb, pid FROM attempts")
         }
         problems = [f"integrity_check: {text}" for (text,) in query("PRAGMA integrity_check") if text != "ok"]
         problems += [f"foreign_key_check: {row}" for row in query("PRAGMA foreign_key_check")]
@@ -84,7 +85,8 @@ def read_records(database: Path) -> Records:
     return Records(jobs=jobs, attempts=attempts, problems=problems)
 
 
-def _attempt(job: int, number: int, keeper_pid: int, outcome: str | None, reserved_mb: float | None) -> AttemptRecord:
+def _attempt(row: tuple[Any, ...]) -> AttemptRecord:
+    job, number, keeper_pid, outcome, reserved_mb, pid = row
     fields = json.loads(outcome) if outcome else {}
     return AttemptRecord(
         job=job,
@@ -94,4 +96,5 @@ def _attempt(job: int, number: int, keeper_pid: int, outcome: str | None, reserv
         status=fields.get("status"),
         reason=fields.get("reason") or "",
         reserved_mb=reserved_mb,
+        pid=pid,
     )

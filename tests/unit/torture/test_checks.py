@@ -127,6 +127,12 @@ def test_an_attempt_that_is_recorded_and_never_ran(kind: str) -> None:
     ]
 
 
+def test_an_attempt_that_was_killed_before_it_wrote_its_start() -> None:
+    found = records(attempt(kind="failed", status=137, pid=55))
+    assert everything([], found, killed_jobs={55}) == []
+    assert len(everything([], found, killed_jobs={56})) == 1
+
+
 def test_an_attempt_without_an_outcome() -> None:
     assert "attempt 1.1 has no outcome" in everything([run()], records(attempt(kind=None)))
 
