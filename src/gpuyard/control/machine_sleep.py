@@ -24,14 +24,19 @@ class MachineSleep:
         self._boot_id = boot_id
 
     def record(self, asleep: float, now: float) -> None:
-        """Account for the sleep since the last call. `asleep` is `Clock.asleep`. Needs a transaction."""
+        """Account for the sleep since the last call. `asleep` is `Clock.asleep`. Needs a transaction.
+
+        Where the boot is unknown (macOS), sleep counts as run time.
+        """
+        if self._boot_id is None:
+            return
         store = self._transitions.store
         boot_id, accounted = json.loads(store.setting(_SETTING) or "[null, 0.0]")
         slept_s = asleep - accounted
-        is_same_boot = boot_id is not None and boot_id == self._boot_id
+        is_same_boot = boot_id == self._boot_id
         if is_same_boot and abs(slept_s) < _LEAST_S:
             return
-        store.set_setting(_SETTING, json.dumps([self._boot_id or "", asleep]))
+        store.set_setting(_SETTING, json.dumps([self._boot_id, asleep]))
         if is_same_boot and slept_s > 0:
             self._extend_run_times(slept_s, now)
 

@@ -12,7 +12,7 @@ from gpuyard.errors import StoreFault
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.system.clock import QueueClock, boot_name, since_boot
+from gpuyard.system.clock import QueueClock, boot_name, read_clocks
 
 _log = logging.getLogger(__name__)
 _SETTING = "clock"
@@ -22,7 +22,7 @@ class StoredClock(QueueClock):
     def __init__(self, store: JobStore, queries: QueueQueries) -> None:
         """Continue the times in the store."""
         before, latest = _read(store), queries.latest_time()
-        super().__init__(start_queue_time(before, boot_name(), since_boot(), time.time(), latest), _log_step)
+        super().__init__(start_queue_time(before, boot_name(), *read_clocks(time.time), latest), _log_step)
         self._store = store
         self._saved = before
         if before is not None and before.boot == self.record.boot and before.shift != self.record.shift:

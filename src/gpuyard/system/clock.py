@@ -14,6 +14,7 @@ from gpuyard.system.process_identity import boot_id
 
 # Without CLOCK_BOOTTIME, on macOS, CLOCK_MONOTONIC is the one that counts the time asleep.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_SAME_MOMENT_S = 0.1
 
 
 def since_boot() -> float:
@@ -21,14 +22,25 @@ def since_boot() -> float:
     return time.clock_gettime(_SINCE_BOOT)
 
 
+def read_clocks(other: Callable[[], float]) -> tuple[float, float]:
+    """Return `since_boot` and another clock, both read at the same moment. A process may be stopped in between, which
+    would look as if a clock had been set."""
+    while True:
+        before, read, after = since_boot(), other(), since_boot()
+        if after - before < _SAME_MOMENT_S:
+            return before, read
+
+
 def wall_time_of(at: float) -> float:
     """Return the wall time of a time of `since_boot`, by the wall clock as it is set now."""
-    return time.time() - (since_boot() - at)
+    now, wall = read_clocks(time.time)
+    return wall - (now - at)
 
 
 def asleep() -> float:
     """Return for how long this machine has been suspended since it booted, plus an amount that never changes."""
-    return since_boot() - time.monotonic()
+    now, awake = read_clocks(time.monotonic)
+    return now - awake
 
 
 def boot_name() -> str:
@@ -84,6 +96,6 @@ class QueueClock(SystemClock):
 
     def look(self) -> None:
         """Notice a step of the wall clock."""
-        before, self.record = self.record, self.record.noticing(since_boot(), time.time())
+        before, self.record = self.record, self.record.noticing(*read_clocks(time.time))
         if self.record is not before:
             self._on_step(self.record.shift - before.shift)

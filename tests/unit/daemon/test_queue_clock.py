@@ -59,7 +59,6 @@ def test_a_step_is_stored_before_the_machine_restarts(
     booted = since_boot()
     monkeypatch.setattr(queue_clock, "boot_name", lambda: "the next boot")
     monkeypatch.setattr("gpuyard.system.clock.since_boot", lambda: since_boot() - booted)
-    monkeypatch.setattr(queue_clock, "since_boot", lambda: since_boot() - booted)
     after = open_clock(queue_db)
     assert before <= after.now() <= before + SLACK_S
     assert after.to_wall(before) == pytest.approx(time.time(), abs=SLACK_S)
