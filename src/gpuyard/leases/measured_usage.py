@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import psutil
 
 LEASE_VARIABLE = "GPUYARD_LEASE"
+# Any user can start a process at the end of a long chain: following it must not take long.
+_MAX_ANCESTORS = 64
 Measured = dict[tuple[str, str], float | None]
 
 
@@ -109,7 +111,9 @@ class LeaseFinder:
             if named is not None and named.holder.uid == process.uids().real:
                 return [named]
             above: psutil.Process | None = process
-            while above is not None:
+            for _ in range(_MAX_ANCESTORS):
+                if above is None:
+                    break
                 if own := [lease for lease in self._by_pid.get(above.pid, ()) if is_alive(lease.holder)]:
                     return own
                 above = above.parent()
