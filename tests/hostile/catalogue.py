@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -14,7 +15,13 @@ from tests.unit.leases import as_root
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "attacks.md"
 # What comes of an attack, from best to worst. The verdict `remains` needs a paragraph in SECURITY.md.
-VERDICTS = ("refused", "ignored", "harmless", "bounded", "remains")
+VERDICTS = {
+    "refused": "the attacker, or the victim's command, gets an error, and nothing else happens",
+    "ignored": "the victim's programs go on without the attacker's file, and name it",
+    "harmless": "it works, and costs the victim nothing",
+    "bounded": "it costs the victim a limited amount of time or space",
+    "remains": "it does harm; SECURITY.md says so, and what to do about it",
+}
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
@@ -26,6 +33,14 @@ class Attack(NamedTuple):
     tries: str
     before: str
     now: str
+
+    @property
+    def verdict(self) -> str:
+        return self.now.partition(":")[0]
+
+    @property
+    def file(self) -> str:
+        return f"tests/hostile/test_{self.area.replace(' ', '_')}.py"
 
 
 _attacks: list[Attack] = []
@@ -58,6 +73,7 @@ def page() -> str:
     """Return the catalogue as a page of the docs."""
     attacks = load_attacks()
     broke = sum(each.before != "held" for each in attacks)
+    counts = Counter(each.verdict for each in attacks)
     lines = [
         "# Attacks",
         "",
@@ -66,22 +82,21 @@ def page() -> str:
         "",
         f"{len(attacks)} attacks; {broke} of them did harm before version 0.2.0.",
         "",
-        "| verdict | meaning |",
-        "| --- | --- |",
-        "| refused | the attacker, or the victim's command, gets an error, and nothing else happens |",
-        "| ignored | the victim's programs go on without the attacker's file, and name it |",
-        "| harmless | it works, and costs the victim nothing |",
-        "| bounded | it costs the victim a limited amount of time or space |",
-        "| remains | it does harm; SECURITY.md says so, and what to do about it |",
+        "| verdict | attacks | meaning |",
+        "| --- | --- | --- |",
+        *(f"| {verdict} | {counts[verdict]} | {meaning} |" for verdict, meaning in VERDICTS.items()),
     ]
     for area in sorted({each.area for each in attacks}):
-        lines += ["", f"## {area.capitalize()}", "", "| attack | before | now |", "| --- | --- | --- |"]
+        lines += ["", f"## {area.capitalize()}", "", f"In `tests/hostile/test_{area.replace(' ', '_')}.py`."]
+        lines += ["", "| attack | before | now |", "| --- | --- | --- |"]
         lines += [f"| {each.tries} | {each.before} | {each.now} |" for each in attacks if each.area == area]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
+    from tests.hostile import catalogue  # noqa: PLW0406 - where the attacks are recorded: this module is __main__
+
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(page(), encoding="utf-8")
+        PAGE.write_text(catalogue.page(), encoding="utf-8")
     else:
-        sys.stdout.write(page())
+        sys.stdout.write(catalogue.page())

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,9 +111,7 @@ def test_read_memory(queue: QueueUnderTest) -> None:
 def try_everything(home: str) -> dict[str, str]:
     """Return what the kernel says to each attempt to use the files of another user's queue."""
     names = ("queue.db", "daemon.log", "daemon.lock", "logs", "config.toml", "web.token")
-    deeds: dict[str, Callable[[], object]] = {
-        f"read {name}": lambda name=name: read(f"{home}/{name}") for name in names
-    }
+    deeds: dict[str, Callable[[], object]] = {f"read {name}": partial(read, f"{home}/{name}") for name in names}
     deeds |= {
         "list": lambda: os.listdir(home),
         "remove": lambda: os.unlink(f"{home}/queue.db"),
