@@ -11,11 +11,11 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
+from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import LeaseFinder, measure
 from gpuyard.leases.records import BadRecord
-from gpuyard.system.process_identity import is_stopped
 
 
 class WaitingTicket(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
 
 def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
     for position, ticket in enumerate(order):
-        ahead = tuple(other for other in order[:position] if not is_stopped(other.holder))
+        ahead = tuple(active_tickets(order[:position]))
         yield WaitingTicket(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
 
 

@@ -202,6 +202,9 @@ class LeaseLedger(Protocol):
         that it wants, those that are made again first, or for the first ones if this process may not open more files.
         Amended leases, which may have ended by then, are not returned."""
 
+    def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+        """Return all live leases and tickets, without waiting for processes that change the ledger."""
+
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""
 

@@ -22,13 +22,15 @@ from msgspec import Struct
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
-from gpuyard.system.file_locks import lock, try_lock
+from gpuyard.system import owner_locks
+from gpuyard.system.file_locks import lock
 
 # Memory that is taken in many small steps adds up to slightly more or less than the total.
 ROUNDING_MB = 0.001
 _GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
 _MAX_BYTES = 65536
 _MAX_PID, _MAX_FIGURE = 1 << 22, 1e9
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # The folder may be shared: another user's link is not followed, and another user's pipe does not block.
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -48,16 +50,15 @@ class SimulatedShare(Struct, frozen=True, kw_only=True):
 class SharesFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock_path = path / "lock"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder. No file in it is locked, as a user who made it could replace it."""
         try:
-            # With O_CREAT the kernel may refuse to open another user's file in a sticky directory.
-            descriptor = os.open(self.lock_path, os.O_RDONLY | _SAFELY)
+            descriptor = os.open(self.path, _FOLDER)
         except FileNotFoundError:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = _open_for_all(self.lock_path, os.O_RDONLY)
+            descriptor = os.open(self.path, _FOLDER)
         try:
             lock(descriptor)
             yield
@@ -67,9 +68,10 @@ class SharesFolder:
     def add(self, share: SimulatedShare) -> int:
         """Add a share and return the descriptor of its file, which the owner keeps open. Call it while locked."""
         path = self.path / f"{share.pid}-{os.urandom(4).hex()}.share"
-        descriptor = _open_for_all(path, os.O_RDWR | os.O_EXCL)
-        lock(descriptor)
+        descriptor = os.open(path, os.O_RDWR | os.O_EXCL | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        owner_locks.try_hold(descriptor)  # no other user can open the file yet
         write(descriptor, share)
+        os.fchmod(descriptor, 0o644)  # others have to see what this process uses, whatever our umask
         return descriptor
 
     def live(self) -> dict[Path, SimulatedShare]:
@@ -82,7 +84,7 @@ class SharesFolder:
             with contextlib.suppress(PermissionError, FileNotFoundError), _opened(path) as descriptor:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     continue
-                if try_lock(descriptor):
+                if not owner_locks.is_held(descriptor):
                     path.unlink()  # in a sticky directory another user's stays
                 elif (share := read(descriptor)) is not None:
                     found[path] = share
@@ -153,10 +155,3 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
         )
         for index, size in enumerate(sizes)
     )
-
-
-def _open_for_all(path: Path, flags: int) -> int:
-    """Create a file that every user can read, whatever our umask: others have to see what this process uses."""
-    descriptor = os.open(path, flags | os.O_CREAT | _SAFELY, 0o644)
-    os.fchmod(descriptor, 0o644)
-    return descriptor

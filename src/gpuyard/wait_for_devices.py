@@ -17,12 +17,13 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wa
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
+from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
-from gpuyard.leases.lock_file import LockFile
+from gpuyard.leases.lock_file import BEAT_EVERY_S, LockFile
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
-from gpuyard.system.process_identity import is_stopped, this_process
+from gpuyard.system.process_identity import this_process
 
 # A snapshot is used again for this long: one event may wake up a waiting process several times.
 _FRESH_S = 0.005
@@ -128,8 +129,18 @@ class Acquisition:
             if left <= 0:
                 raise WaitedTooLong(self._timeout_message(max_wait_s))
             on_wait(self.reasons)
-            notice.wait(min(left, poll_interval_s), self._blocking_pids())
+            self._wait_for_change(notice, min(left, poll_interval_s))
         return held
+
+    def _wait_for_change(self, notice: FileWatch, timeout_s: float) -> None:
+        """Wait until it is time for another attempt, and show meanwhile that this process is not stopped."""
+        until, pids = time.monotonic() + timeout_s, self._blocking_pids()
+        is_over = False
+        while not is_over:
+            left = until - time.monotonic()
+            is_over = notice.wait(min(left, BEAT_EVERY_S), pids) or left <= BEAT_EVERY_S
+            if self._ticket is not None:
+                self._ticket.beat()
 
     def _return_ticket(self) -> None:
         ticket, self._ticket = self._ticket, None
@@ -169,11 +180,8 @@ class Acquisition:
         return choice.claim
 
     def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Return the tickets ahead of this process. Without a ticket, it comes after all of the same priority.
-
-        A stopped process (Ctrl-Z) keeps its ticket, but no device is kept free for it meanwhile.
-        """
-        order = [ticket for ticket in in_queue_order(tickets) if not is_stopped(ticket.holder)]
+        """Return the active tickets ahead of this process. Without one, it comes after all of the same priority."""
+        order = active_tickets(in_queue_order(tickets))
         mine = self._ticket.id if self._ticket else None
         for position, ticket in enumerate(order):
             if ticket.id == mine or (mine is None and ticket.priority < self._priority):

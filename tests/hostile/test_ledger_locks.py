@@ -1,10 +1,12 @@
 """Attacks on the locks and files of a shared lease directory."""
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,8 +19,10 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
 from gpuyard.leases.ledger_mutex import hold_mutex
 from tests.hostile.catalogue import attack
+from tests.hostile.ledger_attacks import anne_gets, gpuyard, lease_gpus
 from tests.hostile.users import ANNE, BEN, act_as, become, stay_as
 from tests.in_time import wait_until_gone
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.unit.leases import DEADLINE_S, ME, child, nothing, take, wait_for_message
 
 A_RECORD = b'{"holder": {"uid": 61001, "user": "anne", "pid": 1}, "shares": [{"device_id": "G0"}]}'
@@ -322,3 +326,80 @@ def test_ticket_kept_by_a_child(folder: Path) -> None:
         assert [each.id for each in Ledger(folder).tickets()] == [ticket]
         ben.kill()
     assert Ledger(folder).tickets() == ()
+
+
+def wait_in_a_container(connection: Connection, folder: Path) -> None:
+    """Wait with a ticket of high priority in another pid namespace. Send the pid that the process has in this one."""
+    assert ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWPID) == 0
+    pid = os.fork()
+    if pid == 0:
+        become(BEN)
+        ticket = Ledger(folder).take_ticket(me(), Need(devices=2), 100, DEADLINE_S)
+        connection.send(ticket.id)
+        wait_for_message(connection)
+    connection.send(pid)
+    os.waitpid(pid, 0)
+
+
+_CLONE_NEWPID = 0x20000000
+
+
+@attack(
+    "wait with a ticket in another container, and stop",
+    before="nobody behind that ticket got a GPU",
+    now="bounded: the ticket loses its place after 30 s",
+)
+def test_stopped_ticket_holder_in_a_container(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with child(wait_in_a_container, folder) as ben:
+        (pid,) = [each for each in (ben.receive(), ben.receive()) if isinstance(each, int)]
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            assert lease_gpus(str(folder), 2) is None
+            now = time.monotonic()
+            monkeypatch.setattr(time, "monotonic", lambda: now + 32)
+            assert lease_gpus(str(folder), 2) == ["G0", "G1"]
+            assert len(Ledger(folder).tickets()) == 1
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            wait_until_gone(pid)
+
+
+def flood(folder: str, count: int) -> None:
+    for number in range(count):
+        os.close(os.open(f"{folder}/{number}.lease", os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+@attack(
+    "leave thousands of dead files that others cannot remove",
+    before="each claim opened all of them, and tried to remove them: 1.2 s for 60,000",
+    now="bounded: the newest 4,096 files of a user are read, each of them once; root removes them",
+)
+def test_flood_of_dead_files(folder: Path) -> None:
+    act_as(BEN, flood, str(folder), 5000)
+    assert anne_gets(folder) == ["G0", "G1"]
+    [ignored] = Ledger(folder).contents().bad
+    assert (ignored.uid, "904 files" in ignored.name) == (BEN, True)
+    for _ in range(2):
+        assert lease_gpus(str(folder), 2) == ["G0", "G1"]
+    assert os.listdir(folder) == []
+
+
+@attack(
+    "lock the directory and stop, while another user's queue has jobs",
+    before="`gpuyard why` failed, and did not name the process",
+    now="bounded: jobs that need no GPU go on, and `gpuyard why` names the process",
+)
+def test_queue_beside_a_stopped_holder(own_home: Path, place: Path, queue: QueueUnderTest) -> None:
+    folder = make_shared_directory(place / "ledger")
+    assert queue.wait(queue.submit("true"))["succeeded"] == 1
+    with child(lock_for_ever, folder) as ben:
+        pid = ben.receive()
+        os.kill(pid, signal.SIGSTOP)
+        waits = queue.submit("true")
+        assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1
+        until(lambda: f"(pid {pid}, user {BEN}, stopped)" in queue.why(waits), "a reason that names the process")
+        assert "kill -CONT" in queue.why(waits)
+        doctor = gpuyard("doctor", "--json")
+        assert f"(pid {pid}, user {BEN}, stopped)" in doctor.stdout.decode()
+    assert queue.wait(waits)["succeeded"] == 1
+    assert own_home.exists()

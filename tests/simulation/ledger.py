@@ -49,6 +49,10 @@ class SimulatedLedger:
         self._waits_for: tuple[Need, int] | None = None
         self._seen: Snapshot | None = None
 
+    def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+        self._may_fail("grant")
+        return self._world.leases(), tuple(ticket for ticket, _ in self._world.tickets.values())
+
     def grant(self, decide: Decide) -> list[SimulatedClaim]:
         self._may_fail("grant")
         # The times of tickets are wall times, as of files.

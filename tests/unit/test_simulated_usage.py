@@ -55,8 +55,11 @@ def request_more(owner: Owner) -> None:
 
 
 def test_one_process_at_a_time_reads_and_changes_shares(devices: SimulatedDevices) -> None:
-    with devices.shares.locked(), devices.shares.lock_path.open() as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with devices.shares.locked():
+        other = os.open(devices.shares.path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(other)
     with devices.shares.locked():
         pass
 

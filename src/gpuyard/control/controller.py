@@ -22,7 +22,7 @@ from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import attempt_of, launch_of
-from gpuyard.control.ledger_ticket import LedgerState, QueueTicket, read_ledger
+from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.rules import HostGates, Rules
@@ -362,7 +362,7 @@ class Controller:
             ahead = self._store.count_ahead(lane, job.id)
         else:
             queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-            leases, tickets = read_ledger(self._leases)
+            leases, tickets = self._leases.read()
             view = self._view(sample, now, queues, (self.own_leases.complete(leases), tickets))
             resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
             lane = resuming or self._store.lane_of(job.id)

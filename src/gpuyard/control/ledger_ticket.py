@@ -1,4 +1,4 @@
-"""The queue's own ticket in the ledger, for the job at the head of the queue; and reading the ledger."""
+"""The queue's own ticket in the ledger, for the job at the head of the queue."""
 
 import contextlib
 from typing import TypeAlias
@@ -7,24 +7,12 @@ from gpuyard.core.lease import Lease, Ticket
 from gpuyard.core.scheduling.plan import WaitingJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import LeaseLedger, WantedClaim
+from gpuyard.ports import LeaseLedger
 
 # A job waits this long before it gets a ticket: most waits are over by then, and a ticket is a file.
 TICKET_AFTER_S = 0.25
 LedgerState: TypeAlias = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
 _WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER})
-
-
-def read_ledger(ledger: LeaseLedger) -> LedgerState:
-    """Return all live leases and tickets without claiming anything."""
-    found: list[LedgerState] = []
-
-    def claim_nothing(*state: *LedgerState) -> list[WantedClaim]:
-        found.append(state)
-        return []
-
-    ledger.grant(claim_nothing)
-    return found[0]
 
 
 class QueueTicket:

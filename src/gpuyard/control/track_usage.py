@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.ledger_ticket import read_ledger
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, MemoryLack, OutcomeKind, Usage
@@ -177,7 +176,7 @@ class UsageTracker:
 
     def _all_leases(self) -> tuple[Lease, ...]:
         try:
-            return read_ledger(self._leases)[0]
+            return self._leases.read()[0]
         except EnvironmentFault:
             return ()
 

@@ -131,8 +131,11 @@ class Lease(Struct, frozen=True, kw_only=True):
 
 
 class Ticket(Struct, frozen=True, kw_only=True):
+    """A waiting request. `is_idle`: its process has not shown for a while that it runs; it may be stopped."""
+
     id: str
     holder: Holder
     need: Need
     since: float
     priority: int = 0
+    is_idle: bool = False

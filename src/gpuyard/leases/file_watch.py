@@ -42,21 +42,27 @@ class FileWatch:
             self._descriptor = _watch(folder)
         self._settling = 0
 
-    def wait(self, timeout_s: float, pids: Iterable[int] = ()) -> None:
-        """Return when a file may have been released, when one of the processes has ended, or after `timeout_s`."""
+    def wait(self, timeout_s: float, pids: Iterable[int] = ()) -> bool:
+        """Return when a file may have been released, when one of the processes has ended, or after `timeout_s`.
+
+        Return False if nothing has happened for `timeout_s`.
+        """
         if self._descriptor is None:
             time.sleep(max(0.0, min(timeout_s, _POLL_S)))
-            return
-        if self._settling < len(_SETTLE_S):
+            return True
+        is_settling = self._settling < len(_SETTLE_S)
+        if is_settling:
             timeout_s = min(timeout_s, _SETTLE_S[self._settling])
             self._settling += 1
         with _opened(pids) as processes:
             poll = select.poll()  # select() fails on descriptors above 1023
             for descriptor in (self._descriptor, *processes):
                 poll.register(descriptor, select.POLLIN)
-            if poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000):
-                _drain(self._descriptor)
-                self._settling = 0
+            if not poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000):
+                return is_settling
+        _drain(self._descriptor)
+        self._settling = 0
+        return True
 
     def fileno(self) -> int:
         """Return the descriptor for an event loop, which calls `clear` when it is readable; -1 without inotify."""

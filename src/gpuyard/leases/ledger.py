@@ -20,11 +20,11 @@ from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
-from gpuyard.leases.lock_file import LockFile, held_files, remove_dead, rewrite
+from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, LedgerScan
+from gpuyard.leases.lock_file import LEASE, TICKET, LockFile, rewrite
 from gpuyard.leases.records import (
-    LEASE,
-    TICKET,
     BadRecord,
+    bad_record,
     encode_lease,
     encode_ticket,
     oldest_per_user,
@@ -33,6 +33,9 @@ from gpuyard.leases.records import (
 )
 from gpuyard.system.open_files import first_reserved_descriptor
 from gpuyard.system.passing_errors import passes
+
+# Below MAX_FILES_PER_USER: there are tickets and dead files, too.
+MAX_LEASES_PER_USER = 3840
 
 
 class LedgerContents(NamedTuple):
@@ -53,6 +56,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._remade: set[str] = set()
+        self._scan = LedgerScan(folder)
 
     def leases(self) -> tuple[Lease, ...]:
         return self.contents().leases
@@ -61,7 +65,7 @@ class Ledger:
         return self.contents().tickets
 
     def contents(self) -> LedgerContents:
-        return self._live([])
+        return self._live()
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
@@ -101,15 +105,15 @@ class Ledger:
         granted: list[HeldLease] = []
         try:
             with hold_mutex(self.folder, timeout_s):
-                dead: list[str] = []
-                live = self._live(dead)
+                live = self._live()
                 wanted = decide(live.leases, live.tickets)
-                dead = [name for name in dead if name not in self._remade]
+                self._scan.dead = [name for name in self._scan.dead if name not in self._remade]
                 self._remade.clear()
+                _check_count(live, len(wanted))
                 try:
-                    self._grant_all(wanted, granted, dead)
+                    self._grant_all(wanted, granted)
                 finally:
-                    remove_dead(self.folder, dead)
+                    self._scan.remove_dead()
                 if granted and ticket is not None:
                     ticket.release()
         except BaseException:  # also an interrupt that came while the mutex was held
@@ -118,23 +122,24 @@ class Ledger:
             raise
         return granted
 
-    def _grant_all(self, wanted: Sequence[tuple[Holder, Claim]], granted: list[HeldLease], dead: list[str]) -> None:
+    def _grant_all(self, wanted: Sequence[tuple[Holder, Claim]], granted: list[HeldLease]) -> None:
         most = first_reserved_descriptor() if wanted else 0
         try:
             for holder, claim in wanted:
-                granted.append(self._grant(holder, claim, dead))
+                granted.append(self._grant(holder, claim))
                 if granted[-1].descriptor >= most:
                     break
         except EnvironmentFault as error:
             if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
                 raise
 
-    def _grant(self, holder: Holder, claim: Claim, dead: list[str]) -> HeldLease:
+    def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
+        dead = self._scan.dead
         spare = dead.pop() if dead else None
         with self._as_fault():
             held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim.shares), spare=spare)
         if spare is not None and not held.is_used_again:
-            dead.insert(0, spare)  # remove_dead tries to remove it
+            dead.insert(0, spare)  # the scan tries to remove it
         held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time())
         return held
 
@@ -177,13 +182,12 @@ class Ledger:
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
-    def _live(self, dead: list[str]) -> LedgerContents:
-        """Return all live leases and tickets, and add the names of dead files to `dead`."""
+    def _live(self) -> LedgerContents:
         leases: list[Lease] = []
         tickets: list[Ticket] = []
         bad: list[BadRecord] = []
         try:
-            for found in held_files(self.folder, (LEASE, TICKET), dead):
+            for found in self._scan.held_files():
                 record = read_record(found)
                 if isinstance(record, BadRecord):
                     bad.append(record)
@@ -196,7 +200,22 @@ class Ledger:
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
         counted, uncounted = oldest_per_user(tickets)
-        return LedgerContents(tuple(leases), counted, (*bad, *uncounted))
+        unread = (
+            bad_record(
+                f"a group of {count} files", uid, f"only the newest {MAX_FILES_PER_USER} files of a user are read"
+            )
+            for uid, count in self._scan.unread.items()
+        )
+        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread))
+
+
+def _check_count(live: LedgerContents, wanted: int) -> None:
+    """Raise EnvironmentFault if this user would hold more leases than other users read."""
+    if wanted and sum(lease.holder.uid == os.geteuid() for lease in live.leases) + wanted > MAX_LEASES_PER_USER:
+        raise EnvironmentFault(
+            f"you hold {MAX_LEASES_PER_USER} leases, and others would not see more of them",
+            hint="wait until some of them end, or lease more GPU memory for fewer processes",
+        )
 
 
 def open_ledger() -> Ledger:

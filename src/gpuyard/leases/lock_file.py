@@ -16,8 +16,9 @@ import errno
 import logging
 import os
 import stat
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,18 +29,22 @@ from gpuyard.system.interrupts import DeferInterrupts
 
 _log = logging.getLogger(__name__)
 
+LEASE, TICKET = ".lease", ".ticket"
 _MAX_BYTES = 65536
-# Removed meanwhile, another user's, a symbolic link, a socket.
-_SKIPPED_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
+# The holder of a ticket calls `beat` at least this often while it waits. After the longer time without a beat the
+# ticket is idle: its process is stopped, or hangs.
+BEAT_EVERY_S, _IDLE_AFTER_S = 5.0, 30
 
 
 class HeldFile(Struct, frozen=True, kw_only=True):
-    """A file that is held. `uid` is the owner of the file, which the content cannot change."""
+    """A file that is held. `uid` is the owner of the file, which the content cannot change. `is_idle`: a ticket whose
+    holder has not shown for a while that it runs."""
 
     name: str
     uid: int
     made_at: float
     content: bytes
+    is_idle: bool = False
 
     @property
     def id(self) -> str:
@@ -53,6 +58,7 @@ class LockFile:
     """
 
     descriptor = -1
+    _beaten_at = 0.0
     _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
     def __init__(
@@ -95,6 +101,13 @@ class LockFile:
         descriptor, self.descriptor = self.descriptor, -1
         return descriptor
 
+    def beat(self) -> None:
+        """Show that the holder of a ticket is running."""
+        now = time.monotonic()
+        if self.descriptor >= 0 and now >= self._beaten_at + BEAT_EVERY_S:
+            owner_locks.beat(self.descriptor)
+            self._beaten_at = now
+
     def release(self) -> None:
         """Remove the file and unlock it for all processes that share the lock. In a forked child: only leave it.
 
@@ -126,7 +139,7 @@ class LockFile:
             _write_all(self.descriptor, content)
             # Never truncate to 0 bytes: some file systems then flush the file to disk at once.
             os.ftruncate(self.descriptor, len(content))
-            if owner_locks.try_hold(self.descriptor):
+            if self._hold():
                 os.rename(old, f"{self._folder}/{self.name}")
                 return True
         except OSError:
@@ -134,11 +147,18 @@ class LockFile:
         self.leave()
         return False
 
+    def _hold(self) -> bool:
+        if not owner_locks.try_hold(self.descriptor):
+            return False
+        if self.name.endswith(TICKET):
+            self.beat()
+        return True
+
     def _make(self, content: bytes) -> None:
         unnamed = f"{self._folder}/.{self.name}"
         self.descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            if not owner_locks.try_hold(self.descriptor):
+            if not self._hold():
                 raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), unnamed)
             _write_all(self.descriptor, content)
             os.fchmod(self.descriptor, 0o644)  # other users have to read it, whatever our umask
@@ -173,42 +193,25 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
         os.close(descriptor)
 
 
-def held_files(folder: Path, suffixes: tuple[str, ...], dead: list[str]) -> Iterator[HeldFile]:
-    """Yield the files that are held, and add the names of dead files to `dead`."""
-    for name in sorted(os.listdir(folder)):
-        try:
-            found = _read_held(str(folder), name, dead) if name.endswith(suffixes) else None
-        except OSError as error:
-            if error.errno in _SKIPPED_ERRORS:
-                continue
-            raise  # for example no free descriptors: skipping a lease would make its devices seem free
-        if found is not None and not name.startswith("."):
-            yield found
-
-
-def remove_dead(folder: Path, names: Iterable[str]) -> None:
-    """Remove dead files. In a sticky directory those of other users stay."""
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            os.unlink(f"{folder}/{name}")
-
-
-def _read_held(folder: str, name: str, dead: list[str]) -> HeldFile | None:
+def read_held(folder: str, name: str) -> tuple[int | None, HeldFile | None]:
+    """Return the owner and the content of a file that is held; only the owner if it is dead, and nothing if it is not a
+    file. Raises OSError."""
     # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return None
+            return None, None
         if not owner_locks.is_held(descriptor):
-            dead.append(name)
-            return None
-        return HeldFile(
+            return status.st_uid, None
+        found = HeldFile(
             name=name,
             uid=status.st_uid,
             made_at=status.st_ctime,
             content=os.pread(descriptor, _MAX_BYTES + 1, 0),
+            is_idle=name.endswith(TICKET) and not owner_locks.has_beaten(descriptor, _IDLE_AFTER_S),
         )
+        return status.st_uid, found
     finally:
         os.close(descriptor)
 

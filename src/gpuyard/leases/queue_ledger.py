@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
+from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import is_private, restore_directory
 from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.measured_usage import measure
 from gpuyard.ports import WantedClaim
-from gpuyard.system.process_identity import is_stopped
 
 # Short, as the daemon has requests to answer: it tries again in the next step.
 _MUTEX_TIMEOUT_S = 0.2
@@ -32,9 +32,7 @@ class QueueLedger:
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> Sequence[HeldLease]:
         def decide_as_us(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
-            # A stopped process (Ctrl-Z) keeps its ticket, but no device is kept free for it meanwhile.
-            active = tuple(ticket for ticket in tickets if not is_stopped(ticket.holder))
-            wanted = decide(leases, active)
+            wanted = decide(leases, tuple(active_tickets(tickets)))
             for each in wanted:
                 if each.remakes is not None:
                     holder = replace(self._holder, label=each.label)
@@ -55,8 +53,14 @@ class QueueLedger:
             raise
         return [*remade, *granted]
 
+    def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+        """Return all live leases, and the tickets of processes that run. Never waits for another process."""
+        leases, tickets, _ = self.ledger.contents()
+        return leases, tuple(active_tickets(tickets))
+
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
-        if self._waits_for == (need, priority):
+        if self._ticket is not None and self._waits_for == (need, priority):
+            self._ticket.beat()
             return
         self.return_ticket()
         holder = replace(self._holder, label=label)

@@ -21,11 +21,10 @@ from msgspec.structs import replace
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import Holder, Lease, Need, PartOfDevice, Share, Ticket
 from gpuyard.core.printable_text import printable
-from gpuyard.leases.lock_file import HeldFile
+from gpuyard.leases.lock_file import LEASE, TICKET, HeldFile
 from gpuyard.system.clock import since_boot, wall_time_of
 from gpuyard.system.process_identity import tidy_label, user_name
 
-LEASE, TICKET = ".lease", ".ticket"
 MAX_TICKETS_PER_USER = 128
 MAX_DEVICES = 4096
 _MAX_PID = 1 << 22  # the largest value of the kernel's pid_max
@@ -149,7 +148,14 @@ def _read_ticket(found: HeldFile) -> Ticket:
     holder = _check_holder(found, record.holder)
     _check_need(record.need)
     priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, record.priority))
-    return Ticket(id=found.id, holder=holder, need=record.need, since=_since(found, record.made), priority=priority)
+    return Ticket(
+        id=found.id,
+        holder=holder,
+        need=record.need,
+        since=_since(found, record.made),
+        priority=priority,
+        is_idle=found.is_idle,
+    )
 
 
 def _check_holder(found: HeldFile, holder: Holder) -> Holder:

@@ -50,16 +50,19 @@ class SimulatedLedger:
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
     ) -> list[SimulatedLease]:
-        if self._listed is None:
-            self._listed = tuple(self._leases.values())
         granted = []
-        for wanted in decide(self._listed, ()):
+        for wanted in decide(*self.read()):
             if wanted.amends is None:
                 granted.append(self._grant(wanted))
             elif wanted.amends in self._leases:
                 self._leases[wanted.amends] = replace(self._leases[wanted.amends], shares=wanted.claim.shares)
                 self._listed = None
         return granted
+
+    def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
+        if self._listed is None:
+            self._listed = tuple(self._leases.values())
+        return self._listed, ()
 
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
         self._last_descriptor += 1

@@ -63,10 +63,12 @@ class DeferInterrupts:
             self._restore()
 
     def _restore(self) -> None:
-        self.is_active = False  # from here on a handler may raise; those not restored pass their signals on
-        for number, deferred in self._replaced:
-            present: object = signal.getsignal(number)
-            if present is deferred:
-                signal.signal(number, deferred.handler)
+        try:
+            for number, deferred in self._replaced:
+                present: object = signal.getsignal(number)
+                if present is deferred:
+                    signal.signal(number, deferred.handler)
+        finally:  # a handler that was restored may have raised: those that were not pass their signals on
+            self.is_active = False
         for number, handler in self.pending.items():
             handler(number, None)

@@ -76,11 +76,14 @@ def is_alive(holder: Holder) -> bool:
 
 
 def is_stopped(holder: Holder) -> bool:
-    """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it."""
+    """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it.
+
+    False for a process that this system does not know: the pid of one in another container may be another process here.
+    """
     import psutil
 
     try:
-        return psutil.Process(holder.pid).status() in _STOPPED
+        return psutil.Process(holder.pid).status() in _STOPPED and is_alive(holder)
     except psutil.Error:
         return False
 

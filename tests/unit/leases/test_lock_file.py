@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.lock_file import HeldFile, LockFile, held_files, remove_dead
+from gpuyard.leases.ledger_scan import LedgerScan
+from gpuyard.leases.lock_file import HeldFile, LockFile
 from gpuyard.system import owner_locks
 from tests.in_time import wait_until_gone
 from tests.unit.leases import DEADLINE_S, child, wait_for_message
 
 
 def held(folder: Path, *, may_clean: bool = False) -> list[HeldFile]:
-    dead: list[str] = []
-    found = list(held_files(folder, (".lease",), dead))
+    scan = LedgerScan(folder)
+    found = list(scan.held_files())
     if may_clean:
-        remove_dead(folder, dead)
+        scan.remove_dead()
     return found
 
 

@@ -99,7 +99,6 @@ def test_all_files_of_gpuyard_are_removed_and_the_home_is_as_before(user: Path, 
     write(state / "keepers/123.sock")
     write(state / "sessions/17.1.sock")
     write(state / "suspending/17.1.lock")
-    write(state / "simulated/lock")
     write(state / "simulated/1-aa.share")
     launch = Launch(job_id=1, attempt=1, command=("true",), cwd="/", environment={})
     SubmissionDirs(state / "slurm").write("0123456789ab", [(launch, "/log")])

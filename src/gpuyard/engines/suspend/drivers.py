@@ -152,7 +152,7 @@ class Simulated:
 
     @property
     def mutex(self) -> Path:
-        return self._folder.lock_path
+        return self._folder.path
 
     def state(self, pid: int) -> CudaProcessState | None:
         with self._locked() as taken:

@@ -161,7 +161,7 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log")
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
-    yield from _files_named(folder / "simulated", "simulated GPUs in use", r"lock|.+\.share")
+    yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
     database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.record"
     yield from _files_named(folder, "the queue's database", database, "queue.*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name"

@@ -16,6 +16,7 @@ from gpuyard.core.units import format_count
 from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import EnvironmentFault, ProbeError, UserError
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.records import BadRecord
 from gpuyard.probes.common.kernel_files import gpus_on_pci
 from gpuyard.probes.fallback_chain import Checkup, check_probes
@@ -27,6 +28,8 @@ from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
 from gpuyard.ui.views.device_tables import snapshot_lines
 from gpuyard.ui.views.lease_tables import ignored_texts
 
+_MUTEX_TIMEOUT_S = 2.0
+
 
 @click.group("doctor", invoke_without_command=True)
 @json_option
@@ -35,7 +38,8 @@ from gpuyard.ui.views.lease_tables import ignored_texts
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
     """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored.
 
-    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, or an engine cannot be loaded.
+    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, or a
+    process keeps the lease directory locked.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -44,6 +48,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     engines = list(check_engines())
     bad = _ignored_records()
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
+    advice += _ledger_advice()
     if as_json:
         say_json({**_report(checks, plugged, engines, advice), "ignored_records": to_builtins(bad)})
     else:
@@ -93,6 +98,20 @@ def _ignored_records() -> tuple[BadRecord, ...]:
         return Ledger(folder).contents().bad if folder.is_dir() else ()
     except (EnvironmentFault, OSError):
         return ()  # commands that need the directory say so
+
+
+def _ledger_advice() -> list[str]:
+    """Return who keeps the lease directory locked, if anyone does."""
+    folder = lease_dir()
+    try:
+        if folder.is_dir():
+            with hold_mutex(folder, _MUTEX_TIMEOUT_S):
+                pass
+    except EnvironmentFault as error:
+        return [f"{error}: {error.hint}"]
+    except OSError:
+        pass  # commands that need the directory say so
+    return []
 
 
 def _settings() -> dict[str, str]:

@@ -1,0 +1,86 @@
+"""Finds the files of a ledger that are held, at a limited cost.
+
+In a shared directory users can leave thousands of files that only they, the directory's owner and root can remove:
+- Of a user with many files, only the newest `MAX_FILES_PER_USER` are read. A user cannot have more leases and tickets.
+- A file that was not held once never is again: files get their names when they are locked. A scan remembers them, by
+  name and inode.
+"""
+
+import contextlib
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from gpuyard.leases.lock_file import LEASE, TICKET, HeldFile, read_held
+
+MAX_FILES_PER_USER = 4096
+_MAX_REMOVED = 10_000
+# Removed meanwhile, another user's, a symbolic link, a socket.
+_SKIPPED_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
+
+
+class LedgerScan:
+    """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, and `unread`
+    the number of files that were not read, by user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dead: list[str] = []
+        self.unread: dict[int, int] = {}
+        self._folder = str(folder)
+        self._not_held: set[tuple[str, int]] = set()
+
+    def held_files(self) -> Iterator[HeldFile]:
+        """Yield the files that are held, by name."""
+        self.dead, self.unread = [], {}
+        with os.scandir(self._folder) as entries:
+            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith((LEASE, TICKET))}
+        if self._not_held:
+            self._not_held.intersection_update(files.items())
+            files = {name: inode for name, inode in files.items() if (name, inode) not in self._not_held}
+        names: Iterable[str] = files
+        if len(files) > MAX_FILES_PER_USER:
+            names = self._newest_per_user(files)
+        for name in sorted(names):
+            try:
+                uid, found = read_held(self._folder, name)
+            except OSError as error:
+                if error.errno not in _SKIPPED_ERRORS:
+                    raise  # for example no free descriptors: skipping a lease would make its devices seem free
+                self._not_held.add((name, files[name]))
+                continue
+            if found is None:
+                self._note_dead(name, files[name], uid)
+            elif not name.startswith("."):
+                yield found
+
+    def remove_dead(self) -> None:
+        """Remove the dead files of the last scan, up to 10,000. Needs the mutex."""
+        for name in self.dead[:_MAX_REMOVED]:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                os.unlink(f"{self._folder}/{name}")
+        self.dead = []
+
+    def _note_dead(self, name: str, inode: int, uid: int | None) -> None:
+        """`uid` is None for what is not a file, such as a pipe: it stays."""
+        if uid is not None and (uid == os.geteuid() or self._may_remove_all()):
+            self.dead.append(name)
+        else:
+            self._not_held.add((name, inode))
+
+    def _may_remove_all(self) -> bool:
+        return os.geteuid() in (0, os.stat(self._folder).st_uid)
+
+    def _newest_per_user(self, names: Iterable[str]) -> list[str]:
+        files: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(f"{self._folder}/{name}")
+                files[status.st_uid].append((status.st_ctime_ns, name))
+        for uid, found in files.items():
+            if len(found) > MAX_FILES_PER_USER and uid != os.geteuid():
+                self.unread[uid] = len(found) - MAX_FILES_PER_USER
+                found.sort()
+                del found[:-MAX_FILES_PER_USER]
+        return [name for found in files.values() for _, name in found]
