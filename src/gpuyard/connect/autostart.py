@@ -17,14 +17,16 @@ import time
 from collections.abc import Sequence
 
 from gpuyard.connect import paths
+from gpuyard.connect.fast_http import dial
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
 _STARTER = (sys.executable, "-P", "-m", "gpuyard.connect.autostart")
 # A daemon may lose the lock to another that is just ending: then a second start is needed.
 _MOST_STARTS = 2
+_OF_A_JOB = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
+_STARTER_S = 60.0
 _POLL_S = 0.005
 _LAST_LINES = 10
 
@@ -55,11 +57,10 @@ def start_daemon(
 
 
 def _accepts() -> bool:
-    try:
-        user_sockets.connect(paths.socket_path()).close()
-    except OSError:
-        return False
-    return True
+    connection = dial(paths.socket_path())
+    if connection is not None:
+        connection.close()
+    return connection is not None
 
 
 def _start(command: Sequence[str]) -> int:
@@ -77,6 +78,7 @@ def _start(command: Sequence[str]) -> int:
                 stderr=log,
                 start_new_session=True,
                 check=True,
+                timeout=_STARTER_S,
             )
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -89,8 +91,11 @@ def _open_log() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return the caller's environment, with absolute paths: the daemon has another working directory."""
-    environment = dict(os.environ)
+    """Return the caller's environment, with absolute paths: the daemon has another working directory.
+
+    A daemon that a job starts is no process of that job, which would keep the job's GPU.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_JOB}
     if environment.get("GPUYARD_HOME"):
         environment["GPUYARD_HOME"] = paths.state_folder()
     if environment.get("PYTHONPATH"):

@@ -5,7 +5,10 @@ C parts (`_json`, `_socket`), whose interface has not changed since Python 3.2, 
 to the daemon (`transports`, `retrying`, the terminal screen) send and read messages with it.
 
 A request that got no answer is repeated only where that is harmless: for `GET`, or where the caller says so because the
-request carries a token by which the daemon recognises it.
+request carries a token by which the daemon recognises it. The repetition may meet the same daemon while it ends: that
+is one end, not two.
+
+No call waits for a daemon that is stopped: after 10 s without a byte, `silent_daemon` decides whether to go on waiting.
 
 The daemon sends its version with every answer. Where it differs from ours, `version_mismatch` decides what to do.
 """
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Self
 
+    from gpuyard.connect.silent_daemon import Silence
+
     # Status, content, and the daemon's version, None if it sent none.
     Answered = tuple[int, bytes, str | None]
     # Status, length of the content, None for a stream, and the header fields by their names in lower case.
@@ -36,6 +41,10 @@ VERSION_FIELD = "Gpuyard-Version"
 AT_LEAST_FIELD, TOO_OLD = "Gpuyard-At-Least", 412
 _USER_ERRORS = frozenset({400, 401, 403, 404, 405, 409, 411, 413, 422})
 _CHUNK = 256 * 1024
+# After this long without a byte, see whether the daemon still works; also the limit for connecting.
+_CHECK_S = 10.0
+# A request that may be repeated: for how long, and by how many daemons that end before they answer.
+_REPEAT_FOR_S, _REPEAT_S, _MOST_DAEMONS = 30.0, 0.02, 3
 _UNQUOTED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _EVENT = b"data: "
 
@@ -75,6 +84,7 @@ class DaemonConnection(Closeable):
         self.at_least = __version__ if may_start else None
         self.known_version: str | None = __version__
         self._socket: _socket.socket | None = None
+        self._last_pid: int | None = None  # of the daemon that answered last, or ended
 
     def request(  # noqa: PLR0913 - a request has these parts
         self,
@@ -120,16 +130,22 @@ class DaemonConnection(Closeable):
             self._socket = None
 
     def _deliver(self, message: bytes, timeout_s: "float | None", *, may_repeat: bool) -> "Answered":
-        try:
-            return self._exchange(message, timeout_s)
-        except ConnectionError as error:
-            if not may_repeat:
-                problem = "the daemon ended before it answered; it may or may not have done what was asked"
-                raise _ended(problem) from error
-        try:
-            return self._exchange(message, timeout_s)
-        except ConnectionError as error:
-            raise _ended("the daemon ended twice before it answered") from error
+        ended: set[int | None] = set()
+        deadline = time.monotonic() + _REPEAT_FOR_S
+        while True:
+            try:
+                return self._exchange(message, timeout_s)
+            except ConnectionError as error:
+                if not may_repeat:
+                    problem = "the daemon ended before it answered; it may or may not have done what was asked"
+                    raise _ended(problem) from error
+                ended.add(self._last_pid)
+                if len(ended) >= _MOST_DAEMONS or time.monotonic() > deadline:
+                    counted = (
+                        f"{len(ended)} daemons ended, one after the other," if len(ended) > 1 else "the daemon ended"
+                    )
+                    raise _ended(f"{counted} before the request was answered") from error
+            time.sleep(_REPEAT_S)  # it may still be ending, and its socket accept connections
 
     def _exchange(self, message: bytes, timeout_s: "float | None") -> "Answered":
         self.open()
@@ -139,6 +155,9 @@ class DaemonConnection(Closeable):
             exchange = Exchange(self._socket, timeout_s)
             exchange.send(message)
             answered, is_kept = exchange.receive()
+        except ConnectionError:
+            self._last_pid = peer_pid(self._socket)
+            raise
         except TimeoutError as error:
             raise EnvironmentFault(
                 f"the daemon did not answer within {timeout_s:g} s", hint=f"see {paths.log_path()}", code="timeout"
@@ -157,17 +176,27 @@ def connect(*, start: bool, on_notice: "OnNotice | None" = None) -> DaemonConnec
 
 
 class Exchange:
-    """One request and its answer over a socket, under one deadline."""
+    """One request and its answer over a socket, under one deadline.
+
+    Raises TimeoutError at the deadline, and SilentDaemon earlier if the daemon is stopped. Without a deadline it waits
+    while the daemon works.
+    """
 
     def __init__(self, connection: "_socket.socket", timeout_s: "float | None") -> None:
         self._connection = connection
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._received = bytearray()
+        self._silence: Silence | None = None
 
     def send(self, message: bytes) -> None:
-        self._set_timeout()
-        try:  # noqa: SIM105 - importing contextlib takes time
-            self._connection.sendall(message)
+        unsent = memoryview(message)
+        try:
+            while unsent:
+                self._set_timeout()
+                try:
+                    unsent = unsent[self._connection.send(unsent) :]
+                except TimeoutError:
+                    self._check_silence()
         except (BrokenPipeError, ConnectionResetError):
             pass  # a daemon that refuses a request before its end may have answered why
 
@@ -207,20 +236,43 @@ class Exchange:
             self._received += data
 
     def _receive_more(self) -> None:
-        self._set_timeout()
-        data = self._connection.recv(_CHUNK)
+        while True:
+            self._set_timeout()
+            try:
+                data = self._connection.recv(_CHUNK)
+                break
+            except TimeoutError:
+                self._check_silence()
         if not data:
             raise ConnectionResetError
         self._received += data
+        self._silence = None
 
     def _set_timeout(self) -> None:
         if self._deadline is None:
-            self._connection.settimeout(None)
+            self._connection.settimeout(_CHECK_S)
             return
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        self._connection.settimeout(left)
+        self._connection.settimeout(min(left, _CHECK_S))
+
+    def _check_silence(self) -> None:
+        from gpuyard.connect.silent_daemon import Silence
+
+        if self._silence is None:
+            self._silence = Silence(peer_pid(self._connection), may_idle=self._deadline is not None)
+        self._silence.check()
+
+
+def peer_pid(connection: "_socket.socket") -> "int | None":
+    """Return the pid of the daemon at the other end of a unix socket; None if the system cannot tell."""
+    if connection.family != _socket.AF_UNIX or not hasattr(_socket, "SO_PEERCRED"):
+        return None
+    import sys
+
+    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], sys.byteorder) or None
 
 
 def _is_quiet(connection: "_socket.socket") -> bool:
@@ -236,9 +288,19 @@ def _is_quiet(connection: "_socket.socket") -> bool:
 
 
 def dial(path: str) -> "_socket.socket | None":
-    """Return a connected socket, or None if no daemon listens."""
+    """Return a connected socket, or None if no daemon listens.
+
+    Raises SilentDaemon if the daemon has accepted no connection for 10 s: then the kernel makes further ones wait.
+    """
+    deadline = time.monotonic() + _CHECK_S
     try:
-        return user_sockets.connect(path)
+        while (connection := _connect_now(path)) is None:
+            if time.monotonic() > deadline:
+                from gpuyard.connect.silent_daemon import lock_holder, silent
+
+                raise silent(lock_holder())
+            time.sleep(_REPEAT_S)
+        return connection
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     except OSError as error:
@@ -246,6 +308,14 @@ def dial(path: str) -> "_socket.socket | None":
             f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
             hint="it must be in a folder of your own; GPUYARD_HOME names another",
         ) from error
+
+
+def _connect_now(path: str) -> "_socket.socket | None":
+    """Return None if the daemon has not accepted earlier connections."""
+    try:
+        return user_sockets.connect(path, timeout_s=0.0)
+    except BlockingIOError:
+        return None
 
 
 # Messages

@@ -46,8 +46,9 @@ class RetryingClient(Closeable):
             try:
                 self._client = self._client or self._connect()
                 answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_S)
-            except EnvironmentFault:
-                if time.monotonic() >= deadline:
+            except EnvironmentFault as error:
+                # A daemon that is stopped may go on, which only a wait of hours can hope for.
+                if time.monotonic() >= deadline or (not timeout_s and is_silent(error)):
                     raise
                 self._client = None
                 time.sleep(_RETRY_S)
@@ -62,6 +63,12 @@ class RetryingClient(Closeable):
                 raise
         connect(start=True).close()
         return connect(start=False, on_notice=self._on_notice)
+
+
+def is_silent(error: EnvironmentFault) -> bool:
+    from gpuyard.connect.silent_daemon import SilentDaemon
+
+    return isinstance(error, SilentDaemon)
 
 
 def has_crashed() -> bool:

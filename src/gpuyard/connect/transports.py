@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from gpuyard.connect import fast_http, paths
 from gpuyard.connect.daemon_lock import await_end
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.connect.silent_daemon import silent
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.version import __version__
 
@@ -159,8 +160,10 @@ class WebTransport(fast_http.Closeable):
 
 def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answer]:
     """Yield the events of a stream until it ends."""
+    pid = None
     try:
         with closing(open_connection()) as connection:
+            pid = fast_http.peer_pid(connection)
             exchange = fast_http.Exchange(connection, _ANSWER_S)
             exchange.send(message)
             status, length, fields = exchange.receive_head()
@@ -169,6 +172,8 @@ def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answ
                     status, exchange.receive_content(length), fields.get(fast_http.VERSION_FIELD.lower(), __version__)
                 )
             yield from exchange.events(_SILENT_S)
+    except TimeoutError as error:
+        raise silent(pid) from error
     except OSError as error:
         raise EnvironmentFault(f"the daemon has gone: {error}", hint="ask again") from error
 

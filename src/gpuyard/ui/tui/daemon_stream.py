@@ -23,10 +23,11 @@ from gpuyard.connect.fast_http import (
     render_request,
 )
 from gpuyard.connect.retrying import has_crashed
+from gpuyard.connect.silent_daemon import lock_holder, silent
 from gpuyard.errors import EnvironmentFault
 
 Answer = dict[str, Any]
-_ANSWER_S = 30.0
+_ANSWER_S = 10.0
 # Heartbeats come every 15 s.
 _SILENT_S = 40.0
 _RETRY_S = 0.5
@@ -48,9 +49,7 @@ class DaemonStream:
             async with asyncio.timeout(_ANSWER_S), self._open(method, path, query, body) as (reader, length):
                 content = await reader.readexactly(length or 0)
         except TimeoutError as error:
-            raise EnvironmentFault(
-                f"the daemon did not answer within {_ANSWER_S:g} s", hint=f"{paths.log_path()} may say why"
-            ) from error
+            raise silent(lock_holder()) from error
         except (OSError, EOFError) as error:
             raise EnvironmentFault("the daemon ended before it answered", hint="check whether it was done") from error
         answer: Answer = json.loads(content)
@@ -75,7 +74,7 @@ class DaemonStream:
             except EnvironmentFault as error:
                 self._on_connection(str(error))
             except TimeoutError:
-                self._on_connection("the daemon does not answer")
+                self._on_connection(str(silent(lock_holder())))
             except (OSError, EOFError):
                 self._on_connection("the daemon has ended")
             await asyncio.sleep(self._retry_s)
