@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         id="recipes-folder-lock-is-shared",
         file="src/gpuyard/system/file_locks.py",
-        old="        lock(descriptor)\n        yield\n",
+        old="        lock_in_time(descriptor, folder)\n        yield\n",
         new="        yield\n",
         breaks="Two commands that start the same workspace or batch at once start every job twice.",
         near=("tests/unit/system/test_file_locks.py",),

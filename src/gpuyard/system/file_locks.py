@@ -13,7 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpuyard.errors import EnvironmentFault
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
+_IN_TIME_S = 60.0
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
@@ -70,9 +73,20 @@ def has_name(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
+def lock_in_time(descriptor: int, path: str | Path) -> None:
+    """Wait for the lock up to 60 s, then raise EnvironmentFault: every user who can read a file can lock it."""
+    if not lock_within(descriptor, _IN_TIME_S):
+        raise EnvironmentFault(
+            f"another process has kept {path} locked for {_IN_TIME_S:g} s", hint="`lslocks` shows who holds the lock"
+        )
+
+
 @contextlib.contextmanager
 def hold_lock_file(path: str | Path) -> Iterator[None]:
-    """Create the file, hold its lock in this block, and remove the file. Waits without a limit."""
+    """Create the file, hold its lock in this block, and remove the file.
+
+    Waits without a limit, for a caller that has a timer of its own.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         lock(descriptor)
@@ -89,10 +103,10 @@ def hold_lock_file(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder in this block: changes to its files exclude each other. Waits without a limit."""
+    """Hold the lock of a folder in this block: changes to its files exclude each other. Waits up to 60 s."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        lock(descriptor)
+        lock_in_time(descriptor, folder)
         yield
     finally:
         os.close(descriptor)

@@ -137,7 +137,9 @@ def _connect_to_tmux(path: str) -> socket.socket:
     """Connect to the server that started us. Nothing is sent to it, so its folder may be one that users share."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        server.settimeout(0)  # a stopped server that has not accepted earlier connections would make us wait
         user_sockets.reach(path, server.connect)
+        server.settimeout(None)
     except OSError:
         server.close()
         raise
@@ -197,7 +199,8 @@ def main() -> None:
     with contextlib.suppress(OSError):
         server = _connect_to_tmux(path) if path else None
     try:
-        runner = socket.socket(fileno=user_sockets.connect(f"{folder}/{key}.sock").detach())
+        runner = socket.socket(fileno=user_sockets.connect(f"{folder}/{key}.sock", timeout_s=0).detach())
+        runner.setblocking(True)
     except (OSError, EnvironmentFault) as error:
         sys.exit(f"cannot show this task: {error}")
     with _raw_terminal():
