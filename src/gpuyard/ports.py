@@ -6,7 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
-from gpuyard.core.job.job import Attempt, Outcome, Usage
+from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
@@ -70,10 +70,16 @@ class Launch(Struct, frozen=True, kw_only=True):
     place: str = ""  # where a workspace `task` runs, as its session name shows it
     engine: str = ""
     terms: ClusterTerms | None = None  # set only for an `engine` that places work itself
+    log_cap_mb: float = DEFAULT_LOG_CAP_MB
 
     @property
     def key(self) -> str:
         return f"{self.job_id}.{self.attempt}"
+
+    @property
+    def log_cap(self) -> int:
+        """The cap of its log in bytes."""
+        return int(self.log_cap_mb * 1048576)
 
     def __repr__(self) -> str:
         return f"Launch({self.key})"

@@ -28,7 +28,7 @@ FAULTS = (
     Fault(
         id="engines-keeper-ends-with-its-daemon",
         file=f"{_ENGINES}/local/keeper.py",
-        old="while self._daemon is not None or self._jobs or self._unwritten:",
+        old="while self._daemon is not None or self._jobs or self._left or self._unwritten:",
         new="while self._daemon is not None:",
         breaks="Jobs that run when the daemon is killed are lost.",
         near=(f"{_TESTS}/test_keeper.py",),
@@ -36,9 +36,17 @@ FAULTS = (
     Fault(
         id="engines-keeper-keeps-leases",
         file=f"{_ENGINES}/local/keeper.py",
-        old="        if lease is not None:\n            os.close(lease)\n",
+        old="        if job.lease is not None:\n            os.close(job.lease)\n",
         new="",
         breaks="The GPU of a job that has ended stays leased until its keeper exits.",
+        near=(f"{_TESTS}/test_keeper_limits.py",),
+    ),
+    Fault(
+        id="engines-daemonised-process-loses-its-gpu",
+        file=f"{_ENGINES}/local/keeper.py",
+        old="            if kept not in self._left.values():\n                self._release(kept)\n",
+        new="            self._release(kept)\n",
+        breaks="The GPU of a job that left a daemon behind is given to others while the daemon uses it.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
     ),
     Fault(
@@ -115,11 +123,11 @@ FAULTS = (
         near=(f"{_TESTS}/test_engine_tree.py::test_a_signal_spares_another_attempt_of_the_same_keeper",),
     ),
     Fault(
-        id="engines-log-cut-twice-repeats-itself",
+        id="engines-cut-log-shows-zero-bytes",
         file=f"{_ENGINES}/common/job_logs.py",
-        old="        _set_cut_so_far(path, before + length)\n",
-        new="        _set_cut_so_far(path, length)\n",
-        breaks="`gpuyard logs -f` shows lines twice, or loses some, after a log was cut.",
+        old="        return data[: max(0, start - at)]\n",
+        new="        return data\n",
+        breaks="`gpuyard logs` shows millions of zero bytes where the middle of a log was cut out.",
         near=(f"{_TESTS}/test_job_logs.py",),
     ),
     # gpuyard run

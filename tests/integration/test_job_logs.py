@@ -1,8 +1,7 @@
-"""Logs are truncated while programs write to them, and readers neither miss nor repeat a line."""
+"""The middle of a log is cut out while programs write to it, and readers neither miss nor repeat a line."""
 
 import os
-import resource
-import stat
+import select
 import subprocess
 import sys
 import threading
@@ -12,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.common import job_logs
-from tests.integration.engine_fixture import wait_for
+from gpuyard.engines.common import job_logs, log_cap
+from gpuyard.engines.common.log_cap import LogCaps, cut_if_over
+from gpuyard.engines.local.engine import LocalEngine
+from tests.integration.engine_fixture import DEADLINE_S, launch_of, outcome_of, wait_for
 
 BLOCK = 4096
 # Writes N lines, continues until its input ends, and prints how many lines it wrote.
@@ -26,7 +27,8 @@ while number < least or number % 1000 or not select.select([0], [], [], 0)[0]:
     number += 1
 print(number)
 """
-COLLAPSE_OR_COPY = pytest.mark.parametrize("can_collapse", [True, False], ids=["collapse", "copy"])
+HOLE_OR_COPY = pytest.mark.parametrize("has_holes", [True, False], ids=["hole", "copy"])
+CUT_LINE = b"cut out here"
 
 
 @pytest.fixture
@@ -34,17 +36,20 @@ def path(tmp_path: Path) -> Path:
     return job_logs.path_of(tmp_path, 17, 1)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, path: Path, *, can_collapse: bool) -> None:
-    if not can_collapse:
-        monkeypatch.setattr(job_logs, "_fallocate", lambda: None)
+def use(monkeypatch: pytest.MonkeyPatch, path: Path, *, has_holes: bool) -> None:
+    if not has_holes:
+        monkeypatch.setattr(log_cap, "_fallocate", lambda: None)
         return
     probe = path.with_name("probe")
     probe.write_bytes(b"x" * BLOCK * 3)
     with probe.open("r+b") as file:
-        call = job_logs._fallocate()
-        if call is None or call(file.fileno(), 0x08, 0, BLOCK) != 0:
-            pytest.skip("this file system cannot take a range out of a file")
+        if not log_cap._punch(file.fileno(), BLOCK, BLOCK) or log_cap.find_hole(file.fileno()) != (BLOCK, 2 * BLOCK):
+            pytest.skip("this file system cannot make holes")
     probe.unlink()
+
+
+def cut(path: Path, cap: int) -> int:
+    return cut_if_over(str(path), cap)
 
 
 @contextmanager
@@ -73,6 +78,10 @@ def following(path: Path) -> tuple[bytearray, threading.Event, threading.Thread]
     return got, is_over, follower
 
 
+def read_whole(path: Path) -> bytes:
+    return b"".join(job_logs.follow(path, lambda: True))
+
+
 def numbers(content: bytes) -> list[int]:
     return [int(line.split()[0]) for line in content.splitlines() if line]
 
@@ -83,107 +92,145 @@ def whole(content: bytes) -> list[int]:
     return [int(line[:8]) for line in lines if len(line) == 9 + int(line[:8]) % 150]
 
 
-def kept(path: Path) -> bytes:
-    old = path.with_name(f"{path.name}.1")
-    return (old.read_bytes() if old.exists() else b"") + path.read_bytes()
+def on_disk(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def parts(content: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return what is before and after the line about the cut, and that line."""
+    before, _, rest = content.partition(b"\n[gpuyard: ")
+    line, _, after = rest.partition(b"]\n")
+    return before, after, line
 
 
 def test_a_log_is_named_after_its_attempt(path: Path) -> None:
     assert path.name == "17.1.log"
 
 
-def test_a_log_within_its_limit_or_missing_is_left_alone(path: Path) -> None:
-    assert not job_logs.rotate_if_over(path, 10)
+def test_a_log_within_its_cap_is_left_alone(path: Path) -> None:
     path.write_bytes(b"0123456789")
-    assert not job_logs.rotate_if_over(path, 10)
+    assert cut(path, 10) == 0
+    assert cut(path, 15) == 5
     assert path.read_bytes() == b"0123456789"
+    with pytest.raises(FileNotFoundError):
+        cut(path.with_name("missing"), 10)
 
 
-@COLLAPSE_OR_COPY
-def test_truncation_keeps_the_newest_lines_and_writers_continue(
-    path: Path, monkeypatch: pytest.MonkeyPatch, can_collapse: bool
+@HOLE_OR_COPY
+def test_a_cut_log_has_its_first_and_its_newest_output_and_says_how_much_is_missing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, has_holes: bool
 ) -> None:
-    use(monkeypatch, path, can_collapse=can_collapse)
+    use(monkeypatch, path, has_holes=has_holes)
     cap = 16 * BLOCK
     written = b""
     with path.open("ab", buffering=0) as log:
         for generation in range(3):
-            text = b"".join(b"%d %06d\n" % (generation, number) for number in range(cap // 9 + 100))
+            text = b"".join(b"%d %06d\n" % (generation, number) for number in range(3 * cap // 9))
             log.write(text)
             written += text
-            assert job_logs.rotate_if_over(path, cap)
-            assert path.stat().st_size <= BLOCK
+            assert cut(path, cap) > 0
+            assert on_disk(path) <= cap
         log.write(b"the end\n")
         written += b"the end\n"
-    content = kept(path)
-    assert written.endswith(content)
-    assert cap < len(content) < 2 * cap + 2 * BLOCK
-    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("17.1.log.*")} == {0o600}
+    first, last, line = parts(read_whole(path))
+    assert written.startswith(first)
+    assert written.endswith(last)
+    assert cap // 4 <= len(first)
+    assert cap // 2 - 2 * BLOCK < len(last) <= cap // 2 + 2 * BLOCK
+    if has_holes:
+        missing = len(written) - len(first) - len(last)
+        assert line == f"{missing:,} bytes are cut out here: the log is over its cap (--log-cap)".encode()
+        assert path.stat().st_size == len(written)
 
 
-def cut_under_a_writer(path: Path) -> tuple[bytes, int]:
-    """Truncate under a writer that never pauses. Return everything cut off and left, and how many lines it wrote."""
-    parts: list[bytes] = []
+def test_cutting_under_a_writer_that_never_pauses_loses_nothing_of_the_newest_output(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, path, has_holes=True)
+    cuts = 0
     with writing(path, 60_000) as writer:
+        wait_for(path.exists, "the writer")
         while writer.poll() is None:
-            if job_logs.rotate_if_over(path, 64 * BLOCK):
-                parts.append(path.with_name(f"{path.name}.1").read_bytes())
-            if len(parts) > 3:
+            before = on_disk(path)
+            cut(path, 64 * BLOCK)
+            cuts += on_disk(path) < before
+            if cuts > 3:
                 tell_to_end(writer)
         assert writer.stdout is not None
         count = int(writer.stdout.read())
-    return b"".join([*parts, path.read_bytes()]), count
+    first, last, _ = parts(read_whole(path))
+    assert numbers(first)[:100] == list(range(100))
+    assert numbers(last) == list(range(numbers(last)[0], count))
 
 
-def test_truncation_under_a_writer_that_never_pauses_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, path, can_collapse=True)
-    content, count = cut_under_a_writer(path)
-    assert numbers(content) == list(range(count))
-
-
-def test_truncation_by_copying_repeats_nothing_and_keeps_the_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, path, can_collapse=False)
-    content, count = cut_under_a_writer(path)
-    seen = whole(content)
-    assert seen == sorted(set(seen))
-    assert seen[-1] > count - 10_000
-
-
-@COLLAPSE_OR_COPY
-def test_a_follower_sees_every_line_once_across_truncations(
-    path: Path, monkeypatch: pytest.MonkeyPatch, can_collapse: bool
+def test_cutting_by_copying_repeats_nothing_and_keeps_the_last_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If truncation copies, write lines only between truncations: copying is known to lose lines written meanwhile."""
-    use(monkeypatch, path, can_collapse=can_collapse)
+    use(monkeypatch, path, has_holes=False)
+    with writing(path, 60_000) as writer:
+        wait_for(path.exists, "the writer")
+        tell_to_end(writer)
+        while writer.poll() is None:
+            cut(path, 64 * BLOCK)
+        assert writer.stdout is not None
+        count = int(writer.stdout.read())
+    seen = whole(read_whole(path))
+    assert len(seen) == len(set(seen))
+    assert max(seen) > count - 10_000
+    assert min(seen) == 0
+
+
+def test_a_follower_sees_every_line_once_across_cuts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, path, has_holes=True)
     got, is_over, follower = following(path)
-    cuts, total = 0, 0
+    cuts = 0
     with path.open("ab", buffering=0) as log:
         for start in range(0, 30_000, 500):
             log.write(b"".join(b"%08d\n" % number for number in range(start, start + 500)))
-            total += 4500
-            wait_for(lambda: len(got) > total - 3 * BLOCK, "the follower")  # noqa: B023
-            cuts += job_logs.rotate_if_over(path, 4 * BLOCK)
+            wait_for(lambda: got.endswith(b"%08d\n" % (start + 499)), "the follower")  # noqa: B023
+            before = on_disk(path)
+            cut(path, 8 * BLOCK)
+            cuts += on_disk(path) < before
     is_over.set()
     follower.join()
-    assert numbers(bytes(got)) == list(range(30_000))
+    lines = [line for line in bytes(got).splitlines() if line and CUT_LINE not in line]
+    assert list(map(int, lines)) == list(range(30_000))
     assert cuts > 5
 
 
-def test_a_follower_of_a_fast_writer_sees_lines_in_order_across_truncations(
+def test_a_follower_of_a_log_that_became_shorter_goes_on_at_its_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, path, has_holes=False)
+    got, is_over, follower = following(path)
+    path.write_bytes(b"line\n" * 20 * BLOCK)
+    wait_for(lambda: len(got) == 100 * BLOCK, "the follower")
+    cut(path, 8 * BLOCK)
+    wait_for(lambda: CUT_LINE in got, "the line about it")
+    with path.open("ab") as log:
+        log.write(b"the end\n")
+    is_over.set()
+    follower.join()
+    assert bytes(got).endswith(b"some output is cut out here: the log is over its cap (--log-cap)]\nthe end\n")
+
+
+def test_a_follower_of_a_fast_writer_sees_lines_in_order_and_no_zero_bytes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The follower may fall behind by more than is kept; its lines are still in order, and complete at the end."""
-    use(monkeypatch, path, can_collapse=True)
+    use(monkeypatch, path, has_holes=True)
     got, is_over, follower = following(path)
     with writing(path, 60_000) as writer:
         tell_to_end(writer)  # as soon as it has written as many
+        wait_for(path.exists, "the writer")
         while writer.poll() is None:
-            job_logs.rotate_if_over(path, 512 * BLOCK)
+            cut(path, 16 * BLOCK)
     is_over.set()
     follower.join()
     seen = whole(bytes(got))
     assert seen == sorted(set(seen))
     assert seen[-1] == 59_999
+    assert b"\0" not in got
 
 
 def test_a_follower_waits_for_a_log_and_ends_after_its_last_line(path: Path) -> None:
@@ -204,15 +251,22 @@ def test_a_follower_can_begin_at_the_last_lines(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
-@pytest.mark.parametrize("lines", [0, 1, 2, 5, 10_000, 30_000, 10**6])
-def test_the_tail_has_the_last_lines_even_across_a_truncation(path: Path, lines: int, ending: bytes) -> None:
+@pytest.mark.parametrize("lines", [0, 1, 2, 5, 3_000])
+def test_the_tail_has_the_last_lines_of_a_cut_log(path: Path, lines: int, ending: bytes) -> None:
     text = b"\n".join(b"%06d" % number for number in range(25_000)) + ending
-    path.write_bytes(text[:100_000])
-    assert job_logs.rotate_if_over(path, 50_000)
-    with path.open("ab") as log:
-        log.write(text[100_000:])
+    path.write_bytes(text)
+    cut(path, 65_536)
     expected = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
     assert job_logs.read_tail(path, lines) == expected
+
+
+def test_the_tail_of_a_cut_log_goes_back_to_the_cut_and_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, path, has_holes=True)
+    path.write_bytes(b"".join(b"%06d\n" % number for number in range(25_000)))
+    cut(path, 65_536)
+    first, last, _ = parts(job_logs.read_tail(path, 20_000))
+    assert first == b""
+    assert numbers(last) == list(range(numbers(last)[0], 25_000))
 
 
 def test_the_tail_of_a_missing_or_empty_log_is_empty(path: Path) -> None:
@@ -221,35 +275,101 @@ def test_the_tail_of_a_missing_or_empty_log_is_empty(path: Path) -> None:
     assert job_logs.read_tail(path, 5) == b""
 
 
-def test_a_log_that_is_being_read_is_truncated_later(path: Path) -> None:
-    import fcntl
-
-    path.write_bytes(b"x" * 5 * BLOCK)
-    with path.open("rb") as reader:
-        fcntl.flock(reader, fcntl.LOCK_SH)
-        assert not job_logs.rotate_if_over(path, BLOCK)
-    assert job_logs.rotate_if_over(path, BLOCK)
-
-
-def test_a_truncation_without_disk_space_leaves_the_log_unchanged(path: Path) -> None:
-    text = bytes(range(256)) * 16 * 5
+def test_a_log_is_shortened_before_it_reaches_the_longest_length_of_a_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_cap, "_LONGEST", 50 * BLOCK)
+    text = b"".join(b"%06d\n" % number for number in range(60 * BLOCK // 7))
     path.write_bytes(text)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * BLOCK, before[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            job_logs.rotate_if_over(path, BLOCK)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert kept(path) == text
-    assert b"".join(job_logs.follow(path, lambda: True)) == text
+    cut(path, 8 * BLOCK)
+    assert path.stat().st_size < 8 * BLOCK
+    first, last, _ = parts(read_whole(path))
+    assert text.startswith(first)
+    assert text.endswith(last)
 
 
-def test_removing_deletes_all_files_of_the_attempt_and_none_of_others(path: Path) -> None:
-    path.write_bytes(b"x" * 5 * BLOCK)
-    job_logs.rotate_if_over(path, BLOCK)
+def test_removing_deletes_the_log_of_the_attempt_and_no_other(path: Path) -> None:
+    path.touch()
     other = job_logs.path_of(path.parent, 17, 11)
     other.touch()
-    job_logs.remove_logs(path.parent, 17, 1)
-    job_logs.remove_logs(path.parent, 17, 1)
+    job_logs.remove_log(path.parent, 17, 1)
+    job_logs.remove_log(path.parent, 17, 1)
     assert os.listdir(path.parent) == [other.name]
+
+
+# The watch
+
+
+def run_until_idle(caps: LogCaps) -> None:
+    """Look at the logs as an event loop does, until nothing more is due."""
+    poll = select.poll()
+    poll.register(caps.fileno(), select.POLLIN)
+    caps.run()
+    while (timeout_ms := caps.timeout_ms()) is not None:
+        poll.poll(timeout_ms)
+        caps.run()
+
+
+def is_readable(caps: LogCaps) -> bool:
+    return bool(select.select([caps.fileno()], [], [], DEADLINE_S)[0])
+
+
+def test_a_log_is_looked_at_after_it_was_written_to_and_not_before(path: Path) -> None:
+    caps = LogCaps()
+    path.write_bytes(b"x" * 100)
+    caps.add(str(path), 64 * BLOCK)
+    run_until_idle(caps)
+    assert caps.timeout_ms() is None
+    for _ in range(3):
+        with path.open("ab") as log:
+            log.write(b"line\n" * 100 * BLOCK)
+        assert is_readable(caps)
+        run_until_idle(caps)
+        assert on_disk(path) <= 64 * BLOCK
+    caps.remove(str(path))
+
+
+def test_a_removed_log_is_cut_for_the_last_time_and_no_longer_watched(path: Path) -> None:
+    caps = LogCaps()
+    caps.add(str(path), 64 * BLOCK)
+    path.write_bytes(b"line\n" * 100 * BLOCK)
+    caps.remove(str(path))
+    caps.remove(str(path))
+    assert on_disk(path) <= 64 * BLOCK
+    run_until_idle(caps)
+
+
+def test_a_log_that_was_deleted_does_not_keep_the_watch_busy(path: Path) -> None:
+    caps, other = LogCaps(), path.with_name("18.1.log")
+    for each in (path, other):
+        each.write_bytes(b"x")
+        caps.add(str(each), 64 * BLOCK)
+    path.unlink()
+    other.write_bytes(b"line\n" * 100 * BLOCK)
+
+    def is_cut() -> bool:
+        caps.run()
+        return on_disk(other) <= 64 * BLOCK
+
+    wait_for(is_cut, "the cut of the other log")
+
+
+def test_a_program_that_writes_at_full_speed_keeps_no_more_than_its_cap(engine: LocalEngine, folder: Path) -> None:
+    launch = launch_of(1, "sh", "-c", "yes | head -c 400000000; echo the end", log_cap_mb=1.0)
+    assert outcome_of(engine, launch).status == 0
+    log = folder / "logs" / "1.1.log"
+    assert on_disk(log) <= 1 << 20
+    first, last, line = parts(read_whole(log))
+    assert first.startswith(b"y\ny\n")
+    assert last.endswith(b"y\nthe end\n")
+    assert CUT_LINE in line
+
+
+def test_the_log_of_a_process_that_was_left_behind_stays_within_its_cap(engine: LocalEngine, folder: Path) -> None:
+    script = "(yes | head -c 100000000; echo the end; exec sleep 600) & echo $! > pid"
+    launch = launch_of(1, "sh", "-c", script, cwd=str(folder), log_cap_mb=1.0)
+    assert outcome_of(engine, launch).status == 0
+    log = folder / "logs" / "1.1.log"
+    wait_for(lambda: job_logs.read_tail(log, 1) == b"the end\n", "its output")
+    wait_for(lambda: on_disk(log) <= 1 << 20, "the cut")
+    os.kill(int((folder / "pid").read_text()), 9)

@@ -350,13 +350,106 @@ def test_a_lease_is_held_only_by_its_own_job_until_that_ends(engine: LocalEngine
     wait_for(lambda: all((tmp_path / f"up{number}").exists() for number in range(4)), "the programs")
     programs = {pid: {path.name for path in leases if str(path) in files_of(pid)} for pid in children_of(keeper)}
     assert sorted(map(sorted, programs.values())) == [[], ["lease0"], ["lease1"], ["lease2"]]
-    assert not any(str(path) in files_of(keeper) for path in leases)
     assert all(map(is_held, leases))
     for pid, held in programs.items():
         os.kill(pid, signal.SIGKILL)
-        wait_until_gone(pid, "a program")
+        outcomes(engine)  # reported after the lease is free
         assert not any(is_held(tmp_path / name) for name in held)
-    outcomes(engine, 4)
+    assert not any(str(path) in files_of(keeper) for path in leases)
+
+
+# Forks twice, leaves the session and closes everything; `forget` also clears the environment. Writes its pid to a file.
+DAEMONISE = """
+import os, signal, sys
+if len(sys.argv) == 3:
+    os.fork() and os._exit(0)
+    os.setsid()
+    os.fork() and os._exit(0)
+    os.closerange(0, 4096)
+    environment = dict(os.environ)
+    if sys.argv[2] == "forget":
+        environment = {}
+        os.open(environment.get("LOG", os.devnull), os.O_RDWR)
+    os.execve(sys.executable, [sys.executable, "-c", sys.orig_argv[2], *sys.argv[1:], "again"], environment)
+os.chdir("/")
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+signal.pause()
+"""
+
+
+def daemonised(engine: LocalEngine, tmp_path: Path, job_id: int, how: str = "keep") -> tuple[int, Path]:
+    """Run a job that leaves a daemon behind. Return the daemon's pid and the job's lease."""
+    lease, told = lease_in(tmp_path, f"lease{job_id}"), tmp_path / f"daemon{job_id}"
+    script = f"{sys.executable} -c '{DAEMONISE}' {told} {how}; while ! test -e {told}; do sleep 0.01; done; exit 3"
+    engine.prepare(launch_of(job_id, "sh", "-c", script), lease)
+    engine.start_prepared()
+    os.close(lease)
+    assert outcomes(engine)[job_id].status == 3
+    return int(told.read_text()), tmp_path / f"lease{job_id}"
+
+
+def test_a_process_that_daemonised_and_closed_everything_keeps_its_jobs_lease(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    daemon_pid, lease = daemonised(engine, tmp_path, 1)
+    assert outcome_of(engine, launch_of(2, "true")).status == 0
+    assert not any("lease1" in path for path in files_of(daemon_pid))
+    assert is_held(lease)
+    os.kill(daemon_pid, signal.SIGKILL)
+    wait_for(lambda: not is_held(lease), "the end of the lease")
+    assert not any("lease1" in path for path in files_of(started(engine, 3, "true").keeper_pid))
+    outcomes(engine)
+
+
+def test_each_daemonised_process_keeps_the_lease_of_its_own_job(engine: LocalEngine, tmp_path: Path) -> None:
+    (first, first_lease), (second, second_lease) = (daemonised(engine, tmp_path, number) for number in (1, 2))
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: not is_held(first_lease), "the end of its lease")
+    assert is_held(second_lease)
+    os.kill(second, signal.SIGKILL)
+    wait_for(lambda: not is_held(second_lease), "the end of its lease")
+
+
+def test_a_child_of_a_daemonised_process_keeps_the_lease_when_that_ends(engine: LocalEngine, tmp_path: Path) -> None:
+    lease, pids = lease_in(tmp_path, "lease"), tmp_path / "pids"
+    inner = f"sleep 600 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; exec sleep 600"
+    closing = "exec 0<&- 1>&- 2>&- 8>&-"
+    script = f"setsid sh -c '{closing}; {inner}' & while ! test -e {pids}; do sleep 0.01; done"
+    engine.prepare(launch_of(1, "sh", "-c", script), lease)
+    engine.start_prepared()
+    os.close(lease)
+    outcomes(engine)
+    parent, child = map(int, pids.read_text().split())
+    os.kill(parent, signal.SIGKILL)
+    wait_until_gone(parent, "the parent")
+    assert outcome_of(engine, launch_of(2, "true")).status == 0
+    assert is_held(tmp_path / "lease")
+    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: not is_held(tmp_path / "lease"), "the end of the lease")
+
+
+def test_a_keeper_stays_for_a_process_that_was_left_behind_and_keeps_its_lease(folder: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(folder)
+    keeper = started(engine, 9, "true").keeper_pid
+    outcomes(engine)
+    daemon_pid, lease = daemonised(engine, tmp_path, 1)
+    engine.close()
+    later = LocalEngine(folder)
+    assert outcome_of(later, launch_of(2, "true")).status == 0
+    later.close()
+    assert is_held(lease)
+    os.kill(daemon_pid, signal.SIGKILL)
+    wait_until_gone(keeper, "the keeper")
+    assert not is_held(lease)
+
+
+def test_a_process_that_also_cleared_its_environment_is_not_found(engine: LocalEngine, tmp_path: Path) -> None:
+    """Nothing connects it with its job any more: a tmux server that a job starts is such a process."""
+    daemon_pid, lease = daemonised(engine, tmp_path, 1, "forget")
+    assert not is_held(lease)
+    os.kill(daemon_pid, signal.SIGKILL)
 
 
 def test_the_lease_of_an_attempt_that_does_not_start_is_released_at_once(engine: LocalEngine, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         place=job.spec.engine or place_of([device.index for device in devices]),
         engine=job.spec.engine,
         terms=terms,
+        log_cap_mb=job.spec.log_cap_mb,
     )
 
 

@@ -52,7 +52,6 @@ class JobTransitions:
         self.uses: dict[Party, WeightedUse] = {}
         self.finished = 0
         self.last_start_at = 0.0
-        self.ended_logs: list[tuple[str, float]] = []
         self.estimates = LearnedEstimates(store)
         self.events: list[PublishedEvent] = []
         self._is_stale = False
@@ -216,8 +215,6 @@ class JobTransitions:
         the general rules for retries."""
         live = self.live.take(job_id)
         job, attempt = live.job, live.attempt
-        if attempt.log is not None:
-            self.ended_logs.append((attempt.log, job.spec.log_cap_mb))
         # A preempted program that succeeded before it was stopped need not run again.
         had_succeeded = attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
         if attempt.stopping is not None and not had_succeeded:

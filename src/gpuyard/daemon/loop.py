@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -25,7 +24,6 @@ from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.save_when_quiet import QuietSaver
-from gpuyard.engines.common.job_logs import rotate_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
@@ -48,7 +46,6 @@ _TIMER_EARLY_S = 0.5
 # The loop's clock stops while the machine is suspended, and the queue's does not.
 _LONGEST_TIMER_S = 60.0
 _CHECK_CONFIG_EVERY_S = 2.0
-_CHECK_LOGS_EVERY_S = 5.0
 # Without a descriptor that reports the end of attempts.
 _POLL_ENGINE_S = 0.1
 _MEASURE_S, _MEASURE_RAM_S = 1.0, 5.0
@@ -101,7 +98,6 @@ class SchedulerLoop:
         self._loop: asyncio.AbstractEventLoop
         self._next_step: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._logs_timer: asyncio.TimerHandle | None = None
         self._saver = QuietSaver(database)
         self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch: FileWatch | None = None
@@ -127,7 +123,7 @@ class SchedulerLoop:
         self._is_closed = True
         self._watch_engine(is_wanted=False)
         self._watch_ledger(is_wanted=False)
-        for handle in (self._next_step, self._timer, self._logs_timer):
+        for handle in (self._next_step, self._timer):
             if handle is not None:
                 handle.cancel()
         self._saver.close()
@@ -254,8 +250,6 @@ class SchedulerLoop:
             waits.append(self._next_measurement_s() if self._engine.fileno() >= 0 else _POLL_ENGINE_S)
         self._set_timer(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_devices and self._is_blocked_by_others())
-        if (transitions.live or transitions.ended_logs) and self._logs_timer is None:
-            self._logs_timer = self._loop.call_later(_CHECK_LOGS_EVERY_S, self._rotate_logs)
         self._saver.schedule()
 
     def _set_timer(self, seconds: float | None) -> None:
@@ -346,19 +340,6 @@ class SchedulerLoop:
         self._settled = 0
         self.sampling.request()
 
-    # Logs
-
-    def _rotate_logs(self) -> None:
-        self._logs_timer = None
-        transitions = self.controller.transitions
-        live = list(transitions.live.values())
-        capped = [(each.attempt.log, each.job.spec.log_cap_mb) for each in live if each.attempt.log]
-        capped += transitions.ended_logs
-        transitions.ended_logs.clear()
-        self._loop.run_in_executor(None, _rotate, capped)
-        if live:
-            self._logs_timer = self._loop.call_later(_CHECK_LOGS_EVERY_S, self._rotate_logs)
-
 
 def _problem_of(error: Exception) -> str:
     """Return what to tell people about a failed step. Log a bug with its traceback."""
@@ -366,14 +347,6 @@ def _problem_of(error: Exception) -> str:
         return f"the queue cannot go on: {error.strerror} ({remedy_of(error)})"
     _log.exception("a step failed", exc_info=error)
     return f"a step failed, which is a bug: {type(error).__name__}: {error}"
-
-
-def _rotate(capped: list[tuple[str, float]]) -> None:
-    for log, cap_mb in capped:
-        try:
-            rotate_if_over(Path(log), int(cap_mb * 1048576))
-        except OSError as error:
-            _log.warning("the log %s cannot be rotated: %s", log, error.strerror)
 
 
 def read_rules() -> Rules:

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
@@ -22,6 +23,7 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
+from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
 from gpuyard.engines.local.process_tree import RamMeter, jobs_of_queue
@@ -45,6 +47,7 @@ from gpuyard.version import __version__
 _log = logging.getLogger("gpuyard")
 _CHECK_SOCKET_EVERY_S = 5.0
 _MOST_NAMED = 10
+_LOG_CAP, _CHECK_LOG_EVERY = 16 << 20, 100
 _LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
 
 
@@ -56,13 +59,29 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
+class CappedLogHandler(logging.StreamHandler[TextIO]):
+    """Writes to standard error. If that is `daemon.log`, its middle is cut out when it is over 16 MB."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._records = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self._records += 1
+        if self._records % _CHECK_LOG_EVERY == 1:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(sys.stderr.fileno()), os.stat(paths.log_path())):
+                    cut_if_over(paths.log_path(), _LOG_CAP)
+
+
 def run_daemon(*, is_managed: bool = False) -> int:
     """Run until stopped; return the exit status.
 
     `is_managed`: in the foreground, under a service manager. A restart is then left to the manager: the daemon exits
     with `RESTART_STATUS`.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = CappedLogHandler()
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     try:

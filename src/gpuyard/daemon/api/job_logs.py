@@ -18,7 +18,7 @@ from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError, ResponseStream, StreamClient
-from gpuyard.engines.common.job_logs import open_kept
+from gpuyard.engines.common.job_logs import open_log
 from gpuyard.schema.jobs import LogEvent, LogTail
 from gpuyard.schema.requests import LogQuery
 
@@ -169,11 +169,11 @@ class _Follower:
 def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:
     """Read up to `most` bytes from offset `at` on; the last `tail` bytes if `at` is None, or too far behind the end."""
     try:
-        with open_kept(path) as kept:
-            end = kept.end
-            is_outdated = at is not None and (end - at > _FAR_BEHIND or at < kept.first)
-            begins = max(kept.first, end - tail) if at is None or is_outdated else at
-            data = b"".join(kept.read_all(begins, min(end, begins + most)))
+        with open_log(path) as log:
+            end = log.end
+            is_outdated = at is not None and (end - at > _FAR_BEHIND or log.after_hole(at) != at)
+            begins = max(log.first, end - tail) if at is None or is_outdated else at
+            data = b"".join(log.read_all(begins, min(end, begins + most)))
             return LogChunk(data=data, ends=begins + len(data), is_cut=is_outdated or (at is None and begins > 0))
     except FileNotFoundError:
         return LogChunk(ends=at or 0)

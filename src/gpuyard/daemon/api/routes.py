@@ -37,7 +37,7 @@ from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
-from gpuyard.engines.common.job_logs import path_of, remove_logs
+from gpuyard.engines.common.job_logs import path_of, remove_log
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
@@ -200,7 +200,7 @@ class Routes:
             raise UserError(f"older_than_s: {seconds:g} is negative", hint="send seconds, or a time such as 30d")
         removed = await run_in_pieces(self._scheduler.requests.clean(seconds))
         folders = log_folders(Path(paths.state_folder()))
-        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_logs, folders, removed)
+        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_log, folders, removed)
         return CleanResult(jobs=len(removed), bytes=freed)
 
     def _count_under_way(self) -> int:
@@ -225,14 +225,14 @@ def _respond(answer: Struct) -> HttpAnswer:
     return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))
 
 
-def _remove_logs(folders: list[Path], removed: list[tuple[int, int]]) -> int:
+def _remove_log(folders: list[Path], removed: list[tuple[int, int]]) -> int:
     freed = 0
     for folder, (job_id, attempts) in itertools.product(folders, removed):
         for attempt in range(1, attempts + 1):
             path = path_of(folder, job_id, attempt)
             try:
                 freed += path.stat().st_size
-                remove_logs(folder, job_id, attempt)
+                remove_log(folder, job_id, attempt)
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -16,6 +16,7 @@ the engine.
   reports it too.
 - A limit of the node that keeps the program from starting may pass: the supervisor tries again for 2 minutes. Then it
   withdraws `N.started`, if it cannot write `N.ended`, and exits with status 75. The program has not begun.
+- It keeps the program's log within its cap, in a thread, because a network file system that is down may block it.
 - After 2 s it starts the meter (`cluster_node/usage_meter.py`), which needs our package's dependencies and may fail.
   The site ends processes that the program leaves behind.
 
@@ -34,6 +35,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuyard.engines.common.log_cap import cut_if_over, watch_log
 from gpuyard.engines.common.spawn_program import NotBegun, SpawnSpec, StartFailure, exit_status, open_above, spawn
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.passing_errors import passes
@@ -150,10 +152,14 @@ class Supervisor:
             self._write_end(failure.word, None, None)
             return failure.status
         threading.Thread(target=self._watch_for_loss, daemon=True).start()
+        capped = (self._element["log"], self._element["log_cap"])
+        threading.Thread(target=watch_log, args=capped, daemon=True).start()
         status = self._wait()
         if self._meter > 0:
             os.kill(self._meter, signal.SIGKILL)
             os.waitpid(self._meter, 0)
+        with contextlib.suppress(OSError):
+            cut_if_over(*capped)
         return status
 
     def _start_within(self, limit_s: float) -> int:

@@ -254,6 +254,7 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "stdin": launch.stdin or "",
         "folder": launch.folder,
         "log": log,
+        "log_cap": launch.log_cap,
     }
 
 

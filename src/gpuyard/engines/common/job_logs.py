@@ -1,20 +1,11 @@
-"""Job logs: where they are, how they are kept short, and how they are read while they grow.
+"""Job logs: where they are, and how they are read while they grow and while their middle is cut out (`log_cap`).
 
-A log over its cap is cut: all but its newest part moves to `17.1.log.1`, replacing the earlier content. Writers notice
-nothing, because they append at the end. So both files together hold the newest output, up to about twice the cap.
-`17.1.log.cut` counts all bytes that were ever cut off, by which a reader finds its place again.
-
-If the file system can remove a range from a file (ext4, XFS), nothing is lost. Otherwise the log is copied and
-truncated: output in the microseconds between the two is lost, and more if a program writes faster than we copy.
-
-A reader holds a shared lock on the log while it reads, and cutting takes an exclusive one, so that no reader sees the
-text in both files or in neither. Writers take no part in this. But a program may lock its own output (`flock 1`), so a
-reader waits up to 0.25 s and then reads without the lock.
+Positions are offsets in the file, which cutting does not change. A reader sees the first part of a log, a line that
+says how much is missing, and the last part. What is cut while it is being read would read as zero bytes, so a reader
+looks for the hole after each read.
 """
 
 import contextlib
-import ctypes
-import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.system.file_locks import lock_within, try_lock
+from gpuyard.engines.common.log_cap import find_hole
 
-_COLLAPSE_RANGE = 0x08
 _CHUNK = 1 << 16
 _POLL_S = 0.05
-_LOCK_WITHIN_S = 0.25
 
 
 def name_of(job_id: int, attempt: int) -> str:
@@ -38,119 +27,17 @@ def path_of(folder: Path, job_id: int, attempt: int) -> Path:
     return folder / name_of(job_id, attempt)
 
 
-def remove_logs(folder: Path, job_id: int, attempt: int) -> None:
-    """Remove all files of one attempt's output."""
-    path = path_of(folder, job_id, attempt)
-    for file in (path, _old(path), _count(path)):
-        file.unlink(missing_ok=True)
-
-
-def _old(path: Path) -> Path:
-    return path.with_name(f"{path.name}.1")
-
-
-def _count(path: Path) -> Path:
-    return path.with_name(f"{path.name}.cut")
-
-
-# Cutting
-
-
-def rotate_if_over(path: Path, cap_bytes: int) -> bool:
-    """Cut the log if it is over the cap. Return whether it was cut.
-
-    Copies up to the log's size, so do not call it in a thread that others wait for. Does nothing while the log is being
-    read. Raises OSError if the disk is full.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return os.fstat(descriptor).st_size > cap_bytes and try_lock(descriptor) and _cut(path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _cut(path: Path, descriptor: int) -> bool:
-    status = os.fstat(descriptor)
-    # Only whole blocks can be removed from a file, and not all of them.
-    length = (status.st_size - 1) // status.st_blksize * status.st_blksize
-    if length <= 0:
-        return False
-    before = _cut_so_far(path)
-    _old(path).unlink(missing_ok=True)  # first, to free disk space
-    with _new_file(_old(path)) as old:
-        _copy(descriptor, old, 0, length)
-        _set_cut_so_far(path, before + length)
-        collapse = _fallocate()
-        if collapse is None or collapse(descriptor, _COLLAPSE_RANGE, 0, length):
-            # Truncate when the copy has caught up with the writers. Faster writers lose what it did not reach.
-            reached = _copy(descriptor, old, length, length + length // 2)
-            os.ftruncate(descriptor, 0)
-            _set_cut_so_far(path, before + reached)
-    return True
-
-
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[int]:
-    """Create a file, and remove it again if an OSError follows."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        yield descriptor
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _copy(source: int, target: int, start: int, end: int) -> int:
-    """Copy up to `end` or the end of the source. Return where it stopped."""
-    at = start
-    while at < end and (chunk := os.pread(source, min(_CHUNK, end - at), at)):
-        at += len(chunk)
-        while chunk:
-            chunk = chunk[os.write(target, chunk) :]
-    return at
-
-
-@functools.lru_cache(maxsize=1)
-def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    library = ctypes.CDLL(None)
-    call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if call is None:
-        return None
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function: Callable[[int, int, int, int], int] = call
-    return function
-
-
-def _cut_so_far(path: Path) -> int:
-    try:
-        return int(_count(path).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return 0
-
-
-def _set_cut_so_far(path: Path, count: int) -> None:
-    descriptor = os.open(_count(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.pwrite(descriptor, b"%020d" % count, 0)
-    finally:
-        os.close(descriptor)
-
-
-# Reading
+def remove_log(folder: Path, job_id: int, attempt: int) -> None:
+    path_of(folder, job_id, attempt).unlink(missing_ok=True)
 
 
 def read_tail(path: Path, lines: int) -> bytes:
-    """Return the last lines of the log; empty if there is no log."""
+    """Return the last lines of the log, from the place where it was cut at most; empty if there is no log."""
     try:
-        with open_kept(path) as kept:
-            return b"".join(kept.read_all(kept.start_of_last(lines), kept.end))
+        with open_log(path) as log:
+            start = log.start_of_last(lines)
+            text = b"".join(log.read_all(start, log.end))
+            return _cut_line(log.missing) + text if log.missing and start == log.first and lines > 0 else text
     except FileNotFoundError:
         return b""
 
@@ -158,7 +45,7 @@ def read_tail(path: Path, lines: int) -> bytes:
 def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) -> Iterator[bytes]:
     """Yield the log, or its last lines, then everything that is written until `is_over`.
 
-    Nothing comes twice, and nothing is skipped except what was cut off twice before this reader reached it.
+    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it.
     """
     at: int | None = None
     while True:
@@ -174,56 +61,78 @@ def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) ->
 
 def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
     try:
-        with open_kept(path) as kept:
+        with open_log(path) as log:
             if at is None:
-                at = kept.first if lines is None else kept.start_of_last(lines)
-            at = max(at, kept.first)
-            chunk = kept.read(at)
+                at = 0 if lines is None else log.start_of_last(lines)
+            after = log.after_hole(at)
+            if after != at:
+                return after, _cut_line(after - at)
+            chunk = log.read(at)
             return at + len(chunk), chunk
     except FileNotFoundError:
         return at, b""
 
 
+def _cut_line(missing: int) -> bytes:
+    amount = f"{missing:,} bytes are" if missing > 0 else "some output is"
+    return f"\n[gpuyard: {amount} cut out here: the log is over its cap (--log-cap)]\n".encode()
+
+
 @contextlib.contextmanager
-def open_kept(path: Path) -> Iterator["Kept"]:
-    with contextlib.ExitStack() as opened:
-        log = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        opened.callback(os.close, log)
-        lock_within(log, _LOCK_WITHIN_S, shared=True)
-        first = cut = _cut_so_far(path)
-        old = -1
-        with contextlib.suppress(FileNotFoundError):
-            old = os.open(_old(path), os.O_RDONLY | os.O_CLOEXEC)
-            opened.callback(os.close, old)
-            first = cut - os.fstat(old).st_size
-        yield Kept(log, old, cut, first)
+def open_log(path: Path) -> Iterator["OpenLog"]:
+    """Raises FileNotFoundError if there is no log."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield OpenLog(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-class Kept(Struct, frozen=True):
-    """Both files as one text. Positions count from the start of the output; `first` is the first that is left."""
-
-    log: int
-    old: int
-    cut: int
-    first: int
+class OpenLog(Struct, frozen=True):
+    descriptor: int
 
     @property
     def end(self) -> int:
-        return self.cut + os.fstat(self.log).st_size
+        return os.fstat(self.descriptor).st_size
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are cut out, with the rest of the line that was cut apart."""
+        start, end = find_hole(self.descriptor)
+        return self._line_start(end) - start if start < end else 0
+
+    @property
+    def first(self) -> int:
+        """Where the part begins that reaches the end without a gap: 0, or the first whole line after the hole."""
+        start, end = find_hole(self.descriptor)
+        return self._line_start(end) if start < end else 0
+
+    def after_hole(self, at: int) -> int:
+        """Return where to go on reading: `at` itself, or the first line after the hole if `at` is in it.
+
+        Return a smaller position if the file has become shorter, as where the file system cannot make holes.
+        """
+        start, end = find_hole(self.descriptor)
+        if start <= at < end:
+            return self._line_start(end)
+        return min(at, self.end)
 
     def read(self, at: int, most: int = _CHUNK) -> bytes:
-        if at < self.cut:
-            return os.pread(self.old, min(most, self.cut - at), at - self.first)
-        return os.pread(self.log, most, at - self.cut)
+        """Return up to `most` bytes, but none beyond a hole, and nothing if `at` is in it."""
+        data = os.pread(self.descriptor, most, at)
+        start, end = find_hole(self.descriptor)
+        if at >= end:
+            return data
+        return data[: max(0, start - at)]
 
     def start_of_last(self, lines: int) -> int:
-        """Return the position of the last lines; an unfinished line counts too."""
-        end = self.end
+        """Return the position of the last lines, `first` at least; an unfinished line counts too."""
+        end, first = self.end, self.first
         if lines <= 0:
             return end
-        at, missing = end, lines + (self.read(end - 1, 1) == b"\n" if end > self.first else 0)
-        while at > self.first:
-            start = max(self.first, at - _CHUNK)
+        at, missing = end, lines + (self.read(end - 1, 1) == b"\n" if end > first else 0)
+        while at > first:
+            start = max(first, at - _CHUNK)
             chunk = b"".join(self.read_all(start, at))
             found = chunk.count(b"\n")
             if found >= missing:
@@ -232,9 +141,14 @@ class Kept(Struct, frozen=True):
                 return at - len(chunk) + chunk.index(b"\n") + 1
             missing -= found
             at = start
-        return self.first
+        return first
 
     def read_all(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes between two positions, up to a hole."""
         while start < end and (chunk := self.read(start, end - start)):
             start += len(chunk)
             yield chunk
+
+    def _line_start(self, at: int) -> int:
+        """Return where the next line begins: the one at `at` lacks its beginning. `at` itself if it is very long."""
+        return at + os.pread(self.descriptor, _CHUNK, at).find(b"\n") + 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
-from gpuyard.engines.common.job_logs import open_kept
+from gpuyard.engines.common.job_logs import open_log
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
@@ -25,11 +25,11 @@ def shortage_of(outcome: Outcome, log: str | None, kills_before: int | None) -> 
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Return the last bytes of a log, also across the place where it was cut."""
+    """Return the last bytes of a log, from the place where it was cut at most."""
     try:
-        with open_kept(log) as kept:
-            end = kept.end
-            return b"".join(kept.read_all(max(kept.first, end - most_bytes), end)).decode(errors="replace")
+        with open_log(log) as opened:
+            end = opened.end
+            return b"".join(opened.read_all(max(opened.first, end - most_bytes), end)).decode(errors="replace")
     except OSError:
         return ""
 

@@ -6,9 +6,10 @@ Uses the standard library alone, as both do.
 import contextlib
 import errno
 import os
+import resource
 import signal
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.engines.common.unbegun_words import unbegun_word
@@ -30,13 +31,14 @@ START_FAILURES = {
 
 
 class SpawnSpec(NamedTuple):
-    """`log` and `stdin` are paths; an empty `stdin` stands for /dev/null."""
+    """`log` and `stdin` are paths; an empty `stdin` stands for /dev/null. `open_files` is the limit, if below ours."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
     directory: str
     log: str
     stdin: str
+    open_files: int | None = None
 
 
 class StartFailure(Exception):
@@ -153,11 +155,26 @@ def _execute(path: str, spec: SpawnSpec, log: int, stdin: int, lease: int | None
     by_shell = ("/bin/sh", path, *spec.command[1:])  # for a script without an interpreter line
     for program, arguments in ((path, spec.command), ("/bin/sh", by_shell)):
         try:
-            return spawn_in_session(program, arguments, spec.environment, given)
+            with _limited(spec.open_files):
+                return spawn_in_session(program, arguments, spec.environment, given)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise _refusal(error, log, path) from None
     raise _failure("not-executable", log, path)
+
+
+@contextlib.contextmanager
+def _limited(open_files: int | None) -> Iterator[None]:
+    """Have a lower limit on open files in this block, for a program that inherits it. Files that are open stay so."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files is None or open_files >= now:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
 
 
 def spawn_in_session(

@@ -151,7 +151,7 @@ class LocalEngine(PlacesNothing):
         content = keeper.frame(
             (
                 launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
-                environment, launch.cwd, log, launch.stdin or "",
+                environment, launch.cwd, log, launch.stdin or "", launch.log_cap,
             )
         )  # fmt: skip
         watched = _WatchedAttempt(

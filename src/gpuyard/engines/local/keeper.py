@@ -12,16 +12,20 @@ Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER,
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
   socket KEEPER.sock in FOLDER, finds every attempt that was ever started in the journal after the greeting.
-- It exits when its daemon and its last job are gone. No signal but SIGKILL ends it earlier.
+- It adopts the processes that a job leaves behind, also those that daemonised and closed all descriptors, and holds the
+  job's lease until the last of them has ended. The job's end is reported when its program ends.
+- It keeps the logs within their caps.
+- It exits when its daemon, its last job and the last process of a job are gone. No signal but SIGKILL ends it earlier.
 
 A launch is sent as its length in four bytes and a marshalled tuple. A message with leases carries their descriptors
 along with its first byte, and starts with their number.
 """
 
+import contextlib
+import ctypes
 import errno
 import marshal
 import os
-import resource
 import select
 import signal
 import socket
@@ -29,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from gpuyard.engines.common.log_cap import LogCaps
 from gpuyard.engines.common.spawn_program import (
     LEASE_AT,
     NotBegun,
@@ -41,8 +46,8 @@ from gpuyard.engines.common.spawn_program import (
 from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
-# Key, whether it has a lease, program and arguments, environment, directory, log, input.
-Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str]
+# Key, whether it has a lease, program and arguments, environment, directory, log, input, the log's cap in bytes.
+Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str, int]
 
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
@@ -50,6 +55,9 @@ _TRY_AGAIN_MS = 1000
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_SET_CHILD_SUBREAPER = 36
+# Variables of a job that all its processes inherit.
+_MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
 
 
 def frame(part: Launch | int) -> bytes:
@@ -79,9 +87,35 @@ class _DaemonLink:
         return True
 
 
+class _KeptJob:
+    """A job whose program runs, or whose processes that were left behind run."""
+
+    __slots__ = ("key", "lease", "log", "marks")
+
+    def __init__(self, launch: Launch, lease: int | None) -> None:
+        self.key, self.log = launch[0], launch[5]
+        self.lease = lease
+        self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
+
+    def owns(self, pid: int) -> bool:
+        """Return whether a process that we adopted is the job's, by its environment or because it writes to the log.
+
+        Also if that cannot be found out at the moment: a GPU must not be given to others while it may be in use.
+        """
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if self.marks and self.marks.issubset(file.read().split(b"\0")):
+                    return True
+            return any(os.readlink(f"/proc/{pid}/fd/{name}") == self.log for name in os.listdir(f"/proc/{pid}/fd"))
+        except OSError as error:  # it has ended, or is another user's
+            return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 class Keeper:
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, open_files: int) -> None:
+        """`open_files` is the jobs' limit. Ours is that of the daemon, which raised it: a lease is an open file."""
         self._me = os.getpid()
+        self._open_files = open_files
         self._socket = f"{folder}/{self._me}.sock"
         own = _DaemonLink(socket.socket(fileno=CONNECTION))
         self._daemon: _DaemonLink | None = own
@@ -89,7 +123,10 @@ class Keeper:
         self._unread = bytearray()
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
-        self._jobs: dict[int, str] = {}
+        self._jobs: dict[int, _KeptJob] = {}  # by the pid of the program
+        self._left: dict[int, _KeptJob] = {}  # by the pid of a process that a program left behind
+        self._log_caps = LogCaps()
+        self._children = _open_list_of_children()
         self._unwritten: list[bytes] = []
         self._journal_error = OSError(errno.ENOSPC, "")
         self._listener = user_sockets.bind(self._socket)
@@ -101,14 +138,20 @@ class Keeper:
         self._watch(self._signal_pipe, self._reap)
         self._watch(CONNECTION, self._serve_own)
         self._watch(self._listener.fileno(), self._accept)
+        if self._log_caps.fileno() >= 0:
+            self._watch(self._log_caps.fileno(), lambda _: None)  # after each poll, `run` looks at the logs
         self._send(own, _line("0.0", self._me, "hello"))
 
     def run(self) -> None:
-        while self._daemon is not None or self._jobs or self._unwritten:
-            for descriptor, event in self._poll.poll(_TRY_AGAIN_MS if self._unwritten else None):
+        while self._daemon is not None or self._jobs or self._left or self._unwritten:
+            timeout_ms = self._log_caps.timeout_ms()
+            if self._unwritten:
+                timeout_ms = min(_TRY_AGAIN_MS, _TRY_AGAIN_MS if timeout_ms is None else timeout_ms)
+            for descriptor, event in self._poll.poll(timeout_ms):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(event)
+            self._log_caps.run()
             if self._unwritten:
                 self._write()
         if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
@@ -175,14 +218,15 @@ class Keeper:
                 raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise NotBegun("journal", self._journal_error)
-            self._jobs[spawn(SpawnSpec(*launch[2:]), lease, self._null)] = key
+            self._jobs[spawn(SpawnSpec(*launch[2:7], self._open_files), lease, self._null)] = _KeptJob(launch, lease)
+            self._log_caps.add(launch[5], launch[7])
         except StartFailure as failure:
             word = failure.word
         except MemoryError:
             word = NotBegun("process", OSError(errno.ENOMEM, "")).word
-        if lease is not None:
-            os.close(lease)
         if word is not None:  # reported after the lease is free, as for any other end
+            if lease is not None:
+                os.close(lease)
             self._report(_line(key, self._me, word))
 
     def _accept(self, _: int) -> None:
@@ -218,13 +262,35 @@ class Keeper:
 
     def _reap(self, _: int) -> None:
         os.read(self._signal_pipe, 4096)
-        while self._jobs:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            key = self._jobs.pop(pid, None)
-            if key is not None:
-                self._report(_line(key, self._me, f"{exit_status(status)} {pid} {time.clock_gettime(_SINCE_BOOT):.3f}"))
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._handle_end(pid, status)
+
+    def _handle_end(self, pid: int, status: int) -> None:
+        job, left = self._jobs.pop(pid, None), self._left.pop(pid, None)
+        kept = job or left
+        if kept is not None:
+            self._left.update((each, kept) for each in self._adopted() if kept.owns(each))
+            if kept not in self._left.values():
+                self._release(kept)
+        if job is not None:
+            ended_at = time.clock_gettime(_SINCE_BOOT)
+            self._report(_line(job.key, self._me, f"{exit_status(status)} {pid} {ended_at:.3f}"))
+
+    def _adopted(self) -> list[int]:
+        """Return our children that we did not start, and do not know yet: their parents have ended."""
+        content = b""
+        while self._children >= 0 and (part := os.pread(self._children, _CHUNK, len(content))):
+            content += part
+        return [pid for pid in map(int, content.split()) if pid not in self._jobs and pid not in self._left]
+
+    def _release(self, job: _KeptJob) -> None:
+        if job.lease is not None:
+            os.close(job.lease)
+        self._log_caps.remove(job.log)
 
     def _report(self, line: bytes) -> None:
         self._unwritten.append(line)
@@ -262,6 +328,14 @@ def _line(key: str, keeper: int, word: str) -> bytes:
 # The keeper's own descriptors
 
 
+def _open_list_of_children() -> int:
+    """Open the list of our children, which stays open in case of a limit; -1 where the system has none."""
+    try:
+        return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
 def _open_signal_pipe() -> int:
     """Return a descriptor that is readable when a child has ended."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
@@ -276,7 +350,6 @@ def main() -> None:
         os.set_inheritable(descriptor, False)  # noqa: FBT003
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if int(sys.argv[2]) < now:  # for the jobs: the daemon has raised its own
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), most))
-    Keeper(sys.argv[1]).run()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    Keeper(sys.argv[1], int(sys.argv[2])).run()

@@ -90,7 +90,9 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
-    leaders = (each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid)
+    leaders = [each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid]
+    # The keeper adopts processes that the program left behind, which are younger.
+    leaders.sort(key=lambda each: (each.started, each.pid))
     return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
 
 

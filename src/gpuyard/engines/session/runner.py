@@ -78,6 +78,7 @@ class RunnerSpec(NamedTuple):
     grace_s: float = 60.0
     hook: Sequence[str] = ()
     hook_timeout_s: float = 60.0
+    log_cap: int | None = None
 
 
 def command(spec: Mapping[str, object]) -> tuple[str, ...]:
@@ -146,7 +147,7 @@ class TaskRunner:
         except PrivateFileError as error:
             self._note(f"no log of its own: {error.message}")
         else:
-            self._outputs.append(Output(log, self._log))
+            self._outputs.append(Output(log, self._log, self._spec.log_cap))
 
     def _write_headline(self) -> None:
         """Write a line about the attempt where several follow each other. The job's log has only one attempt."""

@@ -22,5 +22,6 @@ def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
             "sockets": sockets,
             "gpu": launch.place,
             "session": session_on(task, launch.place),
+            "log_cap": launch.log_cap,
         }
     )

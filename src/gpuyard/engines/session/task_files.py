@@ -10,17 +10,23 @@ import contextlib
 import os
 import time
 
+from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.system.atomic_files import write_atomically
-from gpuyard.system.file_locks import lock, try_lock
+from gpuyard.system.file_locks import lock_in_time, try_lock
 from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_private
 
 
 class Output:
-    """A file for a task's terminal output; CR LF becomes LF."""
+    """A file for a task's terminal output; CR LF becomes LF.
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    With a cap in bytes, the middle of a longer file is cut out. The keeper does that for the job's own log.
+    """
+
+    def __init__(self, descriptor: int, path: str, cap: int | None = None) -> None:
         self._descriptor = descriptor
         self._path = path
+        self._cap = cap
+        self._left = 0  # until the next look at the file's length
         self._held_back = b""
         self.problem: str | None = None
 
@@ -36,9 +42,18 @@ class Output:
     def _write(self, content: bytes) -> None:
         try:
             while content:
-                content = content[os.write(self._descriptor, content) :]
+                written = os.write(self._descriptor, content)
+                content = content[written:]
+                self._keep_short(written)
         except OSError as error:
             self.problem = f"some of the output is missing in {self._path}: {error.strerror}"
+
+    def _keep_short(self, written: int) -> None:
+        self._left -= written
+        if self._cap is not None and self._left < 0:
+            self._left = self._cap
+            with contextlib.suppress(OSError):  # removed by a user, for example
+                self._left = cut_if_over(self._path, self._cap)
 
 
 def owner_line(tag: str, workspace: str) -> str:
@@ -71,7 +86,7 @@ def claim_in_shared(path: str, line: str) -> bool:
     """Return whether the log belongs to the workspace that `line` names. Claims a new or empty log for it."""
     log = open_in_shared(path)
     try:
-        lock(log)
+        lock_in_time(log, path)
         return _belongs_to(line, log)
     finally:
         os.close(log)

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from gpuyard.daemon.api.job_logs import LogChunk, read_piece
-from gpuyard.engines.common.job_logs import rotate_if_over
+from gpuyard.engines.common.log_cap import cut_if_over
 
 
 def test_the_last_part_comes_first_and_then_new_output(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_a_reader_far_behind_continues_near_the_end(tmp_path: Path) -> None:
     assert read_piece(log, 1000, 4, 100) == LogChunk(data=b"xend", ends=3_000_003, is_cut=True)
 
 
-def test_output_that_was_truncated_before_it_was_read_is_skipped(tmp_path: Path) -> None:
+def test_output_that_was_cut_out_before_it_was_read_is_skipped(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     for _ in range(2):
         with log.open("ab") as file:
             file.write(b"x" * 20_000)
-        assert rotate_if_over(log, 10_000)
-    found = read_piece(log, 10, 5, 100)
+        cut_if_over(str(log), 10_000)
+    found = read_piece(log, 5_000, 5, 100)
     assert (found.data, found.ends, found.is_cut) == (b"xxxxx", 40_000, True)
 
 

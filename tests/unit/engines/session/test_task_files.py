@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.engines.common.job_logs import read_tail
 from gpuyard.engines.session.task_files import Output, printable, write_whole
 
 
@@ -33,6 +34,20 @@ def test_cr_lf_becomes_lf_for_any_split_of_the_output(
 
 def test_a_progress_line_keeps_its_carriage_returns(tmp_path: Path) -> None:
     assert written(tmp_path / "log", [b"10%\r", b"20%\r", b"done\r\n"]) == b"10%\r20%\rdone\n"
+
+
+def test_output_over_its_cap_is_cut_as_it_is_written(tmp_path: Path) -> None:
+    path, cap = tmp_path / "log", 1 << 17
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    output = Output(descriptor, str(path), cap)
+    most = 0
+    for number in range(1000):
+        output.write(b"%06d\n" % number * 500)
+        most = max(most, path.stat().st_blocks * 512)
+    os.close(descriptor)
+    assert most <= 2 * cap
+    assert output.problem is None
+    assert read_tail(path, 1) == b"000999\n"
 
 
 @pytest.mark.linux("/dev/full")

@@ -1,0 +1,245 @@
+"""Keeps logs within their caps while programs write to them. Uses the standard library alone, as the keeper does.
+
+A program writes straight into its log, without a process in between that could fail or hold it up. When the log is over
+its cap, its middle is cut out: the blocks of that range are given back to the file system, and the file keeps its
+length (a hole, `fallocate` with FALLOC_FL_PUNCH_HOLE). So the first quarter of the cap and the newest output stay, each
+byte keeps its offset, writers notice nothing, and nothing is copied. `job_logs` reads around the hole.
+
+- A watch of the kernel (inotify) reports the first write after each look; further writes cost nothing. The next look
+  follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest, 1 s at the latest. A
+  log that is not written to is not looked at.
+- A file system that cannot make holes gets the kept text written to a shorter file. Output that is written in the same
+  moment may be lost or change places there. The same happens once per TB of output: files have a longest length.
+"""
+
+import contextlib
+import ctypes
+import functools
+import heapq
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_MODIFY, _OVERFLOW, _ONESHOT = 0x2, 0x4000, 0x80000000
+_EVENT = struct.Struct("iIII")
+_LEAST_BLOCK = 4096
+_SPEED = 2 << 30
+_SOONEST_S, _LATEST_S = 0.001, 1.0
+# ext4 ends files at 16 TB, others earlier.
+_LONGEST = 1 << 40
+_SHORTENED = b"\n[gpuyard: the middle of the output was cut out here: the log was over its cap]\n"
+
+
+# One log
+
+
+def find_hole(descriptor: int) -> tuple[int, int]:
+    """Return where the middle was cut out of an open log; its length twice if it is whole."""
+    length = os.fstat(descriptor).st_size
+    try:
+        start = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    except OSError:  # an empty file, or a system without holes
+        return length, length
+    if start >= length:
+        return length, length
+    try:
+        return start, os.lseek(descriptor, start, os.SEEK_DATA)
+    except OSError:  # nothing follows
+        return start, length
+
+
+def cut_if_over(path: str, cap: int) -> int:
+    """Cut the middle out of the log if it holds more than `cap` bytes. Return how many more it may hold.
+
+    Raises OSError, for example if there is no such file.
+    """
+    length = os.stat(path, follow_symlinks=False).st_size
+    if length <= cap:
+        return cap - length
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return cap - _cut(descriptor, cap)
+    finally:
+        os.close(descriptor)
+
+
+def _cut(descriptor: int, cap: int) -> int:
+    """Return how many bytes the log holds afterwards."""
+    status = os.fstat(descriptor)
+    length, block = status.st_size, max(status.st_blksize, _LEAST_BLOCK)
+    start, end = find_hole(descriptor)
+    held = length - (end - start)
+    if held <= cap:
+        return held
+    if start == end:
+        start = end = max(1, -(-cap // 4 // block)) * block
+    cut_to = (length - cap // 2) // block * block
+    if cut_to <= end:
+        return held
+    if length < _LONGEST and _punch(descriptor, end, cut_to - end):
+        return start + length - cut_to
+    return _shorten(descriptor, start, cap // 2)
+
+
+def _punch(descriptor: int, start: int, length: int) -> bool:
+    call = _fallocate()
+    return call is not None and call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length) == 0
+
+
+@functools.lru_cache(maxsize=1)
+def _fallocate() -> Callable[[int, int, int, int], int] | None:
+    library = ctypes.CDLL(None)
+    call = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if call is None:
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function: Callable[[int, int, int, int], int] = call
+    return function
+
+
+def _shorten(descriptor: int, first: int, last: int) -> int:
+    """Keep the first bytes, and write the last ones behind them."""
+    content = _SHORTENED + os.pread(descriptor, last, os.fstat(descriptor).st_size - last)
+    os.ftruncate(descriptor, first)
+    held = first + len(content)
+    while content:
+        content = content[os.write(descriptor, content) :]
+    return held
+
+
+# The logs of running programs
+
+
+class _CappedLog:
+    __slots__ = ("cap", "due", "left", "path", "watch")
+
+    def __init__(self, path: str, cap: int, now: float) -> None:
+        self.path = path
+        self.cap = self.left = cap
+        self.watch = -1
+        self.due = now + self.delay()
+
+    def delay(self) -> float:
+        """Return how long a program needs at least until the log is over its cap."""
+        return min(max(self.left / _SPEED, _SOONEST_S), _LATEST_S)
+
+
+class LogCaps:
+    """For an event loop: poll `fileno()` for up to `timeout_ms()`, and call `run()`. For one thread."""
+
+    def __init__(self) -> None:
+        self._inotify = _Inotify()
+        self._logs: dict[str, _CappedLog] = {}
+        self._watched: dict[int, _CappedLog] = {}
+        self._due: list[tuple[float, str]] = []
+
+    def fileno(self) -> int:
+        """-1 if the system has no inotify: then logs are looked at by time alone."""
+        return self._inotify.descriptor
+
+    def add(self, path: str, cap: int) -> None:
+        """Watch a log. Costs no call of the system: most programs end before their first look is due."""
+        log = self._logs[path] = _CappedLog(path, cap, time.monotonic())
+        heapq.heappush(self._due, (log.due, path))
+
+    def remove(self, path: str) -> None:
+        """Look at a log for the last time: all that write to it have ended."""
+        log = self._logs.pop(path, None)
+        if log is None:
+            return
+        with contextlib.suppress(OSError):
+            cut_if_over(path, log.cap)
+        if log.watch >= 0:
+            self._watched.pop(log.watch, None)
+            self._inotify.remove(log.watch)
+
+    def timeout_ms(self) -> float | None:
+        if not self._due:
+            return None
+        return max(0.0, (self._due[0][0] - time.monotonic()) * 1000 + 0.1)
+
+    def run(self) -> None:
+        """Look at the logs that are due, and note which have been written to."""
+        now = time.monotonic()
+        written = self._inotify.read()
+        for watch in list(self._watched) if written is None else written:
+            log = self._watched.pop(watch, None)
+            if log is not None:
+                log.watch = -1
+                self._set_due(log, now)
+        while self._due and self._due[0][0] <= now:
+            due, path = heapq.heappop(self._due)
+            found = self._logs.get(path)
+            if found is not None and found.due == due:
+                self._look(found, now)
+
+    def _set_due(self, log: _CappedLog, now: float) -> None:
+        log.due = now + log.delay()
+        heapq.heappush(self._due, (log.due, log.path))
+
+    def _look(self, log: _CappedLog, now: float) -> None:
+        log.watch = self._inotify.add(log.path)  # first: what is written from now on is reported
+        try:
+            log.left = cut_if_over(log.path, log.cap)
+        except OSError:  # the file was removed, or the disk fails
+            log.left = log.cap
+        if log.watch >= 0:
+            self._watched[log.watch] = log
+        else:
+            log.left = max(log.left, log.cap // 4)
+            self._set_due(log, now)
+
+
+class _Inotify:
+    """Reports the first write to a file after each `add`."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        self._library = library if hasattr(library, "inotify_init1") else None
+        self.descriptor = -1
+        if self._library is not None:
+            self.descriptor = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def add(self, path: str) -> int:
+        """Return the number of the watch, or -1."""
+        if self._library is None or self.descriptor < 0:
+            return -1
+        watch: int = self._library.inotify_add_watch(
+            self.descriptor, os.fsencode(path), ctypes.c_uint32(_MODIFY | _ONESHOT)
+        )
+        return watch
+
+    def remove(self, watch: int) -> None:
+        if self._library is not None:
+            self._library.inotify_rm_watch(self.descriptor, watch)
+
+    def read(self) -> list[int] | None:
+        """Return the watches whose files were written to, None if any may be. Each has ended with that."""
+        try:
+            content = os.read(self.descriptor, 1 << 16) if self.descriptor >= 0 else b""
+        except BlockingIOError:
+            return []
+        found, offset = [], 0
+        while offset < len(content):
+            watch, mask, _, length = _EVENT.unpack_from(content, offset)
+            offset += _EVENT.size + length
+            if mask & _OVERFLOW:
+                return None
+            if mask & _MODIFY:
+                found.append(watch)
+        return found
+
+
+def watch_log(path: str, cap: int) -> None:
+    """Keep one log within its cap until the process ends. For a thread of its own."""
+    caps = LogCaps()
+    caps.add(path, cap)
+    poll = select.poll()
+    if caps.fileno() >= 0:
+        poll.register(caps.fileno(), select.POLLIN)
+    while True:
+        poll.poll(caps.timeout_ms())
+        caps.run()
