@@ -21,6 +21,7 @@ from gpuyard.connect.silent_daemon import SilentDaemon
 from gpuyard.connect.transports import SocketTransport
 from gpuyard.engines.local.process_tree import is_stopped
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system import user_sockets
 from gpuyard.version import __version__
 from tests.fakes.daemon import COMMAND, wait_until
 from tests.integration.queue_fixture import QueueUnderTest
@@ -128,9 +129,8 @@ class answering:  # noqa: N801 - used as a function
     """A daemon in a thread: for each connection, `act` decides whether it is answered, or closed without an answer."""
 
     def __init__(self, home: Path, act: Callable[[int], bool]) -> None:
-        home.mkdir(exist_ok=True)
-        self._act, self._listener = act, socket.socket(socket.AF_UNIX)
-        paths.reach(str(home / "daemon.sock"), self._listener.bind)
+        home.mkdir(mode=0o700, exist_ok=True)
+        self._act, self._listener = act, user_sockets.bind(str(home / "daemon.sock"))
         self._listener.listen(8)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.connections: list[int] = []

@@ -200,7 +200,7 @@ def main() -> None:
         server = _connect_to_tmux(path) if path else None
     try:
         runner = socket.socket(fileno=user_sockets.connect(f"{folder}/{key}.sock", timeout_s=0).detach())
-        runner.setblocking(True)
+        runner.settimeout(None)
     except (OSError, EnvironmentFault) as error:
         sys.exit(f"cannot show this task: {error}")
     with _raw_terminal():
