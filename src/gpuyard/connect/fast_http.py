@@ -156,7 +156,7 @@ class DaemonConnection(Closeable):
             exchange.send(message)
             answered, is_kept = exchange.receive()
         except ConnectionError:
-            self._last_pid = peer_pid(self._socket)
+            self._last_pid = user_sockets.peer_pid(self._socket)
             raise
         except TimeoutError as error:
             raise EnvironmentFault(
@@ -176,11 +176,8 @@ def connect(*, start: bool, on_notice: "OnNotice | None" = None) -> DaemonConnec
 
 
 class Exchange:
-    """One request and its answer over a socket, under one deadline.
-
-    Raises TimeoutError at the deadline, and SilentDaemon earlier if the daemon is stopped. Without a deadline it waits
-    while the daemon works.
-    """
+    """One request and its answer over a socket. Raises TimeoutError at the deadline, and SilentDaemon if the daemon is
+    stopped or hangs."""
 
     def __init__(self, connection: "_socket.socket", timeout_s: "float | None") -> None:
         self._connection = connection
@@ -261,18 +258,8 @@ class Exchange:
         from gpuyard.connect.silent_daemon import Silence
 
         if self._silence is None:
-            self._silence = Silence(peer_pid(self._connection), may_idle=self._deadline is not None)
+            self._silence = Silence(user_sockets.peer_pid(self._connection), may_idle=self._deadline is not None)
         self._silence.check()
-
-
-def peer_pid(connection: "_socket.socket") -> "int | None":
-    """Return the pid of the daemon at the other end of a unix socket; None if the system cannot tell."""
-    if connection.family != _socket.AF_UNIX or not hasattr(_socket, "SO_PEERCRED"):
-        return None
-    import sys
-
-    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[:4], sys.byteorder) or None
 
 
 def _is_quiet(connection: "_socket.socket") -> bool:
@@ -293,29 +280,22 @@ def dial(path: str) -> "_socket.socket | None":
     Raises SilentDaemon if the daemon has accepted no connection for 10 s: then the kernel makes further ones wait.
     """
     deadline = time.monotonic() + _CHECK_S
-    try:
-        while (connection := _connect_now(path)) is None:
+    while True:
+        try:
+            return user_sockets.connect(path, timeout_s=0.0)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except BlockingIOError:
             if time.monotonic() > deadline:
                 from gpuyard.connect.silent_daemon import lock_holder, silent
 
-                raise silent(lock_holder())
+                raise silent(lock_holder()) from None
             time.sleep(_REPEAT_S)
-        return connection
-    except (FileNotFoundError, ConnectionRefusedError):
-        return None
-    except OSError as error:
-        raise EnvironmentFault(
-            f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
-            hint="it must be in a folder of your own; GPUYARD_HOME names another",
-        ) from error
-
-
-def _connect_now(path: str) -> "_socket.socket | None":
-    """Return None if the daemon has not accepted earlier connections."""
-    try:
-        return user_sockets.connect(path, timeout_s=0.0)
-    except BlockingIOError:
-        return None
+        except OSError as error:
+            raise EnvironmentFault(
+                f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
+                hint="it must be in a folder of your own; GPUYARD_HOME names another",
+            ) from error
 
 
 # Messages

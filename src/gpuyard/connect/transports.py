@@ -22,6 +22,7 @@ from gpuyard.connect.daemon_lock import await_end
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.connect.silent_daemon import silent
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.system import user_sockets
 from gpuyard.version import __version__
 
 Query = dict[str, str]
@@ -163,7 +164,7 @@ def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answ
     pid = None
     try:
         with closing(open_connection()) as connection:
-            pid = fast_http.peer_pid(connection)
+            pid = user_sockets.peer_pid(connection)
             exchange = fast_http.Exchange(connection, _ANSWER_S)
             exchange.send(message)
             status, length, fields = exchange.receive_head()

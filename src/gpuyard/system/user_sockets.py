@@ -78,6 +78,13 @@ def peer_uid(connection: "_socket.socket") -> int | None:
     return int.from_bytes(credentials[4:8], sys.byteorder)
 
 
+def peer_pid(connection: "_socket.socket") -> int | None:
+    """Return the pid of the process that listens at the other end of a unix socket; None if the system cannot tell."""
+    if connection.family != _socket.AF_UNIX or not hasattr(_socket, "SO_PEERCRED"):
+        return None
+    return int.from_bytes(connection.getsockopt(*_CREDENTIALS)[:4], sys.byteorder) or None
+
+
 def is_same_user(connection: "_socket.socket") -> bool:
     """Return whether the other end is this user or root. If the system does not say, only the modes of the folder and
     of the socket protect us."""
