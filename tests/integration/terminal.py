@@ -1,5 +1,6 @@
 """A program in a terminal of its own, to type into and to read from."""
 
+import codecs
 import contextlib
 import os
 import pty
@@ -23,6 +24,8 @@ class Terminal:
         )
         os.close(theirs)
         self._unread = ""
+        # A read may end within a character.
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -33,7 +36,7 @@ class Terminal:
         while awaited not in self._unread:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"'{awaited}' never came: {self._unread!r}"
-            self._unread += os.read(self._ours, 4096).decode()
+            self._unread += self._decode(os.read(self._ours, 4096))
         before, _, self._unread = self._unread.partition(awaited)
         return before
 
@@ -41,7 +44,7 @@ class Terminal:
         """Its status, and what it said to the end."""
         with contextlib.suppress(OSError):  # Linux tells the end of a terminal so
             while chunk := os.read(self._ours, 4096):
-                self._unread += chunk.decode()
+                self._unread += self._decode(chunk)
         return self._process.wait(DEADLINE_S), self._unread
 
     def close(self) -> None:

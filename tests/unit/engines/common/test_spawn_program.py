@@ -18,6 +18,12 @@ PASSING = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spawn` changes the directory of its process, which is back where it was after the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 def raising(number: int, only: str = "") -> Callable[..., Any]:
     """Return a function that fails with this error, for paths that contain `only`."""
 
