@@ -371,7 +371,7 @@ def flood(folder: str, count: int) -> None:
 
 @attack(
     "leave thousands of dead files that others cannot remove",
-    before="each claim opened all of them, and tried to remove them: 1.2 s for 60,000",
+    before="each claim opened all of them, and tried to remove them: 4 s for 60,000",
     now="bounded: the newest 4,096 files of a user are read, each of them once; root removes them",
 )
 def test_flood_of_dead_files(folder: Path) -> None:

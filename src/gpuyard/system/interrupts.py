@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import TypeAlias
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object]
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 class _Deferred:
