@@ -146,7 +146,7 @@ def test_jobs_wait_while_no_log_can_be_created_and_run_when_there_are_inodes_aga
 
 def test_more_jobs_than_the_daemon_may_open_files_all_start(own_queue: QueueUnderTest) -> None:
     queue = own_queue
-    queue.start(("prlimit", "--nofile=64:64", *DAEMON))
+    queue.start(("prlimit", "--nofile=64:4096", *DAEMON))
     gate = queue.gate()
     first = queue.shell(f"ulimit -Sn; read word < {gate}", vram="16M", array="1-150")
     until(lambda: queue.counts().get("running") == 150, "all of them at once")
@@ -155,3 +155,16 @@ def test_more_jobs_than_the_daemon_may_open_files_all_start(own_queue: QueueUnde
     assert queue.wait()["succeeded"] == 150
     os.close(holder)
     assert queue.log_of(first) == "64\n"
+
+
+def test_more_jobs_than_the_keeper_may_hold_leases_run_in_turns(own_queue: QueueUnderTest) -> None:
+    queue = own_queue
+    queue.start(("prlimit", "--nofile=64:64", *DAEMON))
+    gate = queue.gate()
+    queue.shell(f"read word < {gate}", vram="16M", array="1-80")
+    until(lambda: any("open files" in notice for notice in queue.get("/status")["notices"]), "a notice of the limit")
+    assert 0 < queue.counts()["running"] < 80
+    holder = os.open(gate, os.O_RDWR)
+    os.write(holder, b"go\n" * 80)
+    assert queue.wait()["succeeded"] == 80
+    os.close(holder)

@@ -24,8 +24,10 @@ along with its first byte, and starts with their number.
 import contextlib
 import ctypes
 import errno
+import fcntl
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -113,7 +115,9 @@ class _KeptJob:
 
 class Keeper:
     def __init__(self, folder: str, open_files: int) -> None:
-        """`open_files` is the jobs' limit. Ours is that of the daemon, which raised it: a lease is an open file."""
+        """`open_files` is the jobs' limit. Ours is raised as far as it may be: each lease of a job is an open file."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._me = os.getpid()
         self._open_files = open_files
         self._socket = f"{folder}/{self._me}.sock"
@@ -133,7 +137,8 @@ class Keeper:
         self._listener.listen(8)
         self._null = open_above(LEASE_AT)
         self._signal_pipe = _open_signal_pipe()
-        self._poll = select.poll()
+        # poll() fails while the limit on open files is below their number, epoll does not.
+        self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
         self._watch(self._signal_pipe, self._reap)
         self._watch(CONNECTION, self._serve_own)
@@ -147,7 +152,7 @@ class Keeper:
             timeout_ms = self._log_caps.timeout_ms()
             if self._unwritten:
                 timeout_ms = min(_TRY_AGAIN_MS, _TRY_AGAIN_MS if timeout_ms is None else timeout_ms)
-            for descriptor, event in self._poll.poll(timeout_ms):
+            for descriptor, event in self._wait(timeout_ms):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(event)
@@ -156,6 +161,11 @@ class Keeper:
                 self._write()
         if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
             os.unlink(self._socket)
+
+    def _wait(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        if isinstance(self._poll, select.epoll):
+            return self._poll.poll(None if timeout_ms is None else timeout_ms / 1000)
+        return self._poll.poll(timeout_ms)
 
     def _watch(self, descriptor: int, handler: Callable[[int], object]) -> None:
         self._poll.register(descriptor, select.POLLIN)
@@ -218,7 +228,8 @@ class Keeper:
                 raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise NotBegun("journal", self._journal_error)
-            self._jobs[spawn(SpawnSpec(*launch[2:7], self._open_files), lease, self._null)] = _KeptJob(launch, lease)
+            pid = spawn(SpawnSpec(*launch[2:7], self._open_files), lease, self._null)
+            self._jobs[pid] = _KeptJob(launch, self._move_up(lease))
             self._log_caps.add(launch[5], launch[7])
         except StartFailure as failure:
             word = failure.word
@@ -228,6 +239,16 @@ class Keeper:
             if lease is not None:
                 os.close(lease)
             self._report(_line(key, self._me, word))
+
+    def _move_up(self, lease: int | None) -> int | None:
+        """Give the lease of a running job a number above the jobs' limit: programs cannot be given descriptors above it,
+        so the numbers below have to be free for what the next program gets."""
+        if lease is not None and lease < self._open_files:
+            with contextlib.suppress(OSError):  # our limit is no higher
+                above = fcntl.fcntl(lease, fcntl.F_DUPFD_CLOEXEC, self._open_files)
+                os.close(lease)
+                return above
+        return lease
 
     def _accept(self, _: int) -> None:
         """Greet another daemon, after everything that our own daemon sent is carried out."""
