@@ -241,8 +241,8 @@ class Keeper:
             self._report(_line(key, self._me, word))
 
     def _move_up(self, lease: int | None) -> int | None:
-        """Give the lease of a running job a number above the jobs' limit: programs cannot be given descriptors above it,
-        so the numbers below have to be free for what the next program gets."""
+        """Give the lease of a running job a number above the jobs' limit. Programs cannot be given higher ones:
+        the numbers below have to be free for what the next program gets."""
         if lease is not None and lease < self._open_files:
             with contextlib.suppress(OSError):  # our limit is no higher
                 above = fcntl.fcntl(lease, fcntl.F_DUPFD_CLOEXEC, self._open_files)
