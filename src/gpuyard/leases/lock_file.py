@@ -116,7 +116,7 @@ class LockFile:
         with DeferInterrupts():
             if self.descriptor >= 0 and self._pid == os.getpid():
                 try:
-                    self.path.unlink()
+                    os.unlink(f"{self._folder}/{self.name}")
                 except FileNotFoundError:
                     pass
                 except OSError as error:

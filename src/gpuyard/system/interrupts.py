@@ -5,13 +5,16 @@ or what a script raises on SIGTERM or SIGALRM.
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object]
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM))
+# The C module below `signal`: without its conversions to enums, which take longer than all the rest.
+_fast_signal: Any = sys.modules.get("_signal", signal)
 
 
 class _Deferred:
@@ -42,16 +45,16 @@ class DeferInterrupts:
         self._replaced: list[tuple[int, _Deferred]] = []
 
     def __enter__(self) -> None:
-        if DeferInterrupts._outermost is not None or threading.current_thread() is not threading.main_thread():
+        if DeferInterrupts._outermost is not None or threading.get_ident() != threading.main_thread().ident:
             return
         self.is_active = True
         try:
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _fast_signal.getsignal(number)
                 if callable(handler):
                     deferred = _Deferred(handler, self)
                     self._replaced.append((number, deferred))
-                    signal.signal(number, deferred)
+                    _fast_signal.signal(number, deferred)
             DeferInterrupts._outermost = self
         except BaseException:
             self._restore()
@@ -65,9 +68,9 @@ class DeferInterrupts:
     def _restore(self) -> None:
         try:
             for number, deferred in self._replaced:
-                present: object = signal.getsignal(number)
+                present = _fast_signal.getsignal(number)
                 if present is deferred:
-                    signal.signal(number, deferred.handler)
+                    _fast_signal.signal(number, deferred.handler)
         finally:  # a handler that was restored may have raised: those that were not pass their signals on
             self.is_active = False
         for number, handler in self.pending.items():

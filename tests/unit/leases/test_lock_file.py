@@ -70,7 +70,7 @@ def test_a_file_that_cannot_be_removed_is_released_nevertheless(
         raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(os, "unlink", refuse)
         file.release()
     assert file.descriptor == -1
     assert held(tmp_path) == []
