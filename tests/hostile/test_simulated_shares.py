@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuyard.engines.suspend.drivers import Simulated
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare
-from gpuyard.system.file_locks import lock
+from gpuyard.system.owner_locks import try_hold
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
 from tests.unit.leases import Child, child
@@ -38,7 +38,7 @@ def hold_share(folder: str, name: str, content: bytes) -> None:
     descriptor = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT, 0o644)
     os.fchmod(descriptor, 0o666)  # so that the test can change it
     os.write(descriptor, content)
-    lock(descriptor)
+    assert try_hold(descriptor)
     _kept.append(descriptor)
 
 

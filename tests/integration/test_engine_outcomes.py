@@ -188,5 +188,5 @@ def test_running_out_of_descriptors_is_a_fault_and_leaks_none(engine: LocalEngin
 
 def test_an_unusable_folder_is_a_fault_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentFault, match="cannot be used for the queue"):
+    with pytest.raises(EnvironmentFault, match="file cannot be created"):
         LocalEngine(tmp_path / "file")

@@ -22,6 +22,7 @@ from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+from gpuyard.system.clock import wall_time_of
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
 from tests.fakes.no_suspender import NoSuspender
@@ -58,7 +59,7 @@ def test_the_time_without_a_daemon_is_not_added_to_a_jobs_duration(queue: QueueU
     gate.write_text("go\n")
     journal = queue.home / "journal"
     until(lambda: f"{job_id}.1 " in journal.read_text().rpartition("began")[2], "its end in the journal")
-    ended = float(journal.read_text().split()[-2])
+    ended = wall_time_of(float(journal.read_text().split()[-2]))
     queue.start()
     queue.wait(job_id)
     elapsed = queue.job(job_id)["elapsed_s"]

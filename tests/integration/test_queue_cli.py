@@ -409,6 +409,7 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     assert {name for name in imported if name.startswith("gpuyard.core.")} <= {
         "gpuyard.core.job",
         "gpuyard.core.job.submit_options",
+        "gpuyard.core.printable_text",
         "gpuyard.core.units",
     }
 

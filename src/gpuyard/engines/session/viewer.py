@@ -202,7 +202,7 @@ def main() -> None:
         runner = socket.socket(fileno=user_sockets.connect(f"{folder}/{key}.sock", timeout_s=0).detach())
         runner.settimeout(None)
     except (OSError, EnvironmentFault) as error:
-        sys.exit(f"cannot show this task: {error}")
+        sys.exit(f"cannot show this task: {error.strerror if isinstance(error, OSError) else error}")
     with _raw_terminal():
         status = Viewer(runner, server, signal_pipe).run()
     sys.exit(status)
