@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_directory import make_shared_directory
+from gpuyard.system.process_identity import this_process
 from tests.integration.queue_fixture import (
     end_leftovers,
     own_queue,  # noqa: F401 - fixtures are found where they are named
     queue,  # noqa: F401 - fixtures are found where they are named
 )
+from tests.unit.leases import DEADLINE_S, nothing
 
 
 @pytest.fixture
@@ -32,3 +36,14 @@ def own_home(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     yield home
     end_leftovers(home)
+
+
+@pytest.fixture
+def ledger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger that root, Anne and Ben share; root's commands see two simulated GPUs."""
+    folder = make_shared_directory(place / "ledger")
+    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(folder))
+    monkeypatch.setenv("GPUYARD_HOME", str(place / "home"))
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    return folder

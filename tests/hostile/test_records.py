@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from gpuyard.core.lease import Need
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
 from gpuyard.leases.records import MAX_TICKETS_PER_USER
-from gpuyard.system.process_identity import this_process
 from gpuyard.wait_for_devices import Acquisition
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import (
@@ -27,21 +25,10 @@ from tests.hostile.ledger_attacks import (
     two_gpus,
 )
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
-from tests.unit.leases import DEADLINE_S, child, nothing
+from tests.unit.leases import child
 
 ONE_GPU = {"devices": 1}
 A_SHARE = {"device_id": "G0", "memory_mb": 1024.0, "is_exclusive": False}
-
-
-@pytest.fixture
-def ledger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger that root, Anne and Ben share; root's commands see two simulated GPUs."""
-    folder = make_shared_directory(place / "ledger")
-    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
-    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(folder))
-    monkeypatch.setenv("GPUYARD_HOME", str(place / "home"))
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    return folder
 
 
 @attack("hold a ticket with the pid -5", before="every `run`, script and daemon raised ValueError", now="ignored")

@@ -10,26 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.system.process_identity import this_process
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import ben_holds, gpuyard, hold_files, record, ticket_order
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.unit.leases import DEADLINE_S, child, nothing
+from tests.unit.leases import child
 
 ONE_GPU = {"devices": 1}
-
-
-@pytest.fixture
-def ledger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger that root, Anne and Ben share; root's commands see two simulated GPUs."""
-    folder = make_shared_directory(place / "ledger")
-    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
-    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(folder))
-    monkeypatch.setenv("GPUYARD_HOME", str(place / "home"))
-    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
-    return folder
 
 
 def made(content: bytes, since_boot: object) -> bytes:

@@ -1,6 +1,7 @@
-"""Shared by unit tests: a queue database in memory."""
+"""Shared by unit tests: a queue database in memory, and a wall clock that is stepped."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,3 +13,14 @@ def queue_db() -> Iterator[QueueDb]:
     made = QueueDb()
     yield made
     made.db.close()
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Step the wall clock of this process by the given seconds."""
+    real = time.time
+
+    def step(seconds: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+    return step

@@ -16,16 +16,6 @@ SLACK_S = 60.0
 StepClock = Callable[[float], None]
 
 
-@pytest.fixture
-def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
-    real = time.time
-
-    def step(seconds: float) -> None:
-        monkeypatch.setattr(time, "time", lambda: real() + seconds)
-
-    return step
-
-
 def open_clock(queue_db: QueueDb) -> StoredClock:
     return StoredClock(queue_db.store, queue_db.queries)
 

@@ -20,16 +20,6 @@ DAY_S = 86_400.0
 StepClock = Callable[[float], None]
 
 
-@pytest.fixture
-def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
-    real = time.time
-
-    def step(seconds: float) -> None:
-        monkeypatch.setattr(time, "time", lambda: real() + seconds)
-
-    return step
-
-
 def ticket(name: str, made_at: float, made: float | None) -> Ticket:
     """Return the ticket of a file that the kernel says was made at `made_at`, as its record says at `made`."""
     content = TicketRecord(holder=this_process(), need=Need(), priority=0, made=made)
