@@ -346,7 +346,7 @@ _CLONE_NEWPID = 0x20000000
 
 @attack(
     "wait with a ticket in another container, and stop",
-    before="nobody behind that ticket got a GPU",
+    before="no request behind that ticket got a GPU",
     now="bounded: the ticket loses its place after 30 s",
 )
 def test_stopped_ticket_holder_in_a_container(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,11 +131,11 @@ def _wrong_outcome(
 ) -> str | None:
     status = ran[0].status if ran else None
     if record.kind == "lost":
-        return None if record.keeper_pid in happened.killed_keepers else "and nobody killed its keeper"
+        return None if record.keeper_pid in happened.killed_keepers else "and its keeper was not killed"
     if record.kind == "cannot-start":
         return "although its program can be started"
     if record.kind == "cancelled":
-        return None if record.job in happened.cancelled else "and nobody cancelled it"
+        return None if record.job in happened.cancelled else "and it was not cancelled"
     if record.kind == "timed-out":
         return None if plan is not None and plan.limit_s is not None else "and it has no time limit"
     return _wrong_status(record, status, ran, happened)

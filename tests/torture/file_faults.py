@@ -28,7 +28,7 @@ class Remove(Fault):
 
 
 class RemoveQueueLeases(Remove):
-    """Leases of the queue, which it makes anew. Those of scripts are only theirs: nobody else knows them."""
+    """Leases of the queue, which it makes anew. Those of scripts are only theirs: no other process knows them."""
 
     def begin(self) -> str:
         self.target.happened.removed_leases.append(time.monotonic())

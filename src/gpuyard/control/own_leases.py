@@ -2,7 +2,7 @@
 
 A lease is a file that the program of an attempt keeps locked. Its user, the owner of the directory and a cleaner of
 temporary files can remove it, and the program does not notice. Rules:
-- Each grant counts every live attempt of this queue. One whose lease is missing from the ledger counts with the shares
+- Each grant counts every live attempt of this queue. If its lease is missing from the ledger, it counts with the shares
   that the lease had last.
 - A lease that stays missing is made again under its old name, so that other programs see it, too. Not at once: the
   lease of a program that has just ended is gone a moment before its end is recorded.

@@ -2,7 +2,7 @@
 
 - Before we connect, the socket's folder must be this user's (`private_files.check_folder`). Before a byte is sent, the
   kernel says which user listens: it must be this user or root.
-- A socket that we make can be opened by this user only. Whoever accepts a connection asks `is_same_user`.
+- A socket that we make can be opened by this user only. A process that accepts a connection calls `is_same_user`.
 
 It imports little, because every command imports it.
 """

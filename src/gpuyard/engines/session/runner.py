@@ -11,8 +11,7 @@
 - A program that keeps running after its marker is ended after `grace_s`.
 - The workspace's hook (`task_hook.py`) runs before and after the program. If it fails before, the program does not
   start and the attempt has failed. If it fails after, the record notes that, and the result stays.
-- The record is a file that the runner writes at the start and at the end. A record without a result means that the
-  queue knows more.
+- The record is a file that the runner writes at the start and at the end. Without a result in it, ask the queue.
 """
 
 import json
@@ -337,9 +336,8 @@ class TaskRunner:
         how = f" with status {status}" if end.result == FAILED else ""
         self._log_event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
         if self._viewers is not None:
-            text = (
-                f"[{self._spec.config} {end.result}, status {status}, after {time.monotonic() - self._started:.0f} s]"
-            )
+            took_s = time.monotonic() - self._started
+            text = f"[{self._spec.config} {end.result}, status {status}, after {took_s:.0f} s]"
             wait_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
             self._viewers.end(status, f"\r\n{printable(text)}\r\n", wait_s)
         if end.result == COMPLETED:
@@ -368,12 +366,11 @@ class TaskRunner:
         self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
 
     def _log_event(self, text: str) -> None:
-        if self._spec.scheduler_log is None:
-            return
-        try:
-            append_event(self._spec.scheduler_log, f"{self._spec.config} {text}")
-        except PrivateFileError as error:
-            self._note(error.message)
+        if self._spec.scheduler_log is not None:
+            try:
+                append_event(self._spec.scheduler_log, f"{self._spec.config} {text}")
+            except PrivateFileError as error:
+                self._note(error.message)
 
     def _write_record(
         self, end: Conclusion | None = None, status: int | None = None, marker_by: str | None = None
