@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         id="core-lease-charged-its-reservation-alone",
         file=f"{_CORE}/scheduling/device_memory.py",
-        old="return max(reserved, promise.measured_mb or 0.0)",
-        new="return reserved",
+        old="return max(reserved_mb(promise, capacity_mb), promise.measured_mb or 0.0)",
+        new="return reserved_mb(promise, capacity_mb)",
         breaks="Memory that a job uses beyond its reservation is given to other jobs as well.",
         near=("tests/unit/core/scheduling/test_placement.py",),
     ),

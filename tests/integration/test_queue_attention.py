@@ -15,7 +15,7 @@ from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Claim, Share
 from gpuyard.core.scheduling.plan import SchedulingLimits
-from gpuyard.core.snapshot import Host, Sample, Snapshot
+from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.leases.ledger import Ledger, open_ledger
 from gpuyard.leases.queue_ledger import QueueLedger
@@ -128,6 +128,21 @@ def test_a_job_on_a_machine_without_devices_waits_for_a_new_sample(
     list(requests.change(parse_selection("1"), requests.cancel))
     step = controller.step(Sample(snapshot=Snapshot(taken_at=0.0, host=Host())), may_start=False)
     assert not step.waits_for_sample, "no job waits any more"
+
+
+def test_a_job_that_waits_for_a_lease_needs_no_new_sample(
+    controlled: tuple[Controller, UserRequests, JobStore],
+) -> None:
+    controller, requests, _ = controlled
+    options = {"array": "0-1", "vram": "20G"}
+    asked = SubmissionRequest(cwd="/", environment={}, command=("sleep", "600"), options=options)
+    list(requests.submit(parse_submission(asked), "me"))
+    card = Device(id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=24e3, memory_used_mb=0.0, memory_free_mb=24e3)
+    empty = Snapshot(taken_at=0.0, host=Host(), devices=(card,))
+    step = controller.step(Sample(snapshot=empty))
+    assert (step.started, step.waits_for_devices, step.waits_for_sample) == (1, True, False)
+    list(requests.change(parse_selection("all"), requests.cancel))
+    controller.step(Sample(snapshot=empty))
 
 
 def test_cancelling_queued_jobs_skips_one_that_was_held_meanwhile(

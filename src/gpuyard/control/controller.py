@@ -52,7 +52,6 @@ _OWN_REASONS = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
      ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
 )  # fmt: skip
-_HELD_BY_OTHERS = frozenset({ReasonKind.LEASED, ReasonKind.AWAITED})
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -386,12 +385,14 @@ class Controller:
             now + _SIGNAL_AGAIN_S if self._ends.has_unsignalled else None,
             *self.start_pauses.wake_at(now),
         ]
-        kinds = {reason.kind for waiting in self.plan.waiting for reason in waiting.reasons}
-        lacks_devices = ReasonKind.TOO_FEW in kinds and not kinds & _HELD_BY_OTHERS
+        reasons = [reason for waiting in self.plan.waiting for reason in waiting.reasons]
+        waits_for_lease = any(reason.is_leased for reason in reasons)
+        kinds = {reason.kind for reason in reasons if not reason.is_leased}
+        waits_for_sample = not kinds <= _OWN_REASONS or (ReasonKind.TOO_FEW in kinds and not waits_for_lease)
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
-            waits_for_devices=lacks_devices or not kinds <= _OWN_REASONS,
-            waits_for_sample=lacks_devices or not kinds <= _OWN_REASONS | _HELD_BY_OTHERS,
+            waits_for_devices=waits_for_sample or waits_for_lease,
+            waits_for_sample=waits_for_sample,
             started=started,
             is_outdated=is_outdated,
             events=tuple(self.transitions.take_events()),

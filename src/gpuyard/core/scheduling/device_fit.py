@@ -167,14 +167,15 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
         case ReasonKind.LEASED:
             holders = tuple(each.holder for each in _conflicts(need, state) if not each.is_reservation)
-            return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders)
+            return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders, is_leased=True)
         case ReasonKind.NO_ROOM if free_mb is None:
             return Reason(kind, "its memory is unknown, so it cannot be shared", device.id)
         case ReasonKind.NO_ROOM:
             assert free_mb is not None
             beside = f", beside {list_holders(holders)}" if holders else ""
             text = f"{format_size(max(0.0, free_mb))} free, {format_size(need.required_mb or 0.0)} needed{beside}"
-            return Reason(kind, text, device.id, free_mb, need.required_mb or 0.0, holders)
+            is_leased = state.unreserved_mb < (need.required_mb or 0.0)
+            return Reason(kind, text, device.id, free_mb, need.required_mb or 0.0, holders, is_leased=is_leased)
         case ReasonKind.TOO_MANY:
             limit = packing.max_jobs_per_device or 0
             text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"

@@ -82,6 +82,12 @@ class DeviceState:
         """Memory that foreign processes hold or that is promised."""
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
+    @property
+    def unreserved_mb(self) -> float:
+        """Memory that the promised shares do not reserve, whatever is measured; 0 if the size is unknown."""
+        size = self.capacity_mb or 0.0
+        return size - sum(reserved_mb(promise, size) for promise in self.promises)
+
     def with_promise(self, promise: PromisedShare) -> "DeviceState":
         return DeviceState(self.device, [*self.promises, promise], self.measured_percent, self.foreign)
 
@@ -123,11 +129,14 @@ class DeviceState:
 
 
 def charged_mb(promise: PromisedShare, capacity_mb: float) -> float:
-    """Return the larger of the reserved and the measured memory. An exclusive share reserves the whole device."""
+    """Return the larger of the reserved and the measured memory."""
+    return max(reserved_mb(promise, capacity_mb), promise.measured_mb or 0.0)
+
+
+def reserved_mb(promise: PromisedShare, capacity_mb: float) -> float:
+    """Return the reserved memory. An exclusive share reserves the whole device."""
     reserved = promise.share.memory_mb
-    if promise.share.is_exclusive or reserved is None:
-        reserved = capacity_mb
-    return max(reserved, promise.measured_mb or 0.0)
+    return capacity_mb if promise.share.is_exclusive or reserved is None else reserved
 
 
 def capacity(device: Device) -> float | None:

@@ -82,7 +82,8 @@ REMEDIES = {
 
 class Reason(Struct, frozen=True):
     """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
-    `remedy` names the option or setting that changes it, where waiting may not help."""
+    `remedy` names the option or setting that changes it, where waiting may not help. `is_leased`: leases alone are the
+    reason, so that only the end of one changes it, and no new measurement."""
 
     kind: ReasonKind
     text: str
@@ -91,6 +92,7 @@ class Reason(Struct, frozen=True):
     needed: float | None = None
     holders: tuple[Holder, ...] = ()
     remedy: str = ""
+    is_leased: bool = False
 
 
 def describe_holder(holder: Holder) -> str:
@@ -107,7 +109,7 @@ def list_holders(holders: Sequence[Holder]) -> str:
 
 def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
     text = f"reserved for {list_holders(holders)}, ahead in the queue"
-    return Reason(ReasonKind.AWAITED, text, device_id, holders=holders)
+    return Reason(ReasonKind.AWAITED, text, device_id, holders=holders, is_leased=True)
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:

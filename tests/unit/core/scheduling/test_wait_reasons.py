@@ -35,6 +35,19 @@ def test_overdrawn_memory_is_shown_as_zero() -> None:
     assert (reason.had, reason.needed) == (-24 * GB, 2 * GB)
 
 
+@pytest.mark.parametrize(
+    ("reserved_mb", "used_mb", "is_leased"),
+    [(20 * GB, 0.0, True), (20 * GB, 23 * GB, True), (10 * GB, 23 * GB, False), (None, 0.0, True)],
+)
+def test_memory_that_leases_reserve_is_told_from_memory_in_use(
+    reserved_mb: float | None, used_mb: float, *, is_leased: bool
+) -> None:
+    share = Share(device_id="G0", memory_mb=reserved_mb, is_exclusive=False)
+    lease = PromisedShare(share=share, holder=ALICE, lease_id="a")
+    state = DeviceState(card(0, used=used_mb), [lease], None)
+    assert reason_for(ReasonKind.NO_ROOM, shared(8 * GB), state, Packing()).is_leased is is_leased
+
+
 def test_foreign_memory_is_shown_with_its_limit() -> None:
     reason = refusal(ReasonKind.OCCUPIED, Need(), used=9 * GB)
     assert reason.text == "processes outside gpuyard hold 9 GB of it, over 1.2 GB"
