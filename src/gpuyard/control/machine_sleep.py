@@ -22,19 +22,21 @@ class MachineSleep:
     def __init__(self, transitions: JobTransitions, boot_id: str | None) -> None:
         self._transitions = transitions
         self._boot_id = boot_id
+        self._accounted: float | None = None  # as in the store; None until it was read for this boot
 
     def record(self, asleep: float, now: float) -> None:
         """Account for the sleep since the last call. `asleep` is `Clock.asleep`. Needs a transaction.
 
         Where the boot is unknown (macOS), sleep counts as run time.
         """
-        if self._boot_id is None:
+        if self._boot_id is None or (self._accounted is not None and abs(asleep - self._accounted) < _LEAST_S):
             return
         store = self._transitions.store
         boot_id, accounted = json.loads(store.setting(_SETTING) or "[null, 0.0]")
         slept_s = asleep - accounted
         is_same_boot = boot_id == self._boot_id
         if is_same_boot and abs(slept_s) < _LEAST_S:
+            self._accounted = accounted  # and not when it is written: that may be rolled back
             return
         store.set_setting(_SETTING, json.dumps([self._boot_id, asleep]))
         if is_same_boot and slept_s > 0:

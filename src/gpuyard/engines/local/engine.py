@@ -198,8 +198,7 @@ class LocalEngine(PlacesNothing):
     def _own_keeper(self) -> KeeperConnection:
         """Return the keeper for the next attempt. One that does not answer is replaced by a new one."""
         own = self._own
-        # Once for all attempts of a step, as it reads a file in /proc.
-        if own is not None and not self._prepared and (own.has_unsent or process_tree.is_stopped(own.pid)):
+        if own is not None and not self._prepared and own.is_silent():  # once for all attempts of a step
             self._replace_silent(own)
         if self._own is None:
             try:
@@ -231,7 +230,7 @@ class LocalEngine(PlacesNothing):
 
     def _is_silent(self, connection: KeeperConnection) -> bool:
         is_connected = self._keepers.get(connection.fileno()) is connection
-        return is_connected and (connection.has_unsent or process_tree.is_stopped(connection.pid))
+        return is_connected and connection.is_silent()
 
     def problems(self) -> list[str]:
         """Return a line for each keeper that does not answer at this moment."""

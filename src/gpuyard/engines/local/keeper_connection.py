@@ -12,6 +12,7 @@ Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or ha
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import select
@@ -25,7 +26,7 @@ from msgspec import Struct
 
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
-from gpuyard.engines.local import keeper
+from gpuyard.engines.local import keeper, process_tree
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
@@ -35,6 +36,7 @@ HELLO = "hello"
 _CHUNK = 1 << 13
 _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 2_000
+_JUST_HEARD_S = 0.01
 _TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
@@ -82,6 +84,7 @@ class KeeperConnection:
         self.pid = pid
         self.is_greeted = False
         self.is_late = False  # it was waited for, and has not greeted
+        self._heard_at = -math.inf
         self._link = link
         self._unread = b""
         self._unsent = memoryview(b"")
@@ -97,6 +100,13 @@ class KeeperConnection:
         """Whether part of a message is still to be sent."""
         return len(self._unsent) > 0
 
+    def is_silent(self) -> bool:
+        """Return whether the keeper does not read, or is stopped. It is not, if it has just sent something: finding out
+        reads a file in /proc."""
+        if self.has_unsent:
+            return True
+        return time.monotonic() > self._heard_at + _JUST_HEARD_S and process_tree.is_stopped(self.pid)
+
     def receive(self) -> tuple[list[JournalEntry], bool]:
         """Return new entries, and whether the keeper is gone."""
         while True:
@@ -109,6 +119,7 @@ class KeeperConnection:
             if not received:
                 return self._entries(), True
             self._unread += received
+            self._heard_at = time.monotonic()
 
     def wait_for_greeting(self) -> bool:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
