@@ -82,6 +82,10 @@ def read_whole(path: Path) -> bytes:
     return b"".join(job_logs.follow(path, lambda: True))
 
 
+def read_tail(path: Path, lines: int) -> bytes:
+    return b"".join(job_logs.follow(path, lambda: True, lines))
+
+
 def numbers(content: bytes) -> list[int]:
     return [int(line.split()[0]) for line in content.splitlines() if line]
 
@@ -257,22 +261,22 @@ def test_the_tail_has_the_last_lines_of_a_cut_log(path: Path, lines: int, ending
     path.write_bytes(text)
     cut(path, 65_536)
     expected = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
-    assert job_logs.read_tail(path, lines) == expected
+    assert read_tail(path, lines) == expected
 
 
 def test_the_tail_of_a_cut_log_goes_back_to_the_cut_and_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, path, has_holes=True)
     path.write_bytes(b"".join(b"%06d\n" % number for number in range(25_000)))
     cut(path, 65_536)
-    first, last, _ = parts(job_logs.read_tail(path, 20_000))
+    first, last, _ = parts(read_tail(path, 20_000))
     assert first == b""
     assert numbers(last) == list(range(numbers(last)[0], 25_000))
 
 
 def test_the_tail_of_a_missing_or_empty_log_is_empty(path: Path) -> None:
-    assert job_logs.read_tail(path, 5) == b""
+    assert read_tail(path, 5) == b""
     path.touch()
-    assert job_logs.read_tail(path, 5) == b""
+    assert read_tail(path, 5) == b""
 
 
 def test_a_log_is_shortened_before_it_reaches_the_longest_length_of_a_file(
@@ -370,6 +374,6 @@ def test_the_log_of_a_process_that_was_left_behind_stays_within_its_cap(engine: 
     launch = launch_of(1, "sh", "-c", script, cwd=str(folder), log_cap_mb=1.0)
     assert outcome_of(engine, launch).status == 0
     log = folder / "logs" / "1.1.log"
-    wait_for(lambda: job_logs.read_tail(log, 1) == b"the end\n", "its output")
+    wait_for(lambda: read_tail(log, 1) == b"the end\n", "its output")
     wait_for(lambda: on_disk(log) <= 1 << 20, "the cut")
     os.kill(int((folder / "pid").read_text()), 9)

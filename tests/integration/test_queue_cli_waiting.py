@@ -91,6 +91,42 @@ def test_logs_prints_the_bytes_of_a_log_unchanged(daemon: StandIn, tmp_path: Pat
     assert run("logs", "17").returncode == 1
 
 
+def test_logs_prints_a_progress_bar_as_a_terminal_shows_it_in_the_end(daemon: StandIn, tmp_path: Path) -> None:
+    bar = b"".join(b"\r%3d%%|%-50s|" % (each // 60, b"#" * (each // 120)) for each in range(6001))
+    log = tmp_path / "1"
+    log.write_bytes(b"begins\n" + bar + b"\n")
+    daemon.answers["GET /jobs/17"] = job(17, "succeeded", attempts=[attempt(1, log)])
+    assert len(bar) > 300_000
+    last = b"100%|" + b"#" * 50 + b"|\n"
+    for options, expected in (
+        (["-n1"], last),
+        (["-f"], b"begins\n" + last),
+        (["--raw", "-n1"], bar + b"\n"),
+        (["--raw", "-f"], log.read_bytes()),
+    ):
+        result = subprocess.run([*GPUYARD, "logs", *options, "17"], capture_output=True, timeout=90, check=True)
+        assert result.stdout == expected, options
+
+
+def test_a_follower_on_a_terminal_shows_a_progress_bar_move(daemon: StandIn, tmp_path: Path) -> None:
+    """What was written before is shown as it is by then; what follows comes unchanged."""
+    log = tmp_path / "1"
+    log.write_bytes(b" 1%\r 2%\r 3%")
+    asked = iter(range(8))
+
+    def stage(_: object) -> Any:
+        is_over = next(asked, None) is None
+        if not is_over:
+            with log.open("ab") as file:
+                file.write(b"\r 4%")
+        return job(17, "succeeded" if is_over else "running", attempts=[attempt(1, log, is_over=is_over)])
+
+    daemon.answers["GET /jobs/17"] = stage
+    shown = run_on_terminal("logs", "-f", "17", columns=80)
+    assert " 1%" not in shown
+    assert shown.count("\r 4%") > 3
+
+
 def test_logs_accepts_a_name_of_exactly_one_job(daemon: StandIn, tmp_path: Path) -> None:
     (tmp_path / "1").write_text("one\n")
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[attempt(1, tmp_path / "1")])

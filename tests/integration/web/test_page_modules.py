@@ -4,10 +4,12 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+from tests.terminal_lines import SHOWN
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
 SPLIT = "async (line) => (await import('/static/submit.js')).asWords(line)"
+SHOW = "async (line) => (await import('/static/log.js')).asShown(line)"
 LONG_LINES = """async (id) => {
   const {Log} = await import('/static/log.js');
   const log = new Log(id);
@@ -37,6 +39,10 @@ def test_a_command_line_is_split_as_a_shell_would(shown: Shown) -> None:  # noqa
         "ls *.py",
     ):
         assert shown.page.evaluate(SPLIT, line) == ["/bin/sh", "-c", line], line
+
+
+def test_the_page_shows_an_overwritten_line_as_the_command_line_does(shown: Shown) -> None:  # noqa: F811
+    assert [shown.page.evaluate(SHOW, line) for line, _ in SHOWN] == [expected for _, expected in SHOWN]
 
 
 def test_the_page_keeps_a_limited_part_of_a_log_even_with_long_lines(shown: Shown) -> None:  # noqa: F811

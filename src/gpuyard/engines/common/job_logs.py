@@ -31,39 +31,31 @@ def remove_log(folder: Path, job_id: int, attempt: int) -> None:
     path_of(folder, job_id, attempt).unlink(missing_ok=True)
 
 
-def read_tail(path: Path, lines: int) -> bytes:
-    """Return the last lines of the log, from the place where it was cut at most; empty if there is no log."""
-    try:
-        with open_log(path) as log:
-            start = log.start_of_last(lines)
-            text = b"".join(log.read_all(start, log.end))
-            return _cut_line(log.missing) + text if log.missing and start == log.first and lines > 0 else text
-    except FileNotFoundError:
-        return b""
-
-
 def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) -> Iterator[bytes]:
     """Yield the log, or its last lines, then everything that is written until `is_over`.
 
-    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it.
+    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it. An empty chunk
+    means that there is nothing more at the moment.
     """
     at: int | None = None
     while True:
         ends_here = is_over()  # checked first: output until then is still to be read
         at, chunk = _next(path, at, lines)
-        if chunk:
-            yield chunk
-        elif ends_here:
-            return
-        else:
+        yield chunk
+        if not chunk:
+            if ends_here:
+                return
             time.sleep(_POLL_S)
 
 
 def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
     try:
         with open_log(path) as log:
-            if at is None:
-                at = 0 if lines is None else log.start_of_last(lines)
+            if at is None and lines is not None:
+                at = log.start_of_last(lines)
+                if lines > 0 and at == log.first and log.missing:
+                    return at, _cut_line(log.missing)
+            at = at or 0
             after = log.after_hole(at)
             if after != at:
                 return after, _cut_line(after - at)

@@ -1,7 +1,7 @@
 """The output of a program as lines for a panel.
 
-Keeps colours and drops all other escape sequences. A line that was overwritten, as by progress bars, shows its last
-content.
+Keeps colours and drops all other escape sequences. A line that was overwritten, as by progress bars, is shown as on a
+terminal (`core/terminal_line.py`).
 """
 
 import re
@@ -10,6 +10,7 @@ from collections import deque
 from rich.ansi import AnsiDecoder
 from rich.text import Text
 
+from gpuyard.core.terminal_line import shorten_line, shown_line
 from gpuyard.ui.cli.text_table import clean
 
 _MOST_LINES = 5000
@@ -30,17 +31,20 @@ class LogText:
 
     def feed(self, text: str) -> None:
         first, *others = text.replace("\r\n", "\n").split("\n")
-        self._lines[-1] = (self._lines[-1] + first)[-_LONGEST_LINE:]
-        self._lines.extend(line[-_LONGEST_LINE:] for line in others)
+        self._lines[-1] = _limited(self._lines[-1] + first)
+        self._lines.extend(map(_limited, others))
 
     def __getitem__(self, part: slice) -> list[Text]:
         """Return the lines of this part, decoded."""
         return [_decode(self._lines[at]) for at in range(*part.indices(len(self)))]
 
 
+def _limited(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else shorten_line(line)[-_LONGEST_LINE:]
+
+
 def _decode(line: str) -> Text:
-    written_last = next((part for part in reversed(_ORDERS.sub("", line).split("\r")) if part), "")
-    text = AnsiDecoder().decode_line(written_last)
+    text = AnsiDecoder().decode_line(shown_line(_ORDERS.sub("", line)))
     text.expand_tabs(8)
     if not text.plain.isprintable():
         text.plain = "".join(map(clean, text.plain))  # of the same length, so that the colours stay in place

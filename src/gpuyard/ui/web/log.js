@@ -1,6 +1,6 @@
 /**
- * The log of a job, followed live. Escape sequences are dropped. A line that was overwritten, as by a progress bar,
- * shows its last content. Only the last lines are kept.
+ * The log of a job, followed live. Escape sequences are dropped. A line that was overwritten, as by a progress bar, is
+ * shown as on a terminal. Only the last lines are kept.
  */
 
 import {button, el, say} from "./dom.js";
@@ -10,14 +10,32 @@ const MOST_LINES = 5000;
 const LONGEST_LINE = 20000;
 const MOST_CHARACTERS = 2000000;
 const TAIL_BYTES = 262144;
-// Escape sequences for colours and the cursor (CSI), for titles (OSC), and with a single letter.
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
+// What moves the cursor or erases, and other escape sequences: colours (CSI), titles (OSC), a single letter.
+const PARTS = /(\r|\x08|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-OQ-Z\\]))/;
+const MOVES = /[\r\x08]|\x1b\[[012]?K/;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 
-/** A line as a terminal would show it. */
-function asShown(line) {
-  const bare = line.replace(ESCAPES, "").replace(/\r+$/, "");
-  return bare.slice(bare.lastIndexOf("\r") + 1).replace(CONTROLS, "");
+/** A line as a terminal would show it: the rule of core/terminal_line.py, without colours. */
+export function asShown(line) {
+  const {cells} = draw(line);
+  return (MOVES.test(line) ? cells.replace(/ +$/, "") : cells).replace(CONTROLS, "");
+}
+
+/** The characters of a line on a terminal, and the place of the cursor. */
+function draw(line) {
+  let cells = "", at = 0;
+  for (const part of line.split(PARTS)) {
+    if (part === "\r") at = 0;
+    else if (part === "\x08") at = Math.max(0, at - 1);
+    else if (part === "\x1b[2K") cells = "";
+    else if (part === "\x1b[1K") cells = cells.length > at + 1 ? " ".repeat(at + 1) + cells.slice(at + 1) : "";
+    else if (part === "\x1b[K" || part === "\x1b[0K") cells = cells.slice(0, at);
+    else if (!part.startsWith("\x1b")) {
+      cells = cells.slice(0, at).padEnd(at) + part + cells.slice(at + part.length);
+      at += part.length;
+    }
+  }
+  return {cells, at};
 }
 
 export class Log {
@@ -101,8 +119,10 @@ export class Log {
   }
 }
 
-/** Drop overwritten parts of a line that has no end yet. */
+/** Drop overwritten parts of a line that is long and may have no end yet. */
 function cut(line) {
-  const over = line.lastIndexOf("\r", line.length - 2);
-  return line.slice(Math.max(over, line.length - LONGEST_LINE, 0));
+  if (line.length <= LONGEST_LINE) return line;
+  const {cells, at} = draw(line);
+  const short = at < cells.length ? `${cells}\r${cells.slice(0, at)}` : cells;
+  return short.slice(Math.max(0, short.length - LONGEST_LINE));
 }

@@ -12,18 +12,22 @@ from gpuyard.ui.cli.verb_options import ONE, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 VERB = Verb(
     """Print the output of a job: its standard output and standard error.
 
     With -f it follows the output through all attempts until the job has finished; Ctrl-C ends it. ID is 17, or name=big
     if only one job has that name.
+
+    A line that was overwritten, as by a progress bar, is printed as a terminal would show it in the end; -f on a
+    terminal shows it move.
     """,
     (
         Option("follow", None, "Follow the output until the job has finished.", short="f"),
         Option("lines", "N", "Only the last N lines. [all]", short="n"),
         Option("attempt", "N", "The output of attempt N. [the last]"),
+        Option("raw", None, "The bytes as the program wrote them."),
     ),
     ONE,
 )
@@ -41,9 +45,9 @@ def run(typed: Typed) -> int:
                 missing = f"has no attempt {number}"
             raise UserError(f"job {watched.id} {missing}", hint=f"`gpuyard show {watched.id}` says more")
         if typed.flag("follow"):
-            _follow(watched, attempt, lines, is_last=number is not None)
+            _follow(watched, attempt, lines, is_last=number is not None, is_raw=typed.flag("raw"))
         else:
-            _print(watched, attempt, lines)
+            _print(watched, attempt, lines, is_raw=typed.flag("raw"))
     return 0
 
 
@@ -78,18 +82,19 @@ class _WatchedLog:
         return attempt is None or attempt["ended_at"] is not None
 
 
-def _print(watched: _WatchedLog, attempt: Answer, lines: int | None) -> None:
+def _print(watched: _WatchedLog, attempt: Answer, lines: int | None, *, is_raw: bool) -> None:
     from pathlib import Path
 
-    from gpuyard.engines.common.job_logs import follow, read_tail
+    from gpuyard.engines.common.job_logs import follow
 
     log = Path(attempt["log"] or "")
     if not log.is_file():
         raise EnvironmentFault(f"the log of attempt {attempt['number']} of job {watched.id} is missing: {log}")
-    _write(follow(log, lambda: True) if lines is None else [read_tail(log, lines)])
+    chunks = follow(log, lambda: True, lines)
+    _write(chunks if is_raw else _shown(chunks))
 
 
-def _follow(watched: _WatchedLog, attempt: Answer | None, lines: int | None, *, is_last: bool) -> None:
+def _follow(watched: _WatchedLog, attempt: Answer | None, lines: int | None, *, is_last: bool, is_raw: bool) -> None:
     """Print this attempt as it is written, and the attempts after it unless `is_last`."""
     from functools import partial
     from pathlib import Path
@@ -99,7 +104,8 @@ def _follow(watched: _WatchedLog, attempt: Answer | None, lines: int | None, *, 
     while attempt is not None:
         number = attempt["number"]
         if attempt["log"] is not None:
-            _write(follow(Path(attempt["log"]), partial(watched.has_ended, number), lines))
+            chunks = follow(Path(attempt["log"]), partial(watched.has_ended, number), lines)
+            _write(chunks if is_raw else _shown(chunks, is_live=sys.stdout.isatty()))
         lines = None
         attempt = None if is_last else _await_start(watched, number + 1)
         if attempt is not None:
@@ -128,8 +134,22 @@ def _number(typed: Typed, name: str) -> int | None:
     return int(text)
 
 
+def _shown(chunks: "Iterable[bytes]", *, is_live: bool = False) -> "Iterator[bytes]":
+    """Yield what a terminal would show of each line. With `is_live`, yield what is written from now on unchanged."""
+    from gpuyard.core.terminal_line import ShownLines
+
+    lines, left = ShownLines(), iter(chunks)
+    for chunk in left:
+        yield lines.feed(chunk)
+        if is_live and not chunk:
+            yield lines.shorten()
+            yield from left
+            return
+    yield lines.finish()
+
+
 def _write(chunks: "Iterable[bytes]") -> None:
-    """Write to standard output unchanged: a log may contain any bytes."""
+    """Write to standard output. A log may contain any bytes."""
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

@@ -1,0 +1,151 @@
+"""What a terminal shows of a line that a program overwrites, as progress bars do.
+
+The rule, which the web page (`ui/web/log.js`) follows too; `tests/terminal_lines.py` has examples for both:
+- A carriage return moves the cursor to the start of the line, a backspace one place to the left. Text replaces what is
+  at the cursor; what is beyond it stays.
+- `ESC[K` erases from the cursor on, `ESC[1K` up to it, `ESC[2K` the whole line.
+- Colours stay with their text. All other escape sequences are dropped.
+- Blanks at the end, which programs write over earlier text, are dropped.
+
+A line in which nothing moves the cursor and nothing is erased stays as it is.
+"""
+
+import re
+from itertools import groupby
+
+# The most of an unfinished line that is kept. More than that without an end is passed on as it is.
+MOST_KEPT = 1 << 16
+_LONGEST_STYLE = 256
+_OVERWRITES = re.compile(b"[\r\b]|\x1b\\[[012]?K")
+_ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-OQ-Z\\\\])"
+_MOVES = re.compile(f"(\r|\b|{_ESCAPE})")
+_HALF_ESCAPE = re.compile("\x1b(?:\\[[0-?]{0,64}[ -/]{0,8}|[\\]P^_][^\x07\x1b]{0,1024}\x1b?)?\\Z")
+_ERASE = re.compile("\x1b\\[([012]?)K")
+_COLOUR = re.compile("\x1b\\[[0-9;:]*m")
+
+
+class _Cells:
+    """The cells of a line on a terminal, each with its character and its colours, and the cursor."""
+
+    def __init__(self, line: str) -> None:
+        self._characters: list[str] = []
+        self._styles: list[str] = []
+        self._at = 0
+        self._style = ""
+        for part in _MOVES.split(line):
+            if part == "\r":
+                self._at = 0
+            elif part == "\b":
+                self._at = max(0, self._at - 1)
+            elif part.startswith("\x1b"):
+                self._obey(part)
+            elif part:
+                self._write(part)
+
+    def _write(self, text: str) -> None:
+        missing = self._at - len(self._characters)
+        if missing > 0:
+            self._characters += " " * missing
+            self._styles += [""] * missing
+        end = self._at + len(text)
+        self._characters[self._at : end] = text
+        self._styles[self._at : end] = [self._style] * len(text)
+        self._at = end
+
+    def _obey(self, escape: str) -> None:
+        erase = _ERASE.fullmatch(escape)
+        if erase is not None:
+            begins, ends = {"1": (0, self._at + 1), "2": (0, None)}.get(erase[1], (self._at, None))
+            if ends is not None and ends < len(self._characters):
+                self._characters[begins:ends] = " " * ends
+                self._styles[begins:ends] = [""] * ends
+            else:
+                del self._characters[begins:], self._styles[begins:]
+        elif escape in ("\x1b[m", "\x1b[0m"):
+            self._style = ""
+        elif _COLOUR.fullmatch(escape):
+            is_new = len(self._style) > _LONGEST_STYLE or escape.startswith("\x1b[0;")
+            self._style = escape if is_new else self._style + escape
+
+    def text(self) -> str:
+        end = len(self._characters)
+        while end and self._characters[end - 1] == " " and not self._styles[end - 1]:
+            end -= 1
+        return self._draw(end)
+
+    def as_line(self) -> str:
+        """Return a line with the same cells and the same cursor."""
+        whole = self._draw(len(self._characters))
+        return whole if self._at >= len(self._characters) else f"{whole}\r{self._draw(self._at)}"
+
+    def _draw(self, end: int) -> str:
+        if not any(self._styles[:end]) and not self._style:
+            return "".join(self._characters[:end])
+        drawn, style, at = "", "", 0
+        for each, cells in groupby(self._styles[:end]):
+            count = sum(1 for _ in cells)
+            reset = "\x1b[0m" if style else ""
+            drawn += f"{reset}{each}{''.join(self._characters[at : at + count])}"
+            style, at = each, at + count
+        return drawn if style == self._style else f"{drawn}\x1b[0m{self._style}"
+
+
+def shown_line(line: str) -> str:
+    """Return what a terminal shows of a line, given without its end."""
+    return _Cells(line).text() if _OVERWRITES.search(line.encode(errors="replace")) else line
+
+
+def shorten_line(line: str) -> str:
+    """Return a line that is shown alike now and after anything that may be appended, without what was overwritten."""
+    half = _HALF_ESCAPE.search(line)
+    end = len(line) if half is None else half.start()
+    return _Cells(line[:end]).as_line() + line[end:]
+
+
+class ShownLines:
+    """Output in pieces as bytes; what a terminal shows of each line comes out, with an unfinished line at the end.
+
+    Needs memory for 64 KiB of an unfinished line, however long it is. If more than that is visible, it is passed on as
+    it is, and the next carriage return counts as its end.
+    """
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._is_passed_on = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        passed = b""
+        if self._is_passed_on:
+            end = re.search(b"\r?\n|\r", chunk)
+            if end is None:
+                return chunk
+            self._is_passed_on = False
+            passed, chunk = chunk[: end.start()] + b"\n", chunk[end.end() :]
+        finished, newline, self._line = (self._line + chunk).rpartition(b"\n")
+        passed += _shown_bytes(finished) + newline
+        if len(self._line) > MOST_KEPT:
+            self._line = self.shorten()
+            if len(self._line) > MOST_KEPT:
+                passed, self._line, self._is_passed_on = passed + self._line, b"", True
+        return passed
+
+    def shorten(self) -> bytes:
+        """Return the unfinished line, with the cursor where the program left it."""
+        return shorten_line(self._line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+    def finish(self) -> bytes:
+        """Return what is shown of the unfinished line."""
+        line, self._line, self._is_passed_on = self._line, b"", False
+        return _shown_bytes(line)
+
+
+def _shown_bytes(lines: bytes) -> bytes:
+    if not _OVERWRITES.search(lines):
+        return lines
+    shown = (
+        _Cells(line.decode(errors="surrogateescape")).text().encode(errors="surrogateescape")
+        if _OVERWRITES.search(line)
+        else line
+        for line in lines.split(b"\n")
+    )
+    return b"\n".join(shown)
