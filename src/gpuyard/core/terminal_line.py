@@ -43,14 +43,18 @@ class _Cells:
                 self._write(part)
 
     def _write(self, text: str) -> None:
-        missing = self._at - len(self._characters)
-        if missing > 0:
-            self._characters += " " * missing
-            self._styles += [""] * missing
+        self._fill_up()
         end = self._at + len(text)
         self._characters[self._at : end] = text
         self._styles[self._at : end] = [self._style] * len(text)
         self._at = end
+
+    def _fill_up(self) -> None:
+        """Have blanks up to the cursor, which may be beyond the end of an erased line."""
+        missing = self._at - len(self._characters)
+        if missing > 0:
+            self._characters += " " * missing
+            self._styles += [""] * missing
 
     def _obey(self, escape: str) -> None:
         erase = _ERASE.fullmatch(escape)
@@ -71,15 +75,19 @@ class _Cells:
         end = len(self._characters)
         while end and self._characters[end - 1] == " " and not self._styles[end - 1]:
             end -= 1
-        return self._draw(end)
+        return self._draw(end, self._style)
 
     def as_line(self) -> str:
         """Return a line with the same cells and the same cursor."""
-        whole = self._draw(len(self._characters))
-        return whole if self._at >= len(self._characters) else f"{whole}\r{self._draw(self._at)}"
+        self._fill_up()
+        end = len(self._characters)
+        if self._at == end:
+            return self._draw(end, self._style)
+        return f"{self._draw(end, '')}\r{self._draw(self._at, self._style)}"
 
-    def _draw(self, end: int) -> str:
-        if not any(self._styles[:end]) and not self._style:
+    def _draw(self, end: int, last_style: str) -> str:
+        """Return the cells up to `end`, and the escape sequences for the colours of what follows."""
+        if not any(self._styles[:end]) and not last_style:
             return "".join(self._characters[:end])
         drawn, style, at = "", "", 0
         for each, cells in groupby(self._styles[:end]):
@@ -87,7 +95,7 @@ class _Cells:
             reset = "\x1b[0m" if style else ""
             drawn += f"{reset}{each}{''.join(self._characters[at : at + count])}"
             style, at = each, at + count
-        return drawn if style == self._style else f"{drawn}\x1b[0m{self._style}"
+        return drawn if style == last_style else f"{drawn}\x1b[0m{last_style}"
 
 
 def shown_line(line: str) -> str:

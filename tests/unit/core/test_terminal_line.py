@@ -4,7 +4,7 @@ import re
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuyard.core.terminal_line import MOST_KEPT, ShownLines, shorten_line, shown_line
@@ -34,6 +34,7 @@ def test_colours_stay_with_their_text_and_do_not_reach_the_next_line(line: str, 
     assert shown_line(line) == shown
 
 
+@example("a\x1b[2K", "a")
 @given(ANYTHING, ANYTHING)
 def test_a_shortened_line_is_shown_alike_whatever_follows(line: str, more: str) -> None:
     assert shown_line(shorten_line(line) + more + "\r") == shown_line(line + more + "\r")

@@ -123,6 +123,6 @@ export class Log {
 function cut(line) {
   if (line.length <= LONGEST_LINE) return line;
   const {cells, at} = draw(line);
-  const short = at < cells.length ? `${cells}\r${cells.slice(0, at)}` : cells;
+  const short = at < cells.length ? `${cells}\r${cells.slice(0, at)}` : cells.padEnd(at);
   return short.slice(Math.max(0, short.length - LONGEST_LINE));
 }
