@@ -1,96 +1,34 @@
 """Attacks with text that the victim's commands, logs and pages show: terminal escapes, line ends, markup, length."""
 
-import contextlib
 import json
-import subprocess
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.system.process_identity import this_process
 from tests.hostile.catalogue import attack
-from tests.hostile.ledger_attacks import ben_holds, gpuyard, record
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.hostile.hostile_texts import (  # noqa: F401 - fixtures are found where they are named
+    LONG,
+    NASTY,
+    SHOWN,
+    check_bytes,
+    check_strings,
+    make_hostile_texts,
+    make_own_home,
+)
+from tests.hostile.ledger_attacks import gpuyard
+from tests.hostile.users import BEN, act_as
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.integration.terminal import Terminal
-from tests.unit.leases import DEADLINE_S, nothing
-
-# Sets the window's title, a colour (C1), reverses the direction of writing, forges a line, and is markup for rich.
-NASTY = "\x1b]0;PWNED\x07\x9b31m\u202e\nFORGED: [bold red]line[/bold red] <b>x</b>"
-SHOWN = "\\x1b]0;PWNED\\x07\\x9b31m\\u202e\\nFORGED: [bold red]line[/bold red] <b>x</b>"
-FORBIDDEN = (b"\x1b]0;PWNED", "\x9b".encode(), "\u202e".encode(), b"\nFORGED")
-LONG = "y" * 120_000
-USE_GPU = """
-import sys
-from gpuyard.probes.simulated_devices import SimulatedUse
-use = SimulatedUse()
-use.allocate("SIM-1", 20000)
-use.set_load("SIM-1", 90)
-open("/proc/self/comm", "w").write("\\x1b]0;PWNED\\x07")
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def check_bytes(shown: bytes, about: str) -> None:
-    found = [each for each in FORBIDDEN if each in shown]
-    assert not found, (about, found, shown[:2000])
-    assert all(len(line) < 4000 for line in shown.splitlines()), about
-
-
-def check_strings(value: Any, about: str) -> None:
-    """Check all texts of a decoded JSON document."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            check_strings(name, about)
-            check_strings(inner, f"{about}.{name}")
-    elif isinstance(value, list):
-        for inner in value:
-            check_strings(inner, about)
-    elif isinstance(value, str):
-        assert not any(each.decode() in value for each in FORBIDDEN), (about, value[:300])
-
-
-@contextlib.contextmanager
-def foreign_process() -> Iterator[int]:
-    """A process without a lease on SIM-1, whose name and command line are hostile."""
-    # Through a shell, as tests start Python in a process that has imported gpuyard.
-    command = ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-c", USE_GPU, NASTY, LONG]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        try:
-            yield process.pid
-        finally:
-            process.communicate(b"")
-
-
-@pytest.fixture
-def own_home(own_home: Path) -> Path:
-    """The folder of the victim's queue, whose ledger is shared."""
-    own_home.mkdir(mode=0o700)
-    folder = make_shared_directory(own_home.parent / "ledger")
-    Ledger(folder).claim(this_process(), nothing, DEADLINE_S)
-    return own_home
-
-
-@pytest.fixture
-def hostile_texts(own_home: Path) -> Iterator[None]:
-    """Ben's lease of SIM-0, ticket and invalid files, and a process on SIM-1; each with hostile text."""
-    folder = own_home.parent / "ledger"
-    files = [
-        ("1-0.lease", record([{"device_id": "SIM-0"}], label=NASTY, user=NASTY)),
-        ("1-1.ticket", record(need={"devices": 2}, label=NASTY, boot_id="x")),
-        (f"2-0{NASTY.replace('/', '_')}.lease", record([{"device_id": "SIM-0"}])),
-        ("3-0.lease", record([{"device_id": NASTY}])),
-        ("4-0.ticket", record(need={"only": [NASTY], "model": NASTY})),
-    ]
-    with ben_holds(folder, *files), foreign_process():
-        yield
+from tests.integration.test_metrics import dialled
+from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
+    Workspace,
+    make_tmux,
+    make_workspace,
+    make_workspaces,
+)
 
 
 @attack(
@@ -125,7 +63,7 @@ def test_escapes_in_json(hostile_texts: None) -> None:
 
 
 @attack(
-    "the same, for the daemon: reasons, the page's data, metrics and its log",
+    "the same, for the daemon: reasons, the page's data and its log",
     before="names of other users' lease files were passed on as they were",
     now="harmless: they are shown as `\\x1b`",
 )
@@ -167,3 +105,77 @@ def test_long_command_line(hostile_texts: None) -> None:
         assert max(map(len, shown.splitlines())) < 2000
     (use,) = json.loads(gpuyard("leases", "--json").stdout)["foreign"]
     assert LONG in use["command"]
+
+
+@attack(
+    "the same, for `/metrics`: forge a line, or a label of a device",
+    before="no text got in, but forged leases counted: 3 instead of 1",
+    now="harmless: only devices of the machine have lines, and labels are escaped",
+)
+def test_escapes_in_metrics(queue: QueueUnderTest, hostile_texts: None) -> None:
+    with dialled(queue) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read()
+    check_bytes(text, "/metrics")
+    samples = [one for each in text_string_to_metric_families(text.decode()) for one in each.samples]
+    assert all(one.name.startswith("gpuyard_") for one in samples)
+    assert {one.labels["device"] for one in samples if "device" in one.labels} == {"SIM-0", "SIM-1"}
+    assert [one.value for one in samples if one.labels == {"whose": "others"}] == [1.0]
+
+
+def plant_files(folder: str, names: list[str]) -> None:
+    for name in names:
+        with open(f"{folder}/{name}", "w") as file:
+            file.write("{seed: 7, epochs: 2, lr: 0.1}\n")
+
+
+@attack(
+    "name files of a shared folder so that a job takes and prints the names, for the message about its failure",
+    before="held",
+    now="harmless: a message is one printable line for each fact",
+)
+def test_escapes_in_notifications(place: Path, own_queue: QueueUnderTest) -> None:
+    data, sent = place / "data", place / "sent"
+    data.mkdir()
+    data.chmod(0o777)
+    act_as(BEN, plant_files, str(data), [NASTY.replace("/", "_")])
+    own_queue.home.mkdir(mode=0o700, exist_ok=True)
+    target = f'{{ printf \'%s|\' "$GPUYARD_TITLE" "$GPUYARD_BODY"; cat; }} > {sent}.new; mv {sent}.new {sent}'
+    configuration = f"[notify]\non = ['out-of-memory']\nto = [{json.dumps(target)}]\n"
+    (own_queue.home / "config.toml").write_text(configuration)
+    own_queue.start()
+    (planted,) = os.listdir(data)
+    own_queue.submit("/bin/sh", "-c", 'echo "torch.OutOfMemoryError: CUDA out of memory. $1"; exit 1', "sh", planted)
+    until(sent.exists, "the message")
+    shown = sent.read_bytes()
+    check_bytes(shown, "the message")
+    assert b"PWNED" in shown
+    assert len(shown.splitlines()) < 12
+
+
+@attack(
+    "put configs with hostile names into a workspace folder that others can write to, for titles in tmux",
+    before="held",
+    now="harmless: names with control characters are refused, and others are shown escaped",
+)
+@pytest.mark.needs("tmux")
+def test_escapes_in_tmux(workspace: Workspace) -> None:
+    configs = workspace.folder / "configs"
+    configs.chmod(0o777)
+    act_as(BEN, plant_files, str(configs), [f"{NASTY.replace('/', '_')}.yml"])
+    refused = workspace.scheduler("start")
+    assert refused.returncode != 0
+    check_bytes(refused.stdout.encode() + refused.stderr.encode(), "start")
+    (planted,) = configs.iterdir()
+    planted.unlink()
+    act_as(BEN, plant_files, str(configs), ["a\u202e#(touch pwned)<b>.yml"])
+    shown = workspace.do("start")
+    workspace.until_over()
+    workspace.tmux.wait_to_see("T_scheduler", "1 of 1 done")
+    shown += workspace.tmux("list-panes", "-a", "-F", "#{session_name} #{window_name} #{pane_title}")
+    for session in workspace.session_names():
+        shown += workspace.tmux.screen(session)
+    shown += workspace.do("status") + workspace.scheduler_log()
+    check_bytes(shown.encode(), "tmux")
+    assert "touch" in shown
+    assert not list(workspace.folder.rglob("pwned"))

@@ -1,5 +1,6 @@
 """A real browser, and the web page of a queue of its own."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -27,13 +28,19 @@ class Site:
         return page
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """Not session-scoped: while the browser is open, other tests cannot run an event loop."""
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser. While it is open, other tests cannot run an event loop."""
     with sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture

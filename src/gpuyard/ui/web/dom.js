@@ -1,10 +1,13 @@
 /**
  * Creating and updating elements. Data from the daemon is set as text or as the value of an attribute, never as markup.
+ * Characters that are not printed as themselves are shown as escapes.
  * Styles are set through the DOM: the page's security policy allows neither inline scripts nor inline styles.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
 const kept = new WeakMap();
+// Control characters, marks that change the direction of writing, line separators, and halves of characters.
+const UNPRINTABLE = /[\p{Cc}\p{Bidi_Control}\p{Zl}\p{Zp}\p{Cs}]/gu;
 
 export const byId = (id) => document.getElementById(id);
 
@@ -33,9 +36,19 @@ export const button = (text, onclick, kind = null) => el("button", {type: "butto
 
 export const number = () => el("span", {class: "number"});
 
-/** Set the text only if it changed, so that selections and the position of a screen reader stay. */
+/** The text with escapes such as `\x1b`. A command may have several lines: their ends stay. */
+export const printable = (text) => text.replace(UNPRINTABLE, (letter) => {
+  if (letter === "\n" || letter === "\t") return letter;
+  const code = letter.charCodeAt(0).toString(16);
+  return code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+});
+
+/**
+ * Set the text only if it changed, so that selections and the position of a screen reader stay. A field for editing gets
+ * the text as it is.
+ */
 export function say(node, text) {
-  const shown = String(text ?? "");
+  const shown = node.localName === "textarea" ? String(text ?? "") : printable(String(text ?? ""));
   if (node.textContent !== shown) node.textContent = shown;
 }
 

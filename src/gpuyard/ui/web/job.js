@@ -3,7 +3,7 @@
 import {act, actButton} from "./actions.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
-import {button, byId, el, keep, number, say, set} from "./dom.js";
+import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, isKnown, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
@@ -80,7 +80,7 @@ export class JobPage {
     this.body.hidden = Boolean(job.error);
     if (job.error) return say(this.missing, [job.error, job.hint].filter(Boolean).join(". "));
     this.job = job;
-    document.title = `${title(job)} · gpuyard`;
+    document.title = `${printable(title(job))} · gpuyard`;
     say(this.title, job.name ? `${job.name} · job ${job.id}` : `Job ${job.id}`);
     this.state.hidden = false;
     setState(this.state, job.state, stateWord(job));
