@@ -20,7 +20,7 @@ from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema import jobs
-from gpuyard.schema.machine import DeviceHistory, JobTimeline, MachineState, ReportAnswer
+from gpuyard.schema.machine import DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
     ChangeSummary,
     CleanResult,
@@ -177,9 +177,9 @@ class Client(Closeable):
         """Let held jobs start."""
         return self._change("release", ids, where)
 
-    def retry(self, *ids: Ids, where: Where | None = None, only: bool = False) -> ChangeSummary:
-        """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`."""
-        return self._change("retry", ids, where, only=only)
+    def retry(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Run finished jobs again."""
+        return self._change("retry", ids, where)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
         """Move the GPU memory of running jobs to RAM, and pause them."""
@@ -241,6 +241,14 @@ class Client(Closeable):
     def devices(self) -> MachineState:
         """Return the devices, who uses their memory, and the host."""
         return self._get("/devices", MachineState)
+
+    def drain_devices(self, *devices: str | int, reason: str = "") -> DrainResult:
+        """Start nothing new on these devices, in the queue and in scripts; what runs there continues."""
+        return self._post("/devices/drain", {"devices": devices, "reason": reason}, DrainResult)
+
+    def undrain_devices(self, *devices: str | int) -> DrainResult:
+        """Let work start on these devices again."""
+        return self._post("/devices/undrain", {"devices": devices}, DrainResult)
 
     def device_history(self, span: Literal["10m", "1h", "24h"] = "10m") -> DeviceHistory:
         """Return the usage of devices and host over time."""

@@ -4,6 +4,7 @@
 `config.toml` there, or in the platform's configuration directory; docs/reference/configuration.md explains each key.
 """
 
+import contextlib
 import difflib
 import os
 import tomllib
@@ -17,7 +18,7 @@ from gpuyard.core.device_names import banned_ids
 from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_size
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.system.private_files import PrivateFileError, read_trusted
 from gpuyard.system.user_directories import user_directory
 
@@ -36,7 +37,9 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.visible == "uuid"
 
     def banned_ids(self, snapshot: Snapshot) -> tuple[str, ...]:
-        """Return the ids of the devices in this snapshot that are never used."""
+        """Return the ids of the devices in this snapshot on which nothing starts."""
+        if not self.banned and not self.banned_names:
+            return ()
         return banned_ids(self.banned, self.banned_names, snapshot)
 
 
@@ -159,9 +162,25 @@ def load_config() -> Config:
 def config_stamp() -> int | None:
     """Return a number that changes with the file, or None if there is no file."""
     try:
-        return (config_dir() / "config.toml").stat().st_mtime_ns
+        return os.stat(f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml").st_mtime_ns
     except OSError:
         return None
+
+
+class CurrentBans:
+    """The bans in the configuration file as it is at each call. While it cannot be read, the bans before stay."""
+
+    def __init__(self) -> None:
+        self._stamp = config_stamp()
+        self._devices = load_config().devices
+
+    def ids(self, snapshot: Snapshot) -> tuple[str, ...]:
+        stamp = config_stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            with contextlib.suppress(GpuyardError):
+                self._devices = load_config().devices
+        return self._devices.banned_ids(snapshot)
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> Config:

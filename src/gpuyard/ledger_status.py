@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.config import CurrentBans
 from gpuyard.core.lease import Lease, Ticket
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
@@ -49,6 +51,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         measured=measure(snapshot, leases),
         foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
         packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
+        closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot)),
     )
     return LedgerStatus(
         snapshot=snapshot,

@@ -8,7 +8,7 @@ from msgspec import Struct
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Claim, Lease, Need, Ticket
+from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
@@ -210,6 +210,9 @@ class LeaseLedger(Protocol):
 
     def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
         """Return all live leases and tickets, without waiting for processes that change the ledger."""
+
+    def drains(self) -> Sequence[Drain]:
+        """Return the drains as of the last `grant` or `read`; within `decide`, as of this grant."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from gpuyard.config import CurrentBans
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.printable_text import printable
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
@@ -83,6 +85,7 @@ class Acquisition:
         self._holder = this_process(label)
         self._mutex_timeout_s = mutex_timeout_s
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
+        self._bans = CurrentBans()
         self._foreign = ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: LockFile | None = None
@@ -173,6 +176,7 @@ class Acquisition:
             measured=measure(self._snapshot, leases),
             foreign=self._loads,
             packing=self._packing,
+            closed=closed_devices(self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot)),
             ahead=self._ahead(tickets),
         )
         choice: PlacementChoice = choose(self._need, view)

@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         id="leases-unreadable-file-is-passed-over",
         file=f"{_LEASES}/ledger_scan.py",
-        old="                if error.errno not in _SKIPPED_ERRORS:\n                    raise  #",
+        old="                if error.errno not in SKIPPED_ERRORS:\n                    raise  #",
         new="                if False:\n                    raise  #",
         breaks="A process that cannot open more files does not see the leases of others, and takes their GPUs.",
         near=(f"{_TESTS}/test_lock_file.py",),

@@ -77,6 +77,9 @@ class SimulatedLedger:
             self._world.check_fit(taken, self._seen)
         return claims
 
+    def drains(self) -> tuple[()]:
+        return ()
+
     def foreign_loads(self, *_: object) -> dict[str, ForeignLoad]:
         return {}
 

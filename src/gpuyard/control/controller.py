@@ -34,6 +34,7 @@ from gpuyard.core.job.job import Job, PublishedEvent
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
@@ -258,9 +259,9 @@ class Controller:
         leases, tickets = ledger or ((), ())
         tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
         rules, snapshot, transitions = self.rules, sample.snapshot, self.transitions
-        foreign_limit = rules.packing.max_foreign_load_percent
-        my_ticket = self._leases.my_ticket()
-        devices = snapshot.usable_devices()
+        foreign_limit, my_ticket = rules.packing.max_foreign_load_percent, self._leases.my_ticket()
+        banned = rules.devices.banned_ids(snapshot)
+        devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
         running: Sequence[RunningJob] = transitions.running()
         if any(queue.lane.preempts for queue in queues):
             running = list(self.suspend_control.with_costs(running, sample, rules, now))
@@ -274,6 +275,7 @@ class Controller:
                 loads=sample.loads,
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
+                closed=closed_devices(snapshot, self._leases.drains(), banned),
             ),
             queues=queues,
             holder=self.me,
@@ -327,9 +329,8 @@ class Controller:
         """Prepare the attempt and record it; return 1, or 0 if it could not be prepared."""
         job = self._store.job(start.job_id)
         assert job is not None
-        number = job.attempts + 1
         try:
-            launch = launch_of(job, number, held, snapshot, terms=start.terms, shows_uuids=self.rules.shows_uuids)
+            launch = launch_of(job, job.attempts + 1, held, snapshot, self.rules, terms=start.terms)
             prepared = self.engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:

@@ -1,5 +1,6 @@
 """How an attempt is launched: its command, and an environment that names its devices, its lease and the job."""
 
+from gpuyard.control.rules import Rules
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.workspace_task import place_of
@@ -20,11 +21,11 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     number: int,
     held: HeldClaim | None,
     snapshot: Snapshot,
+    rules: Rules,
     *,
     terms: ClusterTerms | None = None,
-    shows_uuids: bool = False,
 ) -> Launch:
-    """Return the launch of attempt `number`. With `shows_uuids`, the program sees its devices by their UUIDs."""
+    """Return the launch of attempt `number`."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     submitted = {name: value for name, value in job.spec.environment.items() if name not in _OWN_VARIABLES}
     own = {
@@ -34,7 +35,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     }
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
-    visible = visible_variables(devices, snapshot, by_uuid=shows_uuids) if selects_devices else {}
+    visible = visible_variables(devices, snapshot, by_uuid=rules.devices.shows_uuids) if selects_devices else {}
     task = job.spec.task
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")

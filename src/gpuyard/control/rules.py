@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.config import DeviceConfig
 from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.load_gates import is_above, is_below
@@ -22,7 +23,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     - `first_run_part`: a job without an estimate starts where this part of a device is free; after it was measured for
       `settle_s` seconds (None: never), others may share its device.
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
-    - `engine`: engine of jobs that name none. `shows_uuids`: CUDA_VISIBLE_DEVICES names devices by their UUIDs.
+    - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
     """
 
     limits: SchedulingLimits
@@ -33,7 +34,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     settle_s: float | None = SETTLE_S
     ram_reserve_mb: float = 2048.0
     engine: str = ""
-    shows_uuids: bool = False
+    devices: DeviceConfig = DeviceConfig()
 
 
 class HostGates:

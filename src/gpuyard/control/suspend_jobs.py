@@ -243,7 +243,7 @@ def resume_need(live: Live) -> Need:
     held = max((*_held_mb(attempt).values(), 0.0 if took_rest else attempt.reserved_mb or 0.0))
     shared = RestOfDevice(held) if took_rest else FixedMemory(held)
     memory = WholeDevice(held or None) if was_alone else shared
-    return Need(devices=len(attempt.devices), memory=memory, only=attempt.devices)
+    return Need(devices=len(attempt.devices), memory=memory, only=attempt.devices, is_resumed=True)
 
 
 def _held_mb(attempt: Attempt) -> dict[str, float]:

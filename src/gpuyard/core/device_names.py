@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
@@ -39,6 +41,18 @@ def find_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, .
             raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known or 'none'}")
         found.append(device.id)
     return tuple(found)
+
+
+def find_all_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, ...]:
+    """Return ids as `find_devices` does, also of unhealthy devices and of cards that are split into parts."""
+    split = {device.parent for device in snapshot.devices}
+    cards = [device for device in snapshot.devices if device.id in split]
+    healthy = replace(snapshot, devices=tuple(replace(device, fault=None) for device in snapshot.devices))
+    found = []
+    for name in names:
+        card = next((card for card in cards if matches_name(name, card)), None)
+        found.append(find_devices([name], healthy)[0] if card is None else card.id)
+    return tuple(dict.fromkeys(found))
 
 
 def matches_name(name: int | str, device: Device) -> bool:

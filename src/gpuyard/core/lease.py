@@ -56,6 +56,7 @@ class Need(Struct, frozen=True, kw_only=True):
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
+    is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
     """
 
     devices: int = 1
@@ -73,6 +74,7 @@ class Need(Struct, frozen=True, kw_only=True):
     max_cpu_percent: float | None = None
     min_host_memory_mb: float | None = None
     ignores_health: bool = False
+    is_resumed: bool = False
 
     @property
     def is_exclusive(self) -> bool:
@@ -139,3 +141,13 @@ class Ticket(Struct, frozen=True, kw_only=True):
     since: float
     priority: int = 0
     is_idle: bool = False
+
+
+class Drain(Struct, frozen=True, kw_only=True):
+    """A user's order that nothing new starts on a device. `since` is in wall time."""
+
+    device_id: str
+    uid: int
+    user: str
+    since: float
+    reason: str = ""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -18,8 +18,10 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
+from gpuyard.core.scheduling.closed_devices import describe_drain
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
@@ -45,7 +47,6 @@ _RETRY_S = 1.0
 _TIMER_EARLY_S = 0.5
 # The loop's clock stops while the machine is suspended, and the queue's does not.
 _LONGEST_TIMER_S = 60.0
-_CHECK_CONFIG_EVERY_S = 2.0
 # Without a descriptor that reports the end of attempts.
 _POLL_ENGINE_S = 0.1
 _MEASURE_S, _MEASURE_RAM_S = 1.0, 5.0
@@ -105,7 +106,6 @@ class SchedulerLoop:
         self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
-        self._config_checked_at = 0.0
 
     def start(self, sampling: SamplingThread) -> None:
         """Take over running attempts and start stepping."""
@@ -146,7 +146,15 @@ class SchedulerLoop:
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
-        return [*self.notices, *now, *self.controller.start_pauses.notices(), *self._engine.problems()]
+        drained = self._drain_notices()
+        return [*self.notices, *now, *drained, *self.controller.start_pauses.notices(), *self._engine.problems()]
+
+    def _drain_notices(self) -> Iterator[str]:
+        snapshot = self.sampling.latest.snapshot
+        for drain in self.ledger.read_drains():
+            device = snapshot.device(drain.device_id)
+            label = drain.device_id if device is None or device.index is None else device.index
+            yield f"GPU {label} is {describe_drain(drain)}; `gpuyard devices undrain {label}` lets work start there"
 
     @property
     def home_problem(self) -> str | None:
@@ -219,11 +227,7 @@ class SchedulerLoop:
             self._loop.call_later(_RETRY_S, self.wake)
 
     def _reload_changed_config(self) -> None:
-        """A changed file applies from the next step on; while it cannot be read the old settings stay."""
-        now = self.clock.monotonic()
-        if now < self._config_checked_at + _CHECK_CONFIG_EVERY_S:
-            return
-        self._config_checked_at = now
+        """A changed file applies from this step on; while it cannot be read the old settings stay."""
         stamp = config_stamp()
         if stamp != self._config_stamp:
             self._config_stamp = stamp
@@ -314,10 +318,13 @@ class SchedulerLoop:
                 self._loop.remove_reader(descriptor)
 
     def _is_blocked_by_others(self) -> bool:
-        """Whether a job waits for a device that a process other than this daemon holds."""
+        """Whether a job waits for a device that a process other than this daemon holds, or that is drained."""
         plan, me = self.controller.plan, self.controller.me
-        reasons = (reason for job in plan.waiting for reason in job.reasons)
-        return any(holder.pid != me.pid for reason in reasons for holder in reason.holders)
+        reasons = [reason for job in plan.waiting for reason in job.reasons]
+        return any(
+            reason.kind is ReasonKind.DRAINED or any(holder.pid != me.pid for holder in reason.holders)
+            for reason in reasons
+        )
 
     def _watch_ledger(self, *, is_wanted: bool) -> None:
         if is_wanted == (self._ledger_watch is not None):
@@ -366,5 +373,5 @@ def read_rules() -> Rules:
         settle_s=packing.settle_s or None,
         ram_reserve_mb=config.suspend.ram_reserve_mb,
         engine=queue.engine,
-        shows_uuids=config.devices.shows_uuids,
+        devices=config.devices,
     )

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from gpuyard.config import lease_dir
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
+from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.drains import DRAIN, LONGEST_REASON, DrainReader, add_drain, remove_drains
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
 from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, LedgerScan
@@ -36,14 +37,16 @@ from gpuyard.system.passing_errors import passes
 
 # Below MAX_FILES_PER_USER: there are tickets and dead files, too.
 MAX_LEASES_PER_USER = 3840
+_DRAIN_TIMEOUT_S = 10.0
 
 
 class LedgerContents(NamedTuple):
-    """All live leases and tickets, and the held files that are ignored."""
+    """All live leases and tickets, the held files that are ignored, and the drains that hold for this user."""
 
     leases: tuple[Lease, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     bad: tuple[BadRecord, ...] = ()
+    drains: tuple[Drain, ...] = ()
 
 
 class HeldLease(LockFile):
@@ -57,6 +60,8 @@ class Ledger:
         self.folder = folder
         self._remade: set[str] = set()
         self._scan = LedgerScan(folder)
+        self._drain_reader = DrainReader(folder)
+        self.drains: tuple[Drain, ...] = ()  # as of the last read; `decide` sees those of its own claim
 
     def leases(self) -> tuple[Lease, ...]:
         return self.contents().leases
@@ -172,6 +177,40 @@ class Ledger:
         with contextlib.suppress(FileNotFoundError):
             (self.folder / f"{lease_id}{LEASE}").unlink()
 
+    def drain(self, device_id: str, reason: str = "") -> Drain:
+        """Let nothing new start on the device, for this user, or for all if this user owns the directory or is root.
+        A drain that this user made earlier gets the new reason."""
+        if len(reason) > LONGEST_REASON:
+            raise UserError(f"the reason has {len(reason)} characters", hint=f"write at most {LONGEST_REASON}")
+        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
+            before = [drain for drain in self.contents().drains if _is_mine(drain, device_id)]
+            since = min((drain.since for drain in before), default=time.time())
+            remove_drains(self.folder, device_id)
+            add_drain(self.folder, device_id, reason, since)
+        return next(drain for drain in self.contents().drains if _is_mine(drain, device_id))
+
+    def read_drains(self) -> tuple[Drain, ...]:
+        """Return the drains that hold for this user, without reading the leases."""
+        try:
+            with os.scandir(self.folder) as entries:
+                files = {entry.name: entry.inode() for entry in entries if entry.name.endswith(DRAIN)}
+            return self._drain_reader.read(files)
+        except OSError:
+            return self.drains  # the next claim says what is wrong
+
+    def undrain(self, device_id: str) -> None:
+        """Remove this user's drain. Raises UserError if there is none, or if another user's still holds."""
+        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
+            before = [drain for drain in self.contents().drains if drain.device_id == device_id]
+            remove_drains(self.folder, device_id)
+        others = [drain.user for drain in before if drain.uid != os.geteuid()]
+        if others:
+            raise UserError(
+                f"{device_id} is drained by {others[0]}, for all users", hint=f"ask {others[0]} to undrain it"
+            )
+        if not before:
+            raise UserError(f"{device_id} is not drained", hint="`gpuyard devices` shows which GPUs are")
+
     def _new_path(self, suffix: str) -> str:
         return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"
 
@@ -195,7 +234,9 @@ class Ledger:
                     tickets.append(record)
                 elif record is not None:
                     leases.append(record)
+            self.drains = self._drain_reader.read(self._scan.drains)
         except FileNotFoundError:
+            self.drains = ()
             return LedgerContents()  # no process has claimed anything here yet
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
@@ -206,7 +247,11 @@ class Ledger:
             )
             for uid, count in self._scan.unread.items()
         )
-        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread))
+        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread), self.drains)
+
+
+def _is_mine(drain: Drain, device_id: str) -> bool:
+    return drain.device_id == device_id and drain.uid == os.geteuid()
 
 
 def _check_count(live: LedgerContents, wanted: int) -> None:

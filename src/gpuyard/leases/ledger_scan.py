@@ -7,27 +7,26 @@ In a shared directory users can leave thousands of files that only they, the dir
 """
 
 import contextlib
-import errno
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gpuyard.leases.lock_file import LEASE, TICKET, HeldFile, read_held
+from gpuyard.leases.drains import DRAIN
+from gpuyard.leases.lock_file import LEASE, SKIPPED_ERRORS, TICKET, HeldFile, read_held
 
 MAX_FILES_PER_USER = 4096
 _MAX_REMOVED = 10_000
-# Removed meanwhile, another user's, a symbolic link, a socket.
-_SKIPPED_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
 
 
 class LedgerScan:
     """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, and `unread`
-    the number of files that were not read, by user."""
+    the number of files that were not read, by user; `drains` are the inodes of the files of drains, by name."""
 
     def __init__(self, folder: Path) -> None:
         self.dead: list[str] = []
         self.unread: dict[int, int] = {}
+        self.drains: dict[str, int] = {}
         self._folder = str(folder)
         self._not_held: set[tuple[str, int]] = set()
 
@@ -35,7 +34,8 @@ class LedgerScan:
         """Yield the files that are held, by name."""
         self.dead, self.unread = [], {}
         with os.scandir(self._folder) as entries:
-            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith((LEASE, TICKET))}
+            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith((LEASE, TICKET, DRAIN))}
+        self.drains = {name: files.pop(name) for name in [name for name in files if name.endswith(DRAIN)]}
         if self._not_held:
             self._not_held.intersection_update(files.items())
             files = {name: inode for name, inode in files.items() if (name, inode) not in self._not_held}
@@ -46,7 +46,7 @@ class LedgerScan:
             try:
                 uid, found = read_held(self._folder, name)
             except OSError as error:
-                if error.errno not in _SKIPPED_ERRORS:
+                if error.errno not in SKIPPED_ERRORS:
                     raise  # for example no free descriptors: skipping a lease would make its devices seem free
                 self._not_held.add((name, files[name]))
                 continue

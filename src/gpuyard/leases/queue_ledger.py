@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Ticket
+from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
@@ -55,8 +55,11 @@ class QueueLedger:
 
     def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
         """Return all live leases, and the tickets of processes that run. Never waits for another process."""
-        leases, tickets, _ = self.ledger.contents()
-        return leases, tuple(active_tickets(tickets))
+        contents = self.ledger.contents()
+        return contents.leases, tuple(active_tickets(contents.tickets))
+
+    def drains(self) -> tuple[Drain, ...]:
+        return self.ledger.drains
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._ticket is not None and self._waits_for == (need, priority):

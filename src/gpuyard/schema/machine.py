@@ -3,9 +3,11 @@
 from msgspec import Struct, field
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.lease import Drain
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.report.usage_report import GroupBy, UsageReport
 from gpuyard.core.snapshot import Host, Problem, Vendor
+from gpuyard.core.snapshot_json import iso_time
 from gpuyard.schema.queue import Iso
 
 Series = list[float | None]
@@ -22,6 +24,26 @@ class LeaseRow(Struct, frozen=True, kw_only=True):
     reserved_mb: float | None
     measured_mb: float | None
     since: float
+
+
+class DrainRow(Struct, frozen=True, kw_only=True):
+    """A drain of a device, or of the card that it is a part of: nothing new starts there."""
+
+    device_id: str
+    user: str
+    since: Iso
+    reason: str
+
+
+def drain_row(drain: Drain) -> DrainRow:
+    return DrainRow(device_id=drain.device_id, user=drain.user, since=iso_time(drain.since), reason=drain.reason)
+
+
+class DrainResult(Struct, frozen=True, kw_only=True):
+    """The ids of the devices, and all drains that hold now."""
+
+    devices: list[str]
+    drains: list[DrainRow]
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True):
@@ -41,6 +63,8 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     fault: str | None
     healthy: bool
     is_usable: bool
+    banned: bool
+    drain: DrainRow | None
     memory: MemoryParts
     leases: list[LeaseRow]
 

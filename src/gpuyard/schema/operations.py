@@ -82,7 +82,7 @@ _JOBS = (
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),
     _change("release", "Let held jobs start."),
-    _change("retry", "Run finished jobs again, and those skipped because of them.", requests.RetryRequest),
+    _change("retry", "Run finished jobs again."),
     _change("suspend", "Move the device memory of jobs to RAM, and pause them."),
     _change("resume", "Continue suspended jobs when their memory fits."),
     _change("priority", "Set the priority: higher starts earlier.", requests.PriorityRequest),
@@ -112,6 +112,14 @@ _BATCHES = (
 
 _MACHINE = (
     _get("devices", "/devices", "The devices, who uses their memory, and the host.", machine.MachineState),
+    _post(
+        "drain_devices", "/devices/drain", "Start nothing new on these devices.", machine.DrainResult,
+        requests.DrainRequest,
+    ),
+    _post(
+        "undrain_devices", "/devices/undrain", "Let work start on these devices again.", machine.DrainResult,
+        requests.UndrainRequest,
+    ),
     _get(
         "device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
         machine.DeviceHistory, requests.DeviceHistoryQuery,

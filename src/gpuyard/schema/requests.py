@@ -127,12 +127,6 @@ class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
-class RetryRequest(ChangeRequest, frozen=True, kw_only=True):
-    """With `only`, jobs that were skipped because of these stay rejected."""
-
-    only: bool = False
-
-
 class CleanRequest(Struct, frozen=True, kw_only=True):
     """The jobs that ended at least this long ago, in seconds or such as "30d"."""
 
@@ -141,6 +135,16 @@ class CleanRequest(Struct, frozen=True, kw_only=True):
 
 class TagRequest(Struct, frozen=True, kw_only=True):
     tag: Annotated[str, Meta(min_length=1)]
+
+
+class UndrainRequest(Struct, frozen=True, kw_only=True):
+    """Devices by their numbers or ids."""
+
+    devices: Annotated[list[str | int], Meta(min_length=1)]
+
+
+class DrainRequest(UndrainRequest, frozen=True, kw_only=True):
+    reason: str = ""
 
 
 class ForgetRequest(Struct, frozen=True, kw_only=True):
@@ -253,7 +257,6 @@ class SubmitKwargs(TypedDict, total=False):
     after: JobIds | None
     after_any: JobIds | None
     after_failed: JobIds | None
-    after_each: JobIds | None
     retries: Whole | None
     time_limit: Time | None
     grace: Time | None

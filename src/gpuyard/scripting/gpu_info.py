@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.core.device_names import banned_ids, find_devices
 from gpuyard.core.lease import Need, WholeDevice
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.placement import PlacementView, choose
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.ledger import open_ledger
@@ -75,10 +76,13 @@ def find_free_gpus(
     utilization_threshold_percent: float | None = 1,
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
-    """Return the numbers of the GPUs that are within these limits and that have no lease."""
+    """Return the numbers of the GPUs that are within these limits, have no lease, and are not drained."""
     seen = snapshot()
     here = number_as_process(seen)
-    leases = open_ledger().leases()
+    contents = open_ledger().contents()
+    view = PlacementView(
+        now=0.0, snapshot=seen, leases=contents.leases, closed=closed_devices(seen, contents.drains, ())
+    )
     names = as_names(specific_gpus)
     requested = None if names is None else find_devices(names, here)
     banned = all_banned_devices(seen, here)
@@ -93,7 +97,7 @@ def find_free_gpus(
             max_power_w=power_threshold_w,
             max_utilization_percent=utilization_threshold_percent,
         )
-        if choose(need, PlacementView(now=0.0, snapshot=seen, leases=leases)).claim and device.index is not None:
+        if choose(need, view).claim and device.index is not None:
             free.append(device.index)
     return free
 

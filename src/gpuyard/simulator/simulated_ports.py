@@ -7,7 +7,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lease import Holder, Lease, Need, Ticket
+from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
@@ -63,6 +63,9 @@ class SimulatedLedger:
         if self._listed is None:
             self._listed = tuple(self._leases.values())
         return self._listed, ()
+
+    def drains(self) -> tuple[Drain, ...]:
+        return ()
 
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
         self._last_descriptor += 1

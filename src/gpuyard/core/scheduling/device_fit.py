@@ -56,11 +56,12 @@ def would_have_run_out(need: Need, reasons: Sequence[Reason], snapshot: Snapshot
     if not need.devices or need.required_mb is None or need.is_exclusive:
         return False
     promised = {each.device_id for each in reasons if each.kind in (ReasonKind.NO_ROOM, ReasonKind.LEASED)}
+    closed = {each.device_id for each in reasons if each.kind in (ReasonKind.BANNED, ReasonKind.DRAINED)}
     large_enough = [
         device.id
         for device in snapshot.usable_devices()
         if device.memory_free_mb is not None and device.memory_free_mb >= need.required_mb
-        if check_suitable(need, device) is None
+        if device.id not in closed and check_suitable(need, device) is None
     ]
     # The planner gives no reasons where leases fill every device.
     return len(large_enough) >= need.devices and not (reasons and promised.isdisjoint(large_enough))

@@ -52,6 +52,7 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, float | None] = {}  # the smoothed measured load of each device
     foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
     packing: Packing = Packing()
+    closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
 
 
@@ -147,7 +148,11 @@ class PlacementState:
             fits += kind is None
             if kind is not None and explained < _MOST_EXPLAINED_DEVICES:
                 explained += 1
-                yield reason_for(kind, need, state, self._view.packing)
+                closed = self._closed(need, state.device)
+                if closed is not None and kind is closed.kind:
+                    yield closed
+                else:
+                    yield reason_for(kind, need, state, self._view.packing)
         if fits < need.devices:
             available = format_count(fits, "GPU") if fits else "no GPU"
             yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
@@ -220,13 +225,19 @@ class PlacementState:
         return self._refusal(need, state) is None
 
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
-        """Yield the devices that the need allows, busy or not."""
-        kind = (need.only, need.banned, need.vendor, need.model)
+        """Yield the devices that the need allows and that are not closed, busy or not."""
+        kind = (need.only, need.banned, need.vendor, need.model, need.is_resumed)
         found = self._suitable.get(kind)
         if found is None:
-            found = [each.device.id for each in self.states.values() if check_suitable(need, each.device) is None]
+            devices = (each.device for each in self.states.values())
+            found = [
+                device.id for device in devices if not (self._closed(need, device) or check_suitable(need, device))
+            ]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
+
+    def _closed(self, need: Need, device: Device) -> Reason | None:
+        return None if need.is_resumed else self._view.closed.get(device.id)
 
     def _fitting(self, need: Need) -> list[DeviceState]:
         """Return the devices that fit. Cheap checks come first, as this runs for every waiting job."""
@@ -285,7 +296,10 @@ class PlacementState:
 
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
-        kind = check_suitable(need, state.device) or check_leases(need, state) or check_state(need, state.device)
+        kind = check_suitable(need, state.device)
+        if kind is None and (closed := self._closed(need, state.device)) is not None:
+            return closed.kind
+        kind = kind or check_leases(need, state) or check_state(need, state.device)
         if kind is not None or (need.is_exclusive and need.ignores_health):
             return kind
         # The memory that a shared lease reserves must be free even where the device's health is ignored.
@@ -328,4 +342,4 @@ def _lease_ids(state: DeviceState) -> set[str]:
 def _kind(need: Need) -> tuple[object, ...]:
     """Return all that the need asks of a device, except capacity."""
     limits = (need.max_utilization_percent, need.max_power_w, need.max_memory_used_mb)
-    return (need.only, need.banned, need.vendor, need.model, need.ignores_health, *limits)
+    return (need.only, need.banned, need.vendor, need.model, need.ignores_health, need.is_resumed, *limits)

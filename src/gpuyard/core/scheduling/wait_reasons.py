@@ -16,6 +16,7 @@ from gpuyard.core.units import format_count
 class ReasonKind(StrEnum):
     NOT_ASKED_FOR = "not-asked-for"
     BANNED = "banned"
+    DRAINED = "drained"
     UNHEALTHY = "unhealthy"
     LEASED = "leased"
     AWAITED = "awaited"
@@ -61,6 +62,7 @@ _NAMED_HOLDERS = 8
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
 REMEDIES = {
     ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
+    ReasonKind.DRAINED: "`gpuyard devices undrain ID` lets work start there again; only the user who drained it can",
     ReasonKind.UNHEALTHY: "`gpuyard doctor` says how to repair an unhealthy GPU",
     ReasonKind.OCCUPIED: f"with {VRAM_OPTION} it starts beside other programs, if that much is free",
     ReasonKind.FOREIGN_LOAD: (
@@ -83,7 +85,7 @@ REMEDIES = {
 class Reason(Struct, frozen=True):
     """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
     `remedy` names the option or setting that changes it, where waiting may not help. `is_leased`: leases alone are the
-    reason, so that only the end of one changes it, and no new measurement."""
+    reason, or a drain or ban, so that no new measurement changes it."""
 
     kind: ReasonKind
     text: str

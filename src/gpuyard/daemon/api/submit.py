@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -13,7 +14,10 @@ from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
+from gpuyard.core.lease import Drain
 from gpuyard.core.notify.subscriptions import is_url
+from gpuyard.core.scheduling.closed_devices import describe_drain, drain_of
+from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
@@ -30,6 +34,7 @@ _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.
 _FIRST_READING_S, _ASK_AGAIN_S = 30.0, 0.2
 _LONG_BODY = 256 * 1024
+_MOST_NAMED = 4
 
 
 class SubmissionHandler:
@@ -71,16 +76,17 @@ class SubmissionHandler:
     async def _take_in(self, submission: Submission) -> SubmitResult:
         scheduler = self._scheduler
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
-        pace = submission.spec.pace
+        pace, notes = submission.spec.pace, []
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self._read_devices()
             submission = fit_to_machine(submission, snapshot, load_config().devices.banned_ids(snapshot))
+            notes += _drain_notes(submission.spec, snapshot, scheduler.ledger.read_drains())
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:
             scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
         job = scheduler.store.job(first)
-        notes = ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
+        notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += _notify_warnings(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
@@ -109,6 +115,18 @@ def _read(body: bytes, default_engine: str) -> Submission:
     submission = parse_submission(replace(request, cwd=request.cwd or str(Path.home()), environment=environment))
     check_name(submission.spec.engine or LOCAL)
     return submission
+
+
+def _drain_notes(spec: JobSpec, snapshot: Snapshot, drains: Sequence[Drain]) -> list[str]:
+    """Return which GPUs have to be undrained before the job can start, if the others are too few."""
+    if not drains or not spec.need.devices or spec.engine:
+        return []
+    suitable = [device for device in snapshot.usable_devices() if check_suitable(spec.need, device) is None]
+    closed = {device.id: drain for device in suitable if (drain := drain_of(device, drains)) is not None}
+    if len(suitable) - len(closed) >= spec.need.devices:
+        return []
+    named = [f"GPU {each.index} is {describe_drain(closed[each.id])}" for each in suitable if each.id in closed]
+    return [f"it waits until `gpuyard devices undrain`: {'; '.join(named[:_MOST_NAMED])}"]
 
 
 def _notify_warnings(spec: JobSpec) -> list[str]:

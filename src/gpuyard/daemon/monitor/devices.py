@@ -11,13 +11,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from gpuyard.control.controller import Step
-from gpuyard.core.lease import Lease
+from gpuyard.core.lease import Drain, Lease
 from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
+from gpuyard.core.scheduling.closed_devices import drain_of
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
@@ -26,9 +28,10 @@ from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.schema import machine
-from gpuyard.schema.requests import DeviceHistoryQuery
+from gpuyard.schema.requests import DeviceHistoryQuery, DrainRequest, UndrainRequest
 
 # While a client watches, the machine is sampled every second.
 _RECENT_S = 2.0
@@ -41,6 +44,7 @@ _DEVICE_COLUMNS = machine.DeviceSeries.__struct_fields__[1:]
 _HOST_COLUMNS = machine.HostSeries.__struct_fields__[1:]
 _MAX_DEVICES = 256
 
+T = TypeVar("T")
 Values = tuple[float | None, ...]
 
 
@@ -51,6 +55,8 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
     leases: tuple[Lease, ...]
     measured: Measured
     jobs: dict[str, int]
+    drains: tuple[Drain, ...] = ()
+    banned: tuple[str, ...] = ()
 
     def breakdown(self, device: Device) -> MemoryParts:
         shares = [
@@ -89,9 +95,36 @@ class DeviceList:
         scheduler = self._scheduler
         attempts = [live.attempt for live in scheduler.controller.transitions.live.values()]
         jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
-        leases = await asyncio.to_thread(scheduler.ledger.leases)
-        measured = await asyncio.to_thread(measure, snapshot, leases)
-        return DeviceUsers(snapshot=snapshot, leases=leases, measured=measured, jobs=jobs)
+        contents = await asyncio.to_thread(scheduler.ledger.contents)
+        measured = await asyncio.to_thread(measure, snapshot, contents.leases)
+        return DeviceUsers(
+            snapshot=snapshot,
+            leases=contents.leases,
+            measured=measured,
+            jobs=jobs,
+            drains=contents.drains,
+            banned=scheduler.controller.rules.devices.banned_ids(snapshot),
+        )
+
+    async def drain(self, body: DrainRequest) -> machine.DrainResult:
+        drains = await self._change(partial(drain_devices, reason=body.reason), body.devices)
+        return self._drained([drain.device_id for drain in drains])
+
+    async def undrain(self, body: UndrainRequest) -> machine.DrainResult:
+        return self._drained(await self._change(undrain_devices, body.devices))
+
+    async def _change(self, change: Callable[..., list[T]], names: list[str | int]) -> list[T]:
+        """Change drains in a thread: another process may hold the ledger's mutex for a while."""
+        scheduler = self._scheduler
+        snapshot = (await scheduler.sampling.fresh(_RECENT_S)).snapshot
+        changed = await asyncio.to_thread(change, scheduler.ledger, names, snapshot=snapshot)
+        self._users = None
+        scheduler.wake()
+        return changed
+
+    def _drained(self, ids: list[str]) -> machine.DrainResult:
+        drains = self._scheduler.ledger.read_drains()
+        return machine.DrainResult(devices=ids, drains=[machine.drain_row(drain) for drain in drains])
 
     async def devices(self) -> machine.MachineState:
         await self._scheduler.sampling.fresh(_RECENT_S)
@@ -113,6 +146,8 @@ def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
         device,
         machine.DeviceRow,
         is_usable=device in users.snapshot.usable_devices(),
+        banned=device.id in users.banned or device.parent in users.banned,
+        drain=None if (drain := drain_of(device, users.drains)) is None else machine.drain_row(drain),
         memory=users.breakdown(device),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     )

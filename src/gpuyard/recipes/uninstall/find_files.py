@@ -191,7 +191,7 @@ def _job_files(folder: Path, logs: str) -> Iterator[InstalledFiles]:
 
 
 def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
-    names = r"\.?.+\.(lease|ticket)"
+    names = r"\.?.+\.(lease|ticket|drain)"
     try:
         is_shared = bool(folder.stat().st_mode & _SHARED)
     except OSError:
@@ -199,7 +199,7 @@ def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
     if not is_shared:
         yield from _files_named(folder, "leases of GPUs", names)
         return
-    yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket")
+    yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket, *.drain")
 
 
 def _task_logs(tasks: Mapping[str, list[str]]) -> Iterator[InstalledFiles]:

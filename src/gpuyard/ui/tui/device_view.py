@@ -141,7 +141,8 @@ def _memory(device: Device) -> str:
 
 
 def _name(device: Device) -> str:
-    return clean(str(device.get("name") or device["id"]))
+    state = "drained: " if device.get("drain") else "banned: " if device.get("banned") else ""
+    return clean(f"{state}{device.get('name') or device['id']}")
 
 
 def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[Text]:

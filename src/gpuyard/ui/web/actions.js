@@ -42,8 +42,7 @@ async function isConfirmed(verb, many) {
 function showResult(verb, answer) {
   const left = answer.unchanged_count;
   const reasons = [...new Set(answer.unchanged.map((each) => each.reason))].slice(0, 3);
-  const revived = answer.revived_count ? `${plural(answer.revived_count, "skipped job")} waiting again` : "";
-  const why = [revived, left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : ""].filter(Boolean).join("; ");
+  const why = left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : "";
   if (answer.count)
     note(`${answer.count === 1 ? `Job ${answer.changed}` : plural(answer.count, "job")} ${ACTS[verb].done}`, why);
   else

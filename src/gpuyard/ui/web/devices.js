@@ -69,6 +69,7 @@ export class Devices {
     say(card.name, device.name);
     set(card.node, "data-fault", Boolean(device.fault));
     say(card.fault, device.fault);
+    say(card.closed, closedText(device));
     updateBar(card, device);
     say(card.load, percent(device.utilization_percent));
     say(card.power, watts(device.power_draw_w, device.power_limit_w));
@@ -118,11 +119,20 @@ export class Devices {
   }
 }
 
+/** Why nothing new starts on the device; empty if work may start there. */
+function closedText(device) {
+  if (device.banned) return "banned in the configuration: nothing starts here";
+  if (!device.drain) return "";
+  const {user, since, reason} = device.drain;
+  return `drained by ${user} since ${new Date(since).toLocaleString()}${reason ? `: ${reason}` : ""}`;
+}
+
 function makeCard() {
   const card = {
     title: el("h3"),
     name: el("span", {class: "hint name"}),
     fault: el("p", {class: "fault"}),
+    closed: el("p", {class: "closed"}),
     amount: number(),
     detail: el("span", {class: "number hint"}),
     load: number(),
@@ -140,6 +150,7 @@ function makeCard() {
     {class: "card"},
     el("header", {}, card.title, card.name),
     card.fault,
+    card.closed,
     el("div", {class: "amounts"}, card.amount, card.detail),
     card.bar,
     el("dl", {class: "facts"}, facts),

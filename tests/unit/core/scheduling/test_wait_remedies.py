@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need, RestOfDevice
+from gpuyard.core.lease import Drain, Need, RestOfDevice
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.core.scheduling.placement import PlacementView, choose
@@ -29,6 +30,9 @@ BUSY = PlacementView(
 )
 CASES = [
     (ReasonKind.BANNED, Need(banned=("G0",)), FULL, "banned and banned_names under [devices]"),
+    (ReasonKind.DRAINED, Need(),
+     replace(FULL, closed=closed_devices(FULL.snapshot, [Drain(device_id="G0", uid=0, user="a", since=0.0)], ())),
+     "gpuyard devices undrain ID"),
     (ReasonKind.UNHEALTHY, Need(), PlacementView(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
     (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs outside gpuyard leave 4 GB: with --vram SIZE"),

@@ -1,24 +1,100 @@
-"""`gpuyard devices`: every GPU and the host, and their load."""
+"""`gpuyard devices`: every GPU and the host, and their load; `drain` and `undrain`: whether work starts on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import click
+from msgspec import to_builtins
 
-from gpuyard.core.snapshot_json import snapshot_as_dict
+from gpuyard.config import load_config
+from gpuyard.core.lease import Drain
+from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
+from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
+from gpuyard.core.units import format_count
+from gpuyard.leases.drain_devices import drain_devices, undrain_devices
+from gpuyard.leases.ledger import open_ledger
 from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
+from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
-from gpuyard.ui.cli.terminal import say_json, say_lines
-from gpuyard.ui.views.device_tables import snapshot_lines
+from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines
+from gpuyard.ui.views.device_tables import device_label, snapshot_lines
 
 
-@click.command("devices")
+@click.group("devices", invoke_without_command=True)
 @json_option
 @deadline_option
-def command(as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
-    """Show every GPU and the host, and their load."""
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
+    """Show every GPU and the host, their load, and whether work starts there."""
+    if ctx.invoked_subcommand is not None:
+        return
     snapshot = take_snapshot(deadline_s)
+    drains, banned = open_ledger().read_drains(), load_config().devices.banned_ids(snapshot)
     if as_json:
-        say_json(snapshot_as_dict(snapshot))
+        devices = [_as_json(device, drains, banned) for device in snapshot.devices]
+        say_json({**snapshot_as_dict(snapshot), "devices": devices})
         return
     processes = describe_processes(pids_of(snapshot))
     say_lines(snapshot_lines(snapshot, frame(), expected=vendors_on_pci(), processes=processes))
+    for device_id, reason in closed_devices(snapshot, drains, banned).items():
+        say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
+
+
+@command.command("drain")
+@click.argument("names", nargs=-1, required=True, metavar="ID...")
+@click.option("--reason", default="", metavar="TEXT", help="Why; everyone who waits for the GPU sees it.")
+@json_option
+def drain_command(names: tuple[str, ...], reason: str, as_json: bool) -> None:  # noqa: FBT001
+    """Start nothing new on these GPUs; what runs there continues.
+
+    It holds at once and until `gpuyard devices undrain`, also across restarts: for your queue, `gpuyard run` and your
+    scripts, and for work that already waits. If users share the lease directory, a drain by its owner or by root holds
+    for all of them. ID is a number or an id as in `gpuyard devices`.
+    """
+    drain(names, reason, as_json=as_json)
+
+
+@command.command("undrain")
+@click.argument("names", nargs=-1, required=True, metavar="ID...")
+@json_option
+def undrain_command(names: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
+    """Let work start on these GPUs again."""
+    undrain(names, as_json=as_json)
+
+
+def drain(names: Sequence[str], reason: str, *, as_json: bool) -> None:
+    snapshot, ledger = take_snapshot(), open_ledger()
+    drains = drain_devices(ledger, names, reason, snapshot)
+    if as_json:
+        say_json({"drained": [to_builtins(drain_row(drain)) for drain in drains]})
+        return
+    held = ledger.leases()
+    for each in drains:
+        parts = (each.device_id, *(device.id for device in snapshot.devices if device.parent == each.device_id))
+        left = sum(any(lease.on(part) is not None for part in parts) for lease in held)
+        label = _label(each.device_id, snapshot)
+        still = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
+        say(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
+
+
+def undrain(names: Sequence[str], *, as_json: bool) -> None:
+    snapshot = take_snapshot()
+    ids = undrain_devices(open_ledger(), names, snapshot)
+    if as_json:
+        say_json({"undrained": ids})
+    else:
+        say(*(f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids))
+
+
+def _label(device_id: str, snapshot: Snapshot) -> str:
+    device = snapshot.device(device_id)
+    return device_id if device is None else device_label(device, snapshot.devices)
+
+
+def _as_json(device: Device, drains: Sequence[Drain], banned: Sequence[str]) -> dict[str, Any]:
+    found = drain_of(device, drains)
+    row = None if found is None else to_builtins(drain_row(found))
+    return {**device_as_dict(device), "drain": row, "banned": device.id in banned}

@@ -3,25 +3,29 @@
 import os
 import platform
 import textwrap
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import click
 from msgspec import to_builtins
 
 from gpuyard import __version__
-from gpuyard.config import lease_dir
-from gpuyard.core.snapshot import Vendor
+from gpuyard.config import lease_dir, load_config
+from gpuyard.core.device_names import banned_ids
+from gpuyard.core.lease import Drain
+from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain
+from gpuyard.core.snapshot import Host, Snapshot, Vendor
 from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
 from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import EnvironmentFault, ProbeError, UserError
-from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger import Ledger, LedgerContents
 from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.leases.records import BadRecord
 from gpuyard.probes.common.kernel_files import gpus_on_pci
 from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
 from gpuyard.probes.replay_output import TOOLS, replay
+from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
@@ -46,13 +50,16 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()
     engines = list(check_engines())
-    bad = _ignored_records()
+    contents = _read_ledger()
+    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad)]
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     advice += _ledger_advice()
     if as_json:
-        say_json({**_report(checks, plugged, engines, advice), "ignored_records": to_builtins(bad)})
+        drains = [to_builtins(drain_row(drain)) for drain in contents.drains]
+        report = _report(checks, plugged, engines, advice)
+        say_json({**report, "ignored_records": to_builtins(contents.bad), "drains": drains})
     else:
-        _print_report(checks, engines, advice, ignored_texts(bad))
+        _print_report(checks, engines, advice, notices)
     return 1 if advice else 0
 
 
@@ -91,13 +98,27 @@ def _advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
     return list(dict.fromkeys(advice))
 
 
-def _ignored_records() -> tuple[BadRecord, ...]:
-    """Return the ignored files of the lease directory. They are no fault of this machine: any user can make them."""
+def _read_ledger() -> LedgerContents:
+    """Return the lease directory's content. Ignored files are no fault of this machine: any user can make them."""
     folder = lease_dir()
     try:
-        return Ledger(folder).contents().bad if folder.is_dir() else ()
+        return Ledger(folder).contents() if folder.is_dir() else LedgerContents()
     except (EnvironmentFault, OSError):
-        return ()  # commands that need the directory say so
+        return LedgerContents()  # commands that need the directory say so
+
+
+def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
+    """Return a line for each drained or banned GPU, and for each ban that matches none."""
+    devices = {device.id: device for check in checks for device in check.devices or ()}
+    seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
+    config = load_config().devices
+    closed = closed_devices(seen, drains, config.banned_ids(seen))
+    lines = [f"{devices[each].name or each} ({each}) is {reason.text}" for each, reason in closed.items()]
+    lines += [f"{drain.device_id}, which is not there, is {describe_drain(drain)}"
+              for drain in drains if drain.device_id not in devices]  # fmt: skip
+    unmatched = [str(name) for name in config.banned if not banned_ids([name], (), seen)]
+    lines += [f"[devices] banned has {name}, and there is no such GPU" for name in unmatched]
+    return lines
 
 
 def _ledger_advice() -> list[str]:

@@ -109,7 +109,6 @@ def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
         devices=typed["gpus"],
         memory=WholeDevice(vram_mb) if typed["exclusive"] or vram_mb is None else FixedMemory(vram_mb),
         only=tuple(device.id for device in only),
-        banned=banned,
         max_utilization_percent=typed["max_gpu"],
         max_power_w=typed["max_power_w"],
         max_memory_used_mb=typed["max_gpu_mem_mb"],

@@ -1,8 +1,9 @@
-"""`gpuyard pause`, `drain` and `unpause`: whether the queue starts jobs."""
+"""`gpuyard pause`, `drain` and `unpause`: whether the queue starts jobs; with --device, whether a GPU gets work."""
 
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _POLL_S = 0.5
+_DEVICE = Option("device", "LIST", "Only on these GPUs, such as 0,2: as `gpuyard devices drain`.")
+_REASON = Option("reason", "TEXT", "With --device: why.")
 
 
 class PauseVerb:
@@ -21,6 +24,11 @@ class PauseVerb:
         self._name, self._done = name, done
 
     def run(self, typed: Typed) -> int:
+        device = typed.text("device")
+        if device is not None:
+            return self._run_for_device(device, typed)
+        if typed.text("reason") is not None:
+            raise UserError("--reason is for --device ID", hint="the pause of the whole queue has no reason")
         answer = request("POST", f"/{self._name}")
         if typed.flag("wait"):
             with RetryingClient() as queue:
@@ -32,6 +40,21 @@ class PauseVerb:
             done = "drained: no job runs. `gpuyard unpause` starts jobs again"
         return say_answer(typed, answer, done)
 
+    def _run_for_device(self, names: str, typed: Typed) -> int:
+        """Do what `gpuyard devices drain` and `undrain` do."""
+        from gpuyard.ui.cli.machine.devices import drain, undrain
+
+        if typed.flag("wait"):
+            raise UserError("--wait and --device do not go together", hint="`gpuyard leases` shows what is left on it")
+        ids = [name.strip() for name in names.split(",") if name.strip()]
+        if not ids:
+            raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
+        if self._name == "unpause":
+            undrain(ids, as_json=typed.flag("json"))
+        else:
+            drain(ids, typed.text("reason") or "", as_json=typed.flag("json"))
+        return 0
+
 
 COMMANDS = {
     "drain": PauseVerb(
@@ -39,7 +62,7 @@ COMMANDS = {
         "Let running jobs finish, and start no new ones.\n\n"
         "For example before the machine is serviced. Waiting jobs stay in the queue; `gpuyard unpause` starts them.",
         "draining: {running} still running. `gpuyard unpause` starts jobs again",
-        (Option("wait", None, "Return when no job runs any more."), JSON),
+        (Option("wait", None, "Return when no job runs any more."), _DEVICE, _REASON, JSON),
     ),
     "pause": PauseVerb(
         "pause",
@@ -47,8 +70,12 @@ COMMANDS = {
         "Jobs can still be submitted. The queue stays paused until `gpuyard unpause`, also across restarts of the "
         "daemon and the machine.",
         "paused: {running} still running. `gpuyard unpause` starts jobs again",
+        (_DEVICE, _REASON, JSON),
     ),
     "unpause": PauseVerb(
-        "unpause", "Let jobs start again after `gpuyard pause` or `gpuyard drain`.", "jobs start again"
+        "unpause",
+        "Let jobs start again after `gpuyard pause` or `gpuyard drain`.",
+        "jobs start again",
+        (Option("device", "LIST", "On these GPUs: as `gpuyard devices undrain`."), JSON),
     ),
 }
