@@ -177,9 +177,9 @@ class Client(Closeable):
         """Let held jobs start."""
         return self._change("release", ids, where)
 
-    def retry(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
-        """Run finished jobs again."""
-        return self._change("retry", ids, where)
+    def retry(self, *ids: Ids, where: Where | None = None, only: bool = False) -> ChangeSummary:
+        """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`."""
+        return self._change("retry", ids, where, only=only)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
         """Move the GPU memory of running jobs to RAM, and pause them."""

@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         id="control-token-not-looked-up",
-        file=f"{_CONTROL}/user_requests.py",
+        file=f"{_CONTROL}/add_submission.py",
         old="before = self._store.find_submission(submission.token) if submission.token else None",
         new="before = None",
         breaks="A submission that a client repeats after a crash is refused, or runs twice.",
@@ -180,9 +180,9 @@ FAULTS = (
     ),
     Fault(
         id="control-dependants-of-a-large-submission-forgotten",
-        file=f"{_CONTROL}/user_requests.py",
-        old="                    self._transitions.settle_dependants(other.job_id, self._clock.now())\n",
-        new="                    pass\n",
+        file=f"{_CONTROL}/add_submission.py",
+        old="                        self._transitions.dependants.settle(other.job_id, self._clock.now())\n",
+        new="                        pass\n",
         breaks="A large array waits forever for a job that ended while the array was being submitted.",
         near=("tests/unit/control/test_many_dependencies.py",),
     ),

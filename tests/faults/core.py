@@ -179,7 +179,7 @@ FAULTS = (
     ),
     Fault(
         id="core-cancelled-dependency-counts-as-done",
-        file=f"{_CORE}/job/job.py",
+        file=f"{_CORE}/job/dependencies.py",
         old="DependencyKind.OK: state is JobState.SUCCEEDED,",
         new="DependencyKind.OK: state is not JobState.FAILED,",
         breaks="A job starts after its dependency was cancelled, as if that had succeeded.",

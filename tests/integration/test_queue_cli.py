@@ -421,5 +421,5 @@ def test_completion_offers_the_verbs_options_and_choices_of_the_queue() -> None:
         return {line.partition(",")[2] for line in answer.splitlines()}
 
     assert complete("gpuyard su") == {"submit", "suspend"}
-    assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-failed"}
+    assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-each", "--after-failed"}
     assert complete("gpuyard daemon st") == {"start", "stop", "status"}

@@ -2,11 +2,12 @@
 
 import pytest
 
-from gpuyard.control import user_requests
+from gpuyard.control import add_submission, user_requests
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make an array of four a large request, which is processed in several chunks."""
-    monkeypatch.setattr(user_requests, "_PIECE", 3)
-    monkeypatch.setattr(user_requests, "_SMALL", 3)
+    for module in (add_submission, user_requests):
+        monkeypatch.setattr(module, "PIECE", 3)
+    monkeypatch.setattr(add_submission, "_SMALL", 3)

@@ -7,16 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import (
-    Attempt,
-    DependencyKind,
-    DependencyOutlook,
-    Job,
-    OutcomeKind,
-    SuspendedBy,
-    outlook,
-    outlook_of_all,
-)
+from gpuyard.core.job.dependencies import DependencyKind, DependencyOutlook, outlook, outlook_of_all
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.job.retry import REBOOTED
 from gpuyard.core.scheduling.queue_order import current_priority
@@ -128,9 +120,14 @@ class Checker:
         self._paces.check_begun()
         for job_id, _ in new:
             assert job_id not in self._clients.frozen, f"job {job_id} runs after {self._clients.frozen[job_id]}"
+            may_fail: list[bool] = []
             for other, kind, _ in store.dependencies(job_id):
                 was_met = any(outlook(kind, end) is DependencyOutlook.MET for end in self._ends.get(other, ()))
-                assert was_met, f"job {job_id} runs before job {other} has ended as it should"
+                if kind is DependencyKind.FAILED:
+                    may_fail.append(was_met)
+                else:
+                    assert was_met, f"job {job_id} runs before job {other} has ended as it should"
+            assert not may_fail or any(may_fail), f"job {job_id} runs before one of its dependencies has failed"
 
     def _check_blocked(self, store: JobStore, states: dict[int, JobState]) -> None:
         arriving = self._arriving()

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
+from gpuyard.control.dependants import Dependants
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.core.job.job import (
     Attempt,
-    DependencyOutlook,
     Job,
     MemoryLack,
     Outcome,
@@ -22,7 +22,6 @@ from gpuyard.core.job.job import (
     PublishedEventKind,
     SuspendedBy,
     Usage,
-    outlook_of_all,
 )
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
 from gpuyard.core.job.retry import Verdict, judge
@@ -53,6 +52,7 @@ class JobTransitions:
         self.finished = 0
         self.last_start_at = 0.0
         self.estimates = LearnedEstimates(store)
+        self.dependants = Dependants(store, self._apply)
         self.events: list[PublishedEvent] = []
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
@@ -260,7 +260,7 @@ class JobTransitions:
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
-            self.settle_dependants(job.id, now)
+            self.dependants.settle(job.id, now)
 
     # Jobs without a live attempt
 
@@ -268,10 +268,10 @@ class JobTransitions:
         """Change the state of a job without a live attempt. Raises UserError if its state does not allow the event."""
         state = self._apply(job, event, now, reason)
         if state in FINISHED:
-            self.settle_dependants(job.id, now)
+            self.dependants.settle(job.id, now)
         return state
 
-    def _apply(self, job: Job, event: JobEvent, now: float, reason: str | None) -> JobState:
+    def _apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
         state = advance(job.state, event)
         is_over = state in FINISHED
         queued_at = now if state is JobState.QUEUED else None
@@ -281,39 +281,6 @@ class JobTransitions:
             self.finished += 1
             self._publish(PublishedEventKind.FINISHED, replace(job, state=state, reason=reason), now)
         return state
-
-    def queue_or_block(self, job: Job, if_free: JobEvent, now: float) -> None:
-        """Queue a job, block it if dependencies are pending, or reject it if they can never be met."""
-        found, why = outlook_of_all(self.store.dependencies(job.id))
-        state = self.apply(job, if_free if found is DependencyOutlook.MET else JobEvent.BLOCK, now)
-        if found is DependencyOutlook.NEVER:
-            self.apply(replace(job, state=state), JobEvent.REJECT, now, why)
-
-    def settle_dependants(self, job_id: int, now: float) -> None:
-        """Unblock jobs whose dependencies are met; reject those that can never start, and all that depend on them."""
-        ended = [job_id]
-        while ended:  # no recursion: a chain may be longer than Python's stack
-            ended += self._settle(ended.pop(), now)
-
-    def _settle(self, job_id: int, now: float) -> list[int]:
-        """Settle the direct dependants; return the jobs that were rejected."""
-        dependants = self.store.dependants(job_id)
-        if not dependants or self.store.state_of(job_id) not in FINISHED:
-            return []
-        rejected = []
-        for dependant_id in dependants:
-            dependant = self.store.job(dependant_id)
-            if dependant is None or not can(dependant.state, JobEvent.REJECT):
-                continue
-            if self.store.still_waits_after(dependant_id, job_id):
-                continue
-            found, why = outlook_of_all(self.store.dependencies(dependant_id))
-            if found is DependencyOutlook.NEVER:
-                self._apply(dependant, JobEvent.REJECT, now, why)
-                rejected.append(dependant_id)
-            elif found is DependencyOutlook.MET and dependant.state is JobState.BLOCKED:
-                self._apply(dependant, JobEvent.UNBLOCK, now, None)
-        return rejected
 
     # Recent use and estimates
 

@@ -4,29 +4,21 @@ A large request is done in pieces, each in its own transaction, so that other re
 Such requests are generators: they yield after each piece and return the answer.
 """
 
-import itertools
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.control.add_submission import PIECE, InPieces, SubmissionIntake, batched
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
 from gpuyard.core.device_names import check_possible, find_devices
-from gpuyard.core.job.job import (
-    Dependency,
-    DependencyKind,
-    DependencyOutlook,
-    Job,
-    OutcomeKind,
-    SuspendedBy,
-    outlook_of_all,
-)
+from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.job.submission import Submission
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
@@ -37,26 +29,17 @@ from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.store.row_codec import lane_of
 from gpuyard.visible_devices import named_visible
 
-T = TypeVar("T")
-InPieces: TypeAlias = Generator[None, None, T]
 Act: TypeAlias = Callable[[Job, float], None]
-
-# A piece takes a few milliseconds. A small submission is one piece.
-_PIECE = 200
-_SMALL = 1000
-_FIRST_STATE = {
-    DependencyOutlook.MET: JobState.QUEUED,
-    DependencyOutlook.PENDING: JobState.BLOCKED,
-    DependencyOutlook.NEVER: JobState.REJECTED,
-}
 
 
 class ChangeResult(Struct, frozen=True, kw_only=True):
+    """`revived` are jobs that were skipped because of the changed ones, and wait again."""
+
     ids: tuple[int, ...]
     unchanged: tuple[UnchangedJob, ...] = ()
+    revived: tuple[int, ...] = ()
 
 
 class UserRequests:
@@ -71,94 +54,11 @@ class UserRequests:
             self.hold: HOLD,
             self.release: RELEASE,
             self.retry: RETRY,
+            self.retry_only: RETRY,
         }
-
-    # Submit
-
-    def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        """Store a submission; return the first and the last job id once all jobs are on disk. A submission that is sent
-        again with the same token returns the same ids."""
-        before = self._store.find_submission(submission.token) if submission.token else None
-        return before or (yield from self._add_submission(submission, user))
-
-    def _add_submission(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        like, on = self._first_job(submission, user)
-        is_small = submission.count * (1 + len(on)) <= _SMALL
-        with self._store.transaction(is_synced=is_small):
-            if submission.token and self._store.arriving:
-                self._store.drop_incomplete_submissions(submission.token)  # it was refused, and is sent again
-            number, first = self._store.start_submission(submission.token, submission.count)
-            like = replace(like, id=first, group=first if submission.spec.is_array else None)
-            spec_id = self._store.add_spec(submission.spec)
-            lane_id = self._store.ensure_lane(lane_of(like, None if is_small else number))
-
-            def add(start: int, piece: list[ArrayElement]) -> None:
-                self._store.add_jobs(like, spec_id, lane_id, start, piece)
-                if on:
-                    self._store.add_dependencies(range(start, start + len(piece)), on)
-
-            size = submission.count if is_small else max(1, _PIECE // (1 + len(on)))
-            pieces = zip(itertools.count(first, size), _batched(iter(submission.elements), size))
-            add(*next(pieces))
-            if is_small:
-                self._store.complete_submission(number)
-        last = first + submission.count - 1
-        if not is_small:
-            is_stored = False
-            try:
-                for start, piece in pieces:
-                    yield
-                    with self._store.transaction():
-                        add(start, piece)
-                yield
-                with self._store.transaction(is_synced=True):
-                    self._store.complete_submission(number)
-                    for other in on:  # a dependency may have ended in the meantime
-                        self._transitions.settle_dependants(other.job_id, self._clock.now())
-                is_stored = True
-            finally:
-                if not is_stored:
-                    self._store.refused.add(number, first, last)
-        return first, last
-
-    def drop_refused(self) -> bool:
-        """Delete some jobs of refused submissions. Return whether there are more."""
-        if self._store.refused:
-            with self._store.transaction():
-                submission = self._store.refused.drop_some(_PIECE)
-                if submission is not None:
-                    self._store.drop_incomplete_submissions(only=submission)
-        return bool(self._store.refused)
-
-    def _first_job(self, submission: Submission, user: str) -> tuple[Job, list[Dependency]]:
-        """Return a template of all its jobs, and their dependencies."""
-        on = self._dependencies(submission.dependencies)
-        others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in on)
-        found, why = outlook_of_all(others)
-        now = self._clock.now()
-        first = _FIRST_STATE[found]
-        if submission.is_held and first is not JobState.REJECTED:
-            first, why = JobState.HELD, "submitted as held"
-        job = Job(
-            id=0,
-            spec=submission.spec,
-            state=first,
-            priority=submission.priority,
-            user=user,
-            submitted_at=now,
-            group_limit=submission.group_limit,
-            reason=why,
-            ended_at=now if first is JobState.REJECTED else None,
-        )
-        return job, on
-
-    def _dependencies(self, asked: Iterable[tuple[DependencyKind, JobSelection]]) -> list[Dependency]:
-        found = []
-        for kind, selection in asked:
-            ids = list(self._selected_ids(selection))
-            # Jobs of an incomplete submission may still be dropped, and their ids are not known to any user yet.
-            found += [Dependency(job_id=job_id, kind=kind) for job_id in ids if not self._store.is_arriving(job_id)]
-        return found
+        self._revived: set[int] = set()  # by the piece of a change that is being made
+        intake = SubmissionIntake(self._transitions, clock, self._selected_ids)
+        self.submit, self.drop_refused = intake.submit, intake.drop_refused
 
     # Changes
 
@@ -187,16 +87,21 @@ class UserRequests:
     def release(self, job: Job, now: float) -> None:
         if job.state is not JobState.HELD:
             raise UserError(f"it is {job.state}, not held")
-        self._transitions.queue_or_block(job, JobEvent.RELEASE, now)
+        self._transitions.dependants.queue_or_block(job, JobEvent.RELEASE, now)
 
     def retry(self, job: Job, now: float) -> None:
+        """Run a finished job again, and let the jobs wait again that were skipped because of it."""
+        self.retry_only(job, now)
+        self._revived.update(self._transitions.dependants.revive(job.id, now))
+
+    def retry_only(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
             self._transitions.apply(job, JobEvent.DUE, now)
         elif job.state in FINISHED:
             # A config of a workspace has one live job at most.
             if job.spec.task is not None and (other := self._store.find_unfinished(job.spec.tag, job.spec.name or "")):
                 raise UserError(f"job {other} already runs this config")
-            self._transitions.queue_or_block(job, JobEvent.REQUEUE, now)
+            self._transitions.dependants.queue_or_block(job, JobEvent.REQUEUE, now)
             self._store.reset_failures(job.id)
             self._transitions.estimates.clear_cache()
         else:
@@ -227,18 +132,21 @@ class UserRequests:
         """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged."""
         changed: list[int] = []
         refused: list[UnchangedJob] = []
-        pieces = _batched(self._selected_ids(selection), _PIECE)
+        revived: set[int] = set()
+        pieces = batched(self._selected_ids(selection), PIECE)
         piece = next(pieces, None)
         while piece is not None:
             following = next(pieces, None)
             # The sync of the last commit covers those before it.
             with self._transitions.in_step(), self._store.transaction(is_synced=following is None):
+                self._revived = revived
                 done, not_done = self._change_piece(piece, selection.states, act)
             changed += done
             refused += not_done
             piece = following
             yield
-        return ChangeResult(ids=tuple(changed), unchanged=tuple(refused))
+        others = revived - set(changed)
+        return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
     def _change_piece(
         self, piece: list[int], only: Sequence[JobState], act: Act
@@ -262,7 +170,8 @@ class UserRequests:
                 job = self._store.job(job_id)
                 assert job is not None
                 state = job.state  # the change of another job may have changed it
-                act(job, now)
+                if job_id not in self._revived:
+                    act(job, now)
                 changed.append(job_id)
             except UserError as error:
                 refused.append(UnchangedJob(id=job_id, state=state, reason=str(error)))
@@ -312,7 +221,7 @@ class UserRequests:
         """Delete old finished jobs; return their ids and numbers of attempts. The caller removes their logs."""
         before = self._clock.now() - older_than_s
         gone: list[tuple[int, int]] = []
-        while piece := self._queries.deletable(before, _PIECE):
+        while piece := self._queries.deletable(before, PIECE):
             with self._store.transaction():
                 self._queries.delete_jobs([job_id for job_id, _ in piece])
             gone += piece
@@ -377,8 +286,3 @@ def _refuse_finished(state: JobState) -> None:
     if state in FINISHED:
         was = "was already" if state in (JobState.CANCELLED, JobState.REJECTED) else "has already"
         raise UserError(f"it {was} {state}")
-
-
-def _batched(values: Iterator[T], size: int) -> Iterator[list[T]]:
-    while piece := list(itertools.islice(values, size)):
-        yield piece

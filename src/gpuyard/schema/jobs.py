@@ -5,7 +5,8 @@ from typing import Literal
 from msgspec import Struct
 
 from gpuyard.core.cluster.export import ExportedJob
-from gpuyard.core.job.job import DependencyKind, OnPreempt, OnReboot, OutcomeKind, SuspendedBy
+from gpuyard.core.job.dependencies import DependencyKind
+from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import ShortageKind

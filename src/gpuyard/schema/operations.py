@@ -82,7 +82,7 @@ _JOBS = (
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),
     _change("release", "Let held jobs start."),
-    _change("retry", "Run finished jobs again."),
+    _change("retry", "Run finished jobs again, and those skipped because of them.", requests.RetryRequest),
     _change("suspend", "Move the device memory of jobs to RAM, and pause them."),
     _change("resume", "Continue suspended jobs when their memory fits."),
     _change("priority", "Set the priority: higher starts earlier.", requests.PriorityRequest),

@@ -75,12 +75,15 @@ class UnchangedJob(Struct, frozen=True, kw_only=True):
 
 
 class ChangeSummary(Struct, frozen=True, kw_only=True):
-    """`changed` lists ids such as `"17-20"`; `unchanged` has at most 100 jobs, `unchanged_count` the number of all."""
+    """`changed` lists ids such as `"17-20"`; `unchanged` has at most 100 jobs, `unchanged_count` the number of all.
+    `revived` lists jobs that had been skipped because of jobs that are retried, and wait again."""
 
     changed: str
     count: int
     unchanged: list[UnchangedJob]
     unchanged_count: int
+    revived: str = ""
+    revived_count: int = 0
 
 
 class UnsuccessfulJob(Struct, frozen=True, kw_only=True):

@@ -127,6 +127,12 @@ class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
+class RetryRequest(ChangeRequest, frozen=True, kw_only=True):
+    """With `only`, jobs that were skipped because of these stay rejected."""
+
+    only: bool = False
+
+
 class CleanRequest(Struct, frozen=True, kw_only=True):
     """The jobs that ended at least this long ago, in seconds or such as "30d"."""
 
@@ -257,6 +263,7 @@ class SubmitKwargs(TypedDict, total=False):
     after: JobIds | None
     after_any: JobIds | None
     after_failed: JobIds | None
+    after_each: JobIds | None
     retries: Whole | None
     time_limit: Time | None
     grace: Time | None

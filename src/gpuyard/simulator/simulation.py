@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from gpuyard.control.add_submission import InPieces
 from gpuyard.control.controller import Controller, Step
-from gpuyard.control.user_requests import InPieces, UserRequests
+from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.snapshot import Device, Sample

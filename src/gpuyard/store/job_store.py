@@ -5,19 +5,20 @@ The cost of a read does not grow with the number of queued jobs: one index finds
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Dependency, DependencyKind, Growth, Job, JobSpec, Outcome
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, WeightedUse
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
+from gpuyard.store.dependency_store import DependencyStore
 from gpuyard.store.refused_submissions import RefusedSubmissions
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
@@ -39,18 +40,14 @@ _SET_PHASE, _SET_PROGRESS = (
 )
 
 
-class JobStore:
+class JobStore(DependencyStore):
     def __init__(self, database: Database) -> None:
-        self._db = database
-        self._execute = database.execute
-        self._value = database.value
-        self._column = database.column
+        super().__init__(database)
         self._known_arriving: set[int] | None = None
         self._new_last_id = 0  # until it is committed
         self.refused = RefusedSubmissions(database, lambda: self.arriving)
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
-        self.has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
         self.spec = lru_cache(maxsize=512)(self._read_spec)
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
@@ -176,22 +173,12 @@ class JobStore:
             ),
         )  # fmt: skip
 
-    def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
-        self.has_dependencies = True
-        self._db.executemany(
-            "INSERT INTO dependencies VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            ((job_id, other.job_id, other.kind) for job_id in job_ids for other in on),
-        )
-
     # Jobs
 
     def job(self, job_id: int) -> Job | None:
         query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE id = ?"  # noqa: S608 - our own column names
         row = self._execute(query, (job_id,)).fetchone()
         return None if row is None else row_codec.job_from_row(row, self.spec(row[1]))
-
-    def state_of(self, job_id: int) -> JobState:
-        return JobState(self._value("SELECT state FROM jobs WHERE id = ?", (job_id,)))
 
     def ready_queues(self) -> list[LaneQueue]:
         lanes = map(self._lane, self._column(_READY_LANES))
@@ -306,36 +293,6 @@ class JobStore:
     def attempts(self, job_id: int) -> list[Attempt]:
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE job = ? ORDER BY number"  # noqa: S608
         return [row_codec.attempt_from_row(row) for row in self._execute(query, (job_id,)).fetchall()]
-
-    # Dependencies
-
-    def dependants(self, job_id: int) -> list[int]:
-        if not self.has_dependencies:
-            return []
-        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
-        return self._column(query, (job_id,))
-
-    def dependencies(self, job_id: int) -> list[tuple[int, DependencyKind, JobState]]:
-        query = (
-            "SELECT on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? ORDER BY on_job"
-        )
-        found = self._execute(query, (job_id,)).fetchall()
-        return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
-
-    def still_waits_after(self, job_id: int, ended: int) -> bool:
-        """Return whether `job_id` stays blocked after the end of job `ended`, however that ended.
-
-        That is so if the dependency accepts any outcome and another dependency has not ended. The query tries the last
-        dependency first: a job that depends on thousands is checked at the end of each.
-        """
-        query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
-        if any(kind != DependencyKind.ANY for kind in self._column(query, (job_id, ended))):
-            return False
-        query = (
-            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND ended_at IS NULL "
-            "ORDER BY on_job DESC LIMIT 1"
-        )
-        return self._value(query, (job_id,)) is not None
 
     # Batches
 

@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from gpuyard.control.add_submission import InPieces
 from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import ChangeResult, InPieces, UserRequests
-from gpuyard.core.job.job import Dependency, DependencyKind, PublishedEventKind
+from gpuyard.control.user_requests import ChangeResult, UserRequests
+from gpuyard.core.job.dependencies import Dependency, DependencyKind
+from gpuyard.core.job.job import PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.job.selection import parse_selection
 from tests.fakes.clock import FakeClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
+from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import ArrayElement, Submission
@@ -35,7 +35,7 @@ def waiting_for(queue_db: QueueDb, *kinds: tuple[int, DependencyKind]) -> int:
 
 def end(queue_db: QueueDb, transitions: JobTransitions, job_id: int, state: JobState) -> None:
     queue_db.finish(job_id, 200.0, state)
-    transitions.settle_dependants(job_id, 200.0)
+    transitions.dependants.settle(job_id, 200.0)
 
 
 @given(
@@ -133,6 +133,6 @@ def test_an_end_among_thousands_costs_no_more_than_among_a_few() -> None:
             waiting_for(queue_db, *((job_id, ANY) for job_id in ids))
             transitions = JobTransitions(queue_db.store)
             queue_db.finish(1, 200.0)
-            efforts.append(queue_db.effort_of(lambda: transitions.settle_dependants(1, 200.0)))  # noqa: B023
+            efforts.append(queue_db.effort_of(lambda: transitions.dependants.settle(1, 200.0)))  # noqa: B023
     few, many = efforts
     assert many < 2 * few

@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.cluster.export import ExportedDependency, ExportedJob, NotExported
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import DependencyKind
+from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import RaySettings

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.dependencies import Dependency, DependencyKind
 from gpuyard.core.job.job import (
     Attempt,
-    Dependency,
-    DependencyKind,
     Growth,
     HandedOver,
     Job,

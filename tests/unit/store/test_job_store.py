@@ -8,18 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import (
-    Dependency,
-    DependencyKind,
-    Growth,
-    MemoryLack,
-    Outcome,
-    OutcomeKind,
-    Over,
-    Started,
-    SuspendedBy,
-    Usage,
-)
+from gpuyard.core.job.dependencies import Dependency, DependencyKind
+from gpuyard.core.job.job import Growth, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need

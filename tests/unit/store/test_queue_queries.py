@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import Dependency, Outcome, OutcomeKind
+from gpuyard.core.job.dependencies import Dependency
+from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection
 from tests.unit.store import QueueDb, end_attempt, full_scans

@@ -1,21 +1,19 @@
 """A job as a script for another scheduler sees it: its command, its resources, its dependencies, and which of its
 settings cannot be exported."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Self
 
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited, unmeetable
 from gpuyard.core.job.job import (
     DEFAULT_GRACE_S,
     DEFAULT_LOG_CAP_MB,
-    DependencyKind,
-    DependencyOutlook,
     Job,
     OnPreempt,
-    outlook,
 )
 from gpuyard.core.job.lifecycle import JobState
 
@@ -48,6 +46,7 @@ class NotExported(StrEnum):
     HELD = "held", "holding a job: its submission is commented out"
     SHARE = "share", "shares of a GPU: each job gets whole GPUs, unless config.toml gives the size of the GPUs"
     TIMED_OUT = "timed-out", "retries after a timeout (failures are retried)"
+    ONE_FAILED = "one-failed", "--after-failed with several jobs beside other dependencies: all of them have to fail"
     OUTSIDE = "outside", "dependencies on jobs outside the script: such a job does not start by itself"
 
 
@@ -78,9 +77,10 @@ class ExportedJob(Struct, frozen=True, kw_only=True):
     stays: tuple[NotExported, ...] = ()
 
 
-def pack(job: Job, terms: ClusterTerms, after: Iterable[tuple[int, DependencyKind, JobState]]) -> ExportedJob:
+def pack(job: Job, terms: ClusterTerms, after: Sequence[DependencyState]) -> ExportedJob:
     """Return the job for export. `after` are its dependencies: job id, kind and current state."""
     spec = job.spec
+    pending = [*awaited(after), *unmeetable(after)]
     has_template = job.index is not None and job.command is None and set(job.values) <= {"index"}
     return ExportedJob(
         id=job.id,
@@ -96,10 +96,7 @@ def pack(job: Job, terms: ClusterTerms, after: Iterable[tuple[int, DependencyKin
         engine=spec.engine,
         retries=spec.retries,
         grace_s=spec.grace_s,
-        after=tuple(
-            ExportedDependency(job_id=other, kind=kind, is_met=outlook(kind, state) is DependencyOutlook.MET)
-            for other, kind, state in after
-        ),
+        after=tuple(ExportedDependency(job_id=each[0], kind=each[1], is_met=each not in pending) for each in after),
         stays=tuple(what for what, is_used in _features_used(job).items() if is_used),
     )
 

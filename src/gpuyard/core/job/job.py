@@ -5,12 +5,12 @@ or in a whole `command` of their own.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.out_of_memory import Shortage
@@ -21,12 +21,6 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_PAST = {
-    JobState.SUCCEEDED: "succeeded",
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "was cancelled",
-    JobState.REJECTED: "was rejected",
-}
 
 
 class OnReboot(StrEnum):
@@ -50,50 +44,6 @@ class SuspendedBy(StrEnum):
 
     BY_PERSON = "by-person"
     FOR_ROOM = "for-room"
-
-
-class DependencyKind(StrEnum):
-    """When a dependency is met: the other job succeeded, ended in any way, or failed."""
-
-    OK = "ok"
-    ANY = "any"
-    FAILED = "failed"
-
-
-class Dependency(Struct, frozen=True, kw_only=True):
-    job_id: int
-    kind: DependencyKind = DependencyKind.OK
-
-
-class DependencyOutlook(StrEnum):
-    MET = "met"
-    PENDING = "pending"
-    NEVER = "never"
-
-
-def outlook(kind: DependencyKind, state: JobState) -> DependencyOutlook:
-    """Return what the state of the other job means for a dependency of this kind."""
-    if state not in FINISHED:
-        return DependencyOutlook.PENDING
-    met = {
-        DependencyKind.OK: state is JobState.SUCCEEDED,
-        DependencyKind.ANY: True,
-        DependencyKind.FAILED: state is JobState.FAILED,
-    }
-    return DependencyOutlook.MET if met[kind] else DependencyOutlook.NEVER
-
-
-def outlook_of_all(others: Iterable[tuple[int, DependencyKind, JobState]]) -> tuple[DependencyOutlook, str | None]:
-    """Return the worst outlook of all dependencies (job id, kind, state), and the reason if it is NEVER."""
-    worst = DependencyOutlook.MET
-    for job_id, kind, state in others:
-        found = outlook(kind, state)
-        if found is DependencyOutlook.NEVER:
-            wanted = "" if kind is DependencyKind.OK else " (had to fail)"
-            return found, f"skipped: dependency {job_id} {_PAST[state]}{wanted}"
-        if found is DependencyOutlook.PENDING:
-            worst = found
-    return worst, None
 
 
 class OutcomeKind(StrEnum):

@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import DependencyKind, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.dependencies import DependencyKind
+from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
@@ -80,6 +81,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     count: int
     elements: Iterable[ArrayElement]
     dependencies: tuple[tuple[DependencyKind, JobSelection], ...] = ()
+    after_each: tuple[JobSelection, ...] = ()  # each job waits for those of these with its own index
     devices: tuple[str, ...] | None = None  # names or indexes of the GPUs it may use, not yet resolved on this machine
     group_limit: int | None = None
     is_held: bool = False
@@ -144,6 +146,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         count=count,
         elements=elements,
         dependencies=tuple((kind, parse_selection(text)) for name, kind in kinds for text in options[name]),
+        after_each=tuple(map(parse_selection, options["after-each"])),
         devices=None if devices is None else tuple(filter(None, map(str.strip, devices.split(",")))),
         group_limit=group_limit,
         is_held=options["hold"],

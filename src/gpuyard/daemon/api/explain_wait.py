@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from gpuyard.core.job.job import Attempt, DependencyOutlook, Job, OutcomeKind, SuspendedBy, outlook
+from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -58,7 +59,7 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
     if job.reason is not None:
         return job.reason
     if job.state is JobState.BLOCKED:
-        waits_for = [other for other, _, state in scheduler.store.dependencies(job.id) if state not in FINISHED]
+        waits_for = [other for other, _, _ in awaited(scheduler.store.dependencies(job.id))]
         return f"after {format_ids(waits_for[:100])}" if waits_for else None
     if job.state is not JobState.QUEUED:
         return None
@@ -136,10 +137,8 @@ def _preemption_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
 
 def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     if job.state is JobState.BLOCKED:
-        for other, kind, state in scheduler.store.dependencies(job.id):
-            if outlook(kind, state) is DependencyOutlook.PENDING:
-                must = {"ok": "must succeed", "any": "must end", "failed": "must fail"}[kind]
-                yield Reason(ReasonKind.BLOCKED, f"job {other} is {state}; it {must} first")
+        for text in _dependency_texts(scheduler.store.dependencies(job.id)):
+            yield Reason(ReasonKind.BLOCKED, text)
     elif job.state is JobState.DELAYED:
         left = max(0.0, (job.due_at or 0.0) - scheduler.sampling.now())
         yield Reason(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
@@ -151,6 +150,20 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         yield Reason(ReasonKind.PENDING, job.reason or f"it is being submitted to {job.spec.engine}")
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
+
+
+def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
+    """Yield what a blocked job waits for. Of several jobs one of which has to fail, all are one text."""
+    left = awaited(others)
+    one_of = [other for other, kind, _ in others if kind is DependencyKind.FAILED]
+    may_fail = sum(kind is DependencyKind.FAILED for _, kind, _ in left)
+    if may_fail and len(one_of) > 1:
+        ids = format_ids(one_of[:100])
+        yield f"one of the jobs {ids} must fail first; {may_fail} of {len(one_of)} have not ended"
+    for other, kind, state in left:
+        if kind is not DependencyKind.FAILED or len(one_of) == 1:
+            must = {"ok": "must succeed", "any": "must end", "failed": "must fail"}[kind]
+            yield f"job {other} is {state}; it {must} first"
 
 
 def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:

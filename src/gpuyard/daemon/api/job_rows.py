@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from gpuyard.core.job.job import Attempt, DependencyOutlook, Job, MemoryLack, Usage, outlook
+from gpuyard.core.job.dependencies import DependencyOutlook, outlook
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, JobState
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind

@@ -136,17 +136,30 @@ class JobHandler:
     async def prioritise(self, body: requests.PriorityRequest) -> ChangeSummary:
         return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
 
+    async def retry(self, body: requests.RetryRequest) -> ChangeSummary:
+        ask = self._scheduler.requests
+        return await self.change(ask.retry_only if body.only else ask.retry, body)
+
     async def change(self, act: Act, body: requests.ChangeRequest) -> ChangeSummary:
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
+        revived: list[int] = []
         for selection in await self._selections(body):
             changed = await run_in_pieces(self._scheduler.requests.change(selection, act))
             ids += changed.ids
             unchanged += changed.unchanged
+            revived += changed.revived
         self._scheduler.finish_signal.announce()
         self._scheduler.wake()
         shown = unchanged[:_MOST_UNCHANGED]
-        return ChangeSummary(changed=format_ids(ids), count=len(ids), unchanged=shown, unchanged_count=len(unchanged))
+        return ChangeSummary(
+            changed=format_ids(ids),
+            count=len(ids),
+            unchanged=shown,
+            unchanged_count=len(unchanged),
+            revived=format_ids(revived),
+            revived_count=len(revived),
+        )
 
     async def _selections(self, body: requests.ChangeRequest) -> list[JobSelection]:
         if body.where is None:

@@ -111,7 +111,7 @@ class Routes:
             ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),
             ("POST", "/jobs/hold"): partial(jobs.change, requests.hold),
             ("POST", "/jobs/release"): partial(jobs.change, requests.release),
-            ("POST", "/jobs/retry"): partial(jobs.change, requests.retry),
+            ("POST", "/jobs/retry"): jobs.retry,
             ("POST", "/jobs/suspend"): jobs.suspend,
             ("POST", "/jobs/resume"): partial(jobs.change, requests.resume),
             ("POST", "/jobs/priority"): jobs.prioritise,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from gpuyard.control.user_requests import InPieces
+from gpuyard.control.add_submission import InPieces
 from gpuyard.store.database import open_reader
 from gpuyard.store.job_search import Search
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.cluster.offer import gpu_count
-from gpuyard.core.job.job import DependencyKind
+from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.ray_api import RaySettings, address_of, request_of
@@ -46,7 +46,8 @@ submit() {
 }
 """
 _AWAIT = """
-# ended ok|failed|any JOB...: wait until the jobs have ended; status 0 if all ended as wanted.
+# ended ok|any JOB...: wait until the jobs have ended; status 0 if all ended as wanted.
+# ended failed JOB...: wait until one of the jobs has failed; status 1 if all have ended and none failed.
 ended() {
     wanted=$1
     shift
@@ -54,13 +55,15 @@ ended() {
         id=gpuyard-$job-$run
         while :; do
             case $(ray job status "$id" 2>&1) in
-            *"Job '$id' succeeded"*) [ "$wanted" != failed ] && break || return 1 ;;
-            *"Job '$id' failed"*) [ "$wanted" != ok ] && break || return 1 ;;
-            *"Job '$id' was stopped"* | *"does not exist"*) [ "$wanted" = any ] && break || return 1 ;;
+            *"Job '$id' succeeded"*) break ;;
+            *"Job '$id' failed"*)
+                case $wanted in ok) return 1 ;; failed) return 0 ;; any) break ;; esac ;;
+            *"Job '$id' was stopped"* | *"does not exist"*) [ "$wanted" != ok ] && break || return 1 ;;
             esac
             sleep 5
         done
     done
+    [ "$wanted" != failed ]
 }
 """
 

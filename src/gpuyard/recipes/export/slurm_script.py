@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.export import ExportedJob, NotExported
-from gpuyard.core.job.job import DependencyKind
+from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.site import ClusterSubmission
@@ -55,6 +55,7 @@ def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Col
             NotExported.AT_ONCE: terms.at_most is not None and group_counts[terms.group] > 1,
             NotExported.SHARE: not terms.need.is_exclusive and has_whole_gpus,
             NotExported.TIMED_OUT: bool(job.retries) and terms.limit_s is not None,
+            NotExported.ONE_FAILED: _mixes_kinds(job),
         }
 
     notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
@@ -63,6 +64,12 @@ def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Col
     for group in groups:
         lines += ["", *_submission(group, by_id, settings)]
     return Script(text="\n".join(lines) + "\n", notes=notes)
+
+
+def _mixes_kinds(job: ExportedJob) -> bool:
+    """Return whether one of several jobs has to fail, and others have to end too: Slurm cannot mix "or" and "and"."""
+    kinds = [each.kind for each in job.after if not each.is_met]
+    return kinds.count(DependencyKind.FAILED) > 1 and len(set(kinds)) > 1
 
 
 def _request_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
@@ -103,7 +110,11 @@ def _dependency(job: ExportedJob, by_id: script_text.Positions) -> str:
         names.setdefault(kind, []).extend([f"$job_{name}"] if is_whole else [f"${{job_{name}}}_{n}" for n in numbers])
     if not names:
         return ""
-    conditions = ",".join(":".join([_KINDS[kind], *some]) for kind, some in names.items())
+    failed = names.get(DependencyKind.FAILED, [])
+    if len(names) == 1 and len(failed) > 1:  # one of them has to fail
+        conditions = "?".join(f"{_KINDS[DependencyKind.FAILED]}:{each}" for each in failed)
+    else:
+        conditions = ",".join(":".join([_KINDS[kind], *some]) for kind, some in names.items())
     return f' --kill-on-invalid-dep=yes "--dependency={conditions}"'
 
 

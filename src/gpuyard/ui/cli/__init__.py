@@ -31,7 +31,7 @@ JOB_VERBS = {
     "queue": "Show running, waiting and finished jobs, and why jobs wait.",
     "release": "Let held jobs start.",
     "resume": "Let suspended jobs continue.",
-    "retry": "Queue finished jobs again.",
+    "retry": "Queue finished jobs again, and those skipped because of them.",
     "show": "Show all details of a job.",
     "submit": "Put a program into the queue; it starts when a GPU has enough free memory.",
     "suspend": "Move the GPU memory of running jobs to RAM, and stop them until `resume`.",

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpuyard.errors import GpuyardError
+from gpuyard.ui.cli.jobs.job_text import revived_text
 from gpuyard.ui.cli.text_table import clean
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
@@ -31,7 +32,7 @@ def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> Act
     """`more` are the other fields of the request."""
     done, not_done = ACTS[verb]
     if answer["count"]:
-        return ActionNotice(f"{done.format(**more)} {answer['changed']}")
+        return ActionNotice(f"{done.format(**more)} {answer['changed']}{revived_text(answer)}")
     if not answer["unchanged"]:
         return ActionNotice("no job to change", is_bad=True)
     first = answer["unchanged"][0]

@@ -42,7 +42,8 @@ async function isConfirmed(verb, many) {
 function showResult(verb, answer) {
   const left = answer.unchanged_count;
   const reasons = [...new Set(answer.unchanged.map((each) => each.reason))].slice(0, 3);
-  const why = left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : "";
+  const revived = answer.revived_count ? `${plural(answer.revived_count, "skipped job")} waiting again` : "";
+  const why = [revived, left ? `${plural(left, "job")} unchanged: ${reasons.join("; ")}` : ""].filter(Boolean).join("; ");
   if (answer.count)
     note(`${answer.count === 1 ? `Job ${answer.changed}` : plural(answer.count, "job")} ${ACTS[verb].done}`, why);
   else

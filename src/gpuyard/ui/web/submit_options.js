@@ -6,7 +6,7 @@ export const SUBMIT_OPTIONS = {
   "exclusive": {"label": "Use the GPU alone", "placeholder": null, "help": "Use the GPU alone.", "kind": "flag"},
   "priority": {"label": "Priority", "placeholder": "0", "help": "Higher starts earlier.", "kind": "whole"},
   "preempt": {"label": "Urgent: preempt other jobs", "placeholder": null, "help": "Preempt jobs of lower priority; the default priority is 100 then.", "kind": "flag"},
-  "after": {"label": "After", "placeholder": "IDS", "help": "Start after these jobs have succeeded, such as 17 or 17-20.", "kind": "ids"},
+  "after": {"label": "After", "placeholder": "IDS", "help": "Start after all of these jobs have succeeded, such as 17 or 17-20.", "kind": "ids"},
   "retries": {"label": "Retries", "placeholder": "0", "help": "Retry this often after a failure; out of memory does not count.", "kind": "whole"},
   "time-limit": {"label": "Time limit", "placeholder": "TIME", "help": "Stop it after this long, such as 4h or 30m.", "kind": "time"},
   "name": {"label": "Name", "placeholder": "its command", "help": "Its name in the queue, in one word.", "kind": "word"},

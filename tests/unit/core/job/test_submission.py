@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import DependencyKind, Job, JobSpec, OnReboot
+from gpuyard.core.job.dependencies import DependencyKind
+from gpuyard.core.job.job import Job, JobSpec, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import (

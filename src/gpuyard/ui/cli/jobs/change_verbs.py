@@ -4,9 +4,9 @@ from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import JOB_VERBS
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.jobs.job_text import FINISHED
+from gpuyard.ui.cli.jobs.job_text import FINISHED, revived_text
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
 
 _MOST_SHOWN = 20
 _IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
@@ -18,14 +18,19 @@ class ChangeVerb:
     `done` precedes the ids that changed; `not_done` follows the id of a job that did not.
     """
 
-    def __init__(self, name: str, details: str, done: str, not_done: str | None = None) -> None:
-        self.VERB = Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", (JSON,), SEVERAL)
+    def __init__(
+        self, name: str, details: str, done: str, not_done: str | None = None, flags: "tuple[Option, ...]" = ()
+    ) -> None:
+        """`flags` are sent with the ids, under their names."""
+        self.VERB = Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", (*flags, JSON), SEVERAL)
+        self._flags = [flag.name for flag in flags]
         self._name, self._done, self._not_done = name, done, not_done or f"is not {done}"
 
     def run(self, typed: Typed) -> int:
         if not typed.arguments:
             raise UserError(f"which jobs should `gpuyard {self._name}` change?", hint=f"name them: {IDS}")
-        return _change(typed, self._name, {"ids": " ".join(typed.arguments)}, self._done, self._not_done)
+        flags = {name: True for name in self._flags if typed.flag(name)}
+        return _change(typed, self._name, {"ids": " ".join(typed.arguments), **flags}, self._done, self._not_done)
 
 
 class PriorityVerb:
@@ -67,7 +72,11 @@ COMMANDS = {
         "is unchanged",
     ),
     "retry": ChangeVerb(
-        "retry", "They keep their ids and their earlier logs: each attempt has a log of its own.", "queued again"
+        "retry",
+        "They keep their ids and their earlier logs: each attempt has a log of its own. Jobs that were skipped because "
+        "of them wait again, and so do those that were skipped because of these.",
+        "queued again",
+        flags=(Option("only", None, "Leave jobs that were skipped because of these as they are."),),
     ),
     "suspend": ChangeVerb(
         "suspend",
@@ -82,7 +91,7 @@ COMMANDS = {
 def _change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
-    say_answer(typed, answer, *([f"{done} {answer['changed']}"] if answer["count"] else []))
+    say_answer(typed, answer, *([f"{done} {answer['changed']}{revived_text(answer)}"] if answer["count"] else []))
     # A finished job that cannot be retried has another reason, which has to be named.
     counts_finished = verb != "retry" and _selects_many(str(body["ids"]))
     _note_unchanged(answer, not_done, FINISHED if counts_finished else ())

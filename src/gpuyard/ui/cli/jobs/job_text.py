@@ -1,6 +1,6 @@
 """A job of the daemon's answers as text: state, GPUs, memory and result, for `queue`, `show` and `top`."""
 
-from gpuyard.core.units import UNKNOWN, format_size
+from gpuyard.core.units import UNKNOWN, format_count, format_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,14 @@ def job_name(job: "Mapping[str, Any]") -> str:
     if not job["name"]:
         return str(job["command"])
     return str(job["name"]) if job["index"] is None else f"{job['name']}[{job['index']}]"
+
+
+def revived_text(answer: "Mapping[str, Any]") -> str:
+    """Return what a retry did to jobs that had been skipped because of those that run again; else an empty text."""
+    count = answer.get("revived_count", 0)
+    if not count:
+        return ""
+    return f"; {format_count(count, 'skipped job')} {'waits' if count == 1 else 'wait'} again: {answer['revived']}"
 
 
 def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:

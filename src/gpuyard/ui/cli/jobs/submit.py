@@ -79,7 +79,7 @@ def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":
 
 def _has_dependencies(typed: Typed) -> bool:
     """Whether the job waits for others, which may create the files it needs."""
-    return any(name in typed.options for name in ("after", "after-any", "after-failed"))
+    return any(name in typed.options for name in ("after", "after-any", "after-failed", "after-each"))
 
 
 def _absolute(path: str) -> str:

@@ -1,0 +1,70 @@
+"""DependencyStore: which jobs depend on which, in SQL. JobStore is one."""
+
+from collections.abc import Iterable, Sequence
+
+from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyState
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.store.database import Database
+
+
+class DependencyStore:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._execute = database.execute
+        self._value = database.value
+        self._column = database.column
+        self.has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
+
+    def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
+        """Add all of these dependencies to each of these jobs."""
+        self.add_pairs((job_id, other) for job_id in job_ids for other in on)
+
+    def add_pairs(self, pairs: Iterable[tuple[int, Dependency]]) -> None:
+        """Add dependencies, each with the id of the job that has it."""
+        self.has_dependencies = True
+        self._db.executemany(
+            "INSERT INTO dependencies VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            ((job_id, other.job_id, other.kind) for job_id, other in pairs),
+        )
+
+    def dependants(self, job_id: int) -> list[int]:
+        if not self.has_dependencies:
+            return []
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
+        return self._column(query, (job_id,))
+
+    def dependencies(self, job_id: int) -> list[DependencyState]:
+        query = (
+            "SELECT on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? ORDER BY on_job"
+        )
+        found = self._execute(query, (job_id,)).fetchall()
+        return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
+
+    def still_waits_after(self, job_id: int, ended: int) -> bool:
+        """Return whether the end of job `ended` decides nothing for `job_id`.
+
+        That is so if all that it has to be is over, or if it did not fail and a job that may fail has not ended. The
+        query tries the last dependency first: a job that depends on thousands is checked at the end of each.
+        """
+        query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
+        kinds = {DependencyKind(kind) for kind in self._column(query, (job_id, ended))}
+        decides = {DependencyKind.OK}
+        if self.state_of(ended) is JobState.FAILED:
+            decides.add(DependencyKind.FAILED)
+        return not kinds & decides and all(self._has_pending(job_id, kind) for kind in kinds)
+
+    def _has_pending(self, job_id: int, like: DependencyKind) -> bool:
+        """Return whether a dependency has not ended that keeps the set of this kind, or the job, waiting."""
+        kinds = "= 'failed'" if like is DependencyKind.FAILED else "<> 'failed'"
+        query = (
+            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608 - our own text
+            f"WHERE job = ? AND ended_at IS NULL AND kind {kinds} ORDER BY on_job DESC LIMIT 1"
+        )
+        return self._value(query, (job_id,)) is not None
+
+    def state_of(self, job_id: int) -> JobState:
+        return JobState(self._value("SELECT state FROM jobs WHERE id = ?", (job_id,)))
+
+    def array_index(self, job_id: int) -> int | None:
+        index: int | None = self._value("SELECT array_index FROM jobs WHERE id = ?", (job_id,))
+        return index
