@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.notify.subscriptions import check_target, parse_event
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.system.private_files import PrivateFileError, read_trusted
@@ -27,6 +27,7 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     banned: tuple[int | str, ...] = ()
     banned_names: tuple[str, ...] = ()
     visible: str = "index"
+    vendor: Vendor | None = None
 
     def __post_init__(self) -> None:
         if self.visible not in ("index", "uuid"):

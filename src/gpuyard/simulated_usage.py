@@ -27,7 +27,10 @@ from gpuyard.system.file_locks import lock
 
 # Memory that is taken in many small steps adds up to slightly more or less than the total.
 ROUNDING_MB = 0.001
-_GROUP = re.compile(r"(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII)
+_GROUP = re.compile(
+    r"(?:(nvidia|amd|intel|apple)(-integrated)?:)?(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII
+)
+_EXAMPLES = "write it as 2x24GB, 1x80GB,2x24GB or nvidia:1x24GB,amd-integrated:1x2GB"
 _MAX_BYTES = 65536
 _MAX_PID, _MAX_FIGURE = 1 << 22, 1e9
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -136,22 +139,28 @@ def out_of_memory_message(device: Device, asked_mb: float, free_mb: float) -> st
 
 
 def parse_devices(spec: str) -> tuple[Device, ...]:
-    """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three."""
-    sizes: list[float] = []
+    """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three. With vendors, as in
+    `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors."""
+    devices: list[Device] = []
     for group in spec.split(","):
         match = _GROUP.fullmatch(group.strip())
-        if match is None or int(match[1]) < 1:
-            raise UserError(f"'{spec}' does not describe simulated devices", hint="write it as 2x24GB or 1x80GB,2x24GB")
-        sizes += [parse_size(match[2])] * int(match[1])
-    if min(sizes) <= 0:
-        raise UserError(f"'{spec}' describes a device without memory", hint="write it as 2x24GB")
-    return tuple(
-        Device(
-            id=f"SIM-{index}",
-            vendor=Vendor.SIMULATED,
-            index=index,
-            name=f"Simulated {size / 1024:g} GB",
-            memory_total_mb=size,
+        if match is None or int(match[3]) < 1:
+            raise UserError(f"'{spec}' does not describe simulated devices", hint=_EXAMPLES)
+        vendor = Vendor(match[1].lower()) if match[1] else Vendor.SIMULATED
+        first = sum(device.vendor is vendor for device in devices)
+        prefix = "SIM-" if vendor is Vendor.SIMULATED else f"SIM-{vendor}-"
+        size = parse_size(match[4])
+        if size <= 0:
+            raise UserError(f"'{spec}' describes a device without memory", hint=_EXAMPLES)
+        devices += (
+            Device(
+                id=f"{prefix}{index}",
+                vendor=vendor,
+                index=index,
+                name=f"Simulated {size / 1024:g} GB",
+                memory_total_mb=size,
+                is_integrated=match[2] is not None,
+            )
+            for index in range(first, first + int(match[3]))
         )
-        for index, size in enumerate(sizes)
-    )
+    return tuple(devices)

@@ -1,5 +1,8 @@
 """The environment variables that select devices for a program, and the numbers of devices in this process.
 
+On a machine with devices of several vendors, a program sees its own devices, and none of another vendor: its lease
+does not cover them. On a machine with one vendor only that vendor's variables are set, and no others.
+
 CUDA, by NVIDIA's documents and by measurements of others:
 - An integer in CUDA_VISIBLE_DEVICES is a position in the driver's own list, which includes banned, leased and unhealthy
   cards. With CUDA_DEVICE_ORDER=PCI_BUS_ID the list is in the order of the PCI bus, as in NVML. It lacks cards that this
@@ -8,7 +11,8 @@ CUDA, by NVIDIA's documents and by measurements of others:
 - Parts of a split card have no integer, only a UUID.
 
 ROCm: ROCR_VISIBLE_DEVICES takes ROCm's own ids (`GPU-…`), or positions in the kernel's topology; HIP_VISIBLE_DEVICES
-numbers the devices that ROCR_VISIBLE_DEVICES has left.
+numbers the devices that ROCR_VISIBLE_DEVICES has left, and so does GPU_DEVICE_ORDINAL for OpenCL. HIP reads
+CUDA_VISIBLE_DEVICES instead if HIP_VISIBLE_DEVICES is empty or not set.
 
 Only CUDA knows for sure how it numbers devices in this process. If PyTorch has initialized it, PyTorch is asked.
 Otherwise a short-lived child process asks the driver: CUDA initialized in this process would not survive a later fork.
@@ -39,9 +43,13 @@ _ASK_DRIVER = (
 _DRIVER_TIMEOUT_S = 30.0
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_ORDINAL, _ZE = "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"
 _CUDA_VENDORS = (Vendor.NVIDIA, Vendor.SIMULATED)
-# Both stop reading at an impossible number. Level Zero has no value for "none".
+# CUDA, ROCr and HIP stop reading at an impossible number; an empty value would let HIP read CUDA_VISIBLE_DEVICES.
+# Intel's driver takes an empty mask for no mask, and ignores entries for cards that it does not have.
 _NOTHING_VISIBLE = {_CUDA: "-1", _HIP: "-1"}
+_NO_ZE_DEVICE = "9999"
+_HIDDEN = {_CUDA: "-1", _ROCR: "-1", _HIP: "-1", _ORDINAL: "-1", _ZE: _NO_ZE_DEVICE}
 
 
 def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool = False) -> dict[str, str]:
@@ -49,9 +57,9 @@ def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool
 
     With `by_uuid`, whole NVIDIA cards are named by UUID too.
     """
-    if not chosen:
+    if not chosen and not seen.is_mixed:
         return dict(_NOTHING_VISIBLE)
-    variables: dict[str, str] = {}
+    variables = dict(_HIDDEN) if seen.is_mixed else {}
     if cuda := [device for device in chosen if device.vendor in _CUDA_VENDORS]:
         variables[_CUDA] = ",".join(_cuda_names(cuda, seen, by_uuid=by_uuid))
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -60,14 +68,16 @@ def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool
         variables[_ROCR] = ",".join(device.id if _has_driver_id(device) else str(rocr[device.id]) for device in amd)
         # An inherited value would now select other devices or none.
         variables[_HIP] = ",".join(str(number) for number in range(len(amd)))
+        if seen.is_mixed:
+            variables[_ORDINAL] = variables[_HIP]
     if intel := [device for device in chosen if device.vendor is Vendor.INTEL]:
-        variables["ZE_AFFINITY_MASK"] = ",".join(str(_index(device, seen)) for device in intel)
+        variables[_ZE] = ",".join(str(_index(device, seen)) for device in intel)
     return variables
 
 
 def visible_devices(seen: Snapshot) -> list[Device]:
     """Return the usable devices that the environment of this process does not hide."""
-    if all(name not in os.environ for name in (_CUDA, _ROCR, _HIP)):
+    if all(name not in os.environ for name in (_CUDA, _ROCR, _HIP, _ZE)):
         return list(seen.usable_devices())
     numbers = process_numbers(seen)
     return [device for device in seen.usable_devices() if device.id in numbers]
@@ -93,7 +103,7 @@ def process_numbers(seen: Snapshot) -> dict[str, int]:
             numbers[device.id] = cuda.get(_uuid_digits(device.id))
         elif device.vendor is Vendor.AMD:
             numbers[device.id] = rocm.get(device.id)
-        else:
+        elif device.vendor is not Vendor.INTEL or os.environ.get(_ZE) != _NO_ZE_DEVICE:
             numbers[device.id] = _index(device, seen)
     return {device_id: number for device_id, number in numbers.items() if number is not None}
 
@@ -164,7 +174,7 @@ def _cuda_numbers(seen: Snapshot) -> Mapping[int, str]:
     by_torch = _torch_order()
     if not {_uuid_digits(device_id) for device_id in ids}.isdisjoint(map(_uuid_digits, by_torch)):
         return dict(enumerate(by_torch))
-    is_real = any(device.vendor is Vendor.NVIDIA for device in seen.devices)
+    is_real = any(device.vendor is Vendor.NVIDIA and not device.is_simulated for device in seen.devices)
     names = (_CUDA, "CUDA_DEVICE_ORDER")
     relevant = tuple((name, os.environ[name]) for name in names if name in os.environ)
     by_driver = _driver_order(relevant) if is_real else ()

@@ -195,7 +195,9 @@ class Acquisition:
     def _timeout_message(self, waited_s: float) -> str:
         """Say what was missing on each device that the need allows, and what would change that."""
         reasons = [reason for reason in self.reasons if reason.kind is not ReasonKind.NOT_ASKED_FOR]
-        lines = [f"  {reason.device_id or 'machine'}: {reason.text}" for reason in reasons]
+        names = self._snapshot.labels if self._snapshot is not None and self._snapshot.is_mixed else {}
+        places = [reason.device_id or "machine" for reason in reasons]
+        lines = [f"  {names.get(at, at)}: {reason.text}" for at, reason in zip(places, reasons, strict=True)]
         lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in reasons) if remedy]
         devices = format_count(self._need.devices, "device")
         missing = f"{devices} could not be leased" if self._need.devices else "RAM was not free"
@@ -218,7 +220,7 @@ class WaitMessages:
         writes_figures: bool = False,
     ) -> None:
         self._need = need
-        self._names = {device.id: str(device.index) for device in here.devices if device.index is not None}
+        self._names = here.labels
         self._write = write
         self._writes_changes, self._writes_figures = writes_changes, writes_figures
         self._written: object = None
@@ -238,7 +240,7 @@ class WaitMessages:
 
     def report_end(self, lease: Lease) -> None:
         if self.has_written:
-            gpus = ", ".join(self._names[share.device_id] for share in lease.shares)
+            gpus = ", ".join(self._names.get(share.device_id, share.device_id) for share in lease.shares)
             self._write(f"gpuyard: going on with GPU {gpus} after {format_duration(time.monotonic() - self._since)}")
 
 

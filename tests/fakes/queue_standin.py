@@ -102,7 +102,7 @@ def row(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
         "id": job_id, "name": None, "state": state, "tag": "", "priority": 0, "user": "ada",
         "command": f"python train.py --seed {job_id}", "gpus": 1, "vram_mb": 8192.0, "exclusive": False,
         "learns_memory": False, "reserved_mb": None, "estimated_mb": 8192.0, "devices": [],
-        "gpu_indexes": [], "attempt": 0, "submitted_at": "2026-01-02T03:04:05.678Z", "started_at": None,
+        "gpu_labels": [], "attempt": 0, "submitted_at": "2026-01-02T03:04:05.678Z", "started_at": None,
         "ended_at": None, "elapsed_s": None, "waited_s": 61.0, "time_limit_s": None, "status": None,
         "outcome": None, "reason": None, "array": None, "index": None, "log": None,
     }  # fmt: skip

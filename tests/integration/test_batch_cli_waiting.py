@@ -157,7 +157,7 @@ def paced(own_home: Path) -> Iterator[StandIn]:
         def standing(_: ReceivedRequest) -> dict[str, Any]:
             return {
                 "token": tokens[0], "count": 3, "done": False, "counts": {"running": 1, "queued": 2}, "gate": "gpu",
-                "held_by": "GPU 91% > 80%", "device": "SIM-1", "device_index": 1, "unknown": ["--max-cpu"],
+                "held_by": "GPU 91% > 80%", "device": "SIM-1", "device_label": "1", "unknown": ["--max-cpu"],
                 "now": "2026-01-02T03:04:15.678Z",
             }  # fmt: skip
 

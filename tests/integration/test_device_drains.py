@@ -55,7 +55,7 @@ def test_a_drain_holds_for_a_job_that_waited_and_over_a_restart(queue: QueueUnde
     queue.restart()
     beside = queue.submit("true", vram="20G")
     queue.wait(beside)
-    assert queue.job(beside)["gpu_indexes"] == [1]
+    assert queue.job(beside)["gpu_labels"] == ["1"]
     assert queue.state(waited) == "queued"
     assert "drained by" in queue.why(waited)
     assert "ECC errors" in queue.why(waited)
@@ -67,7 +67,7 @@ def test_a_drain_holds_for_a_job_that_waited_and_over_a_restart(queue: QueueUnde
     assert "it waits until `gpuyard devices undrain`: GPU 0 is drained by" in only_there.stdout + only_there.stderr
     assert json.loads(run("unpause", "--device", "0", "--json").stdout) == {"undrained": ["SIM-0"]}
     queue.wait(waited)
-    assert queue.job(waited)["gpu_indexes"] == [0]
+    assert queue.job(waited)["gpu_labels"] == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_a_ban_in_the_configuration_holds_for_a_job_that_waited(queue: QueueUnde
     assert queue.state(anywhere) == "queued"
     open_gate(other_gate)
     queue.wait(f"{beside} {anywhere}")
-    assert queue.job(anywhere)["gpu_indexes"] == [1]
+    assert queue.job(anywhere)["gpu_labels"] == ["1"]
     assert queue.state(waited) == "queued"
     os.unlink(config)
     queue.wait(waited)
-    assert queue.job(waited)["gpu_indexes"] == [0]
+    assert queue.job(waited)["gpu_labels"] == ["0"]
 
 
 def test_an_unknown_gpu_is_an_error_that_names_the_known_ones(queue: QueueUnderTest) -> None:

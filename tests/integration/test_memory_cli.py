@@ -266,7 +266,7 @@ def test_the_curve_fits_the_terminal_and_is_labelled_with_its_peak_and_its_time(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     ran = attempt(1, tmp_path, reserved_mb=4096.0, peaks_mb={"SIM-0": 3072.0, "SIM-1": 0.0}, curve=CURVE)
-    daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[ran], device_indexes={"SIM-0": 0})
+    daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[ran], device_labels={"SIM-0": "0"})
     for columns in (40, 80, 140):
         lines = run_on_terminal("show", "17", columns=columns).replace("\r", "").split("\n")
         top = next(line for line in lines if line.startswith("  3 GB │"))

@@ -139,7 +139,7 @@ def test_notes_of_the_daemon_go_to_standard_error(daemon: StandIn) -> None:
 
 def test_queue_in_a_pipe_is_a_plain_table(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page(
-        row(1, "running", name="big", gpu_indexes=[0, 1], elapsed_s=200.0),
+        row(1, "running", name="big", gpu_labels=["0", "1"], elapsed_s=200.0),
         row(2, reason="GPU 0 is held by ada, pid 7"),
         row(3, "failed", status=3, outcome="failed", ended_at="2026-01-02T03:04:06.000Z", elapsed_s=1.0),
         running=1, queued=1, failed=1,
@@ -211,7 +211,7 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
     daemon.answers["GET /jobs/17/why"] = {
         "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU", "ahead": 3,
         "reasons": [{**reason, "holders": [holder, holder]}, {**reason, "device_id": "SIM-1", "holders": []}],
-        "device_indexes": {"SIM-0": 0, "SIM-1": None},
+        "device_labels": {"SIM-0": "0", "SIM-1": None},
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
     output = run("why", "17").stdout

@@ -76,7 +76,7 @@ def test_a_report_agrees_with_the_queue(queue: QueueUnderTest, tmp_path: Path) -
     assert group(answer, "bad")["memory"]["unused_percent"] is None
     assert group(answer, "grew")["attempts"] == queue.job(oom)["attempt"] == 2
     assert answer["box"]["devices"] == 2
-    assert [use["index"] for use in answer["devices"]][:1] == [queue.job(good)["gpu_indexes"][0]]
+    assert [use["label"] for use in answer["devices"]][:1] == [queue.job(good)["gpu_labels"][0]]
 
     page = tmp_path / "week.html"
     assert run("report", "--by", "name", "--html", str(page)).stdout == f"wrote {page}\n"

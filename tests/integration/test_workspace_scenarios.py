@@ -30,8 +30,8 @@ def is_always_balanced(ws: Workspace, gpus: int) -> bool:
     """Return whether, after every start, the numbers of tasks of the GPUs differ by at most one."""
     counts = [0] * gpus
     for task in sorted(ws.tasks().values(), key=lambda task: (task["started_at"] or "~", task["id"])):
-        for index in task["gpu_indexes"]:
-            counts[index] += 1
+        for index in task["gpu_labels"]:
+            counts[int(index)] += 1
         if max(counts) - min(counts) > 1:
             return False
     return True
@@ -44,7 +44,7 @@ def test_configs_are_spread_evenly_and_a_gpu_that_finishes_early_takes_the_next_
     workspace.until_running(*configs[:4])
     assert workspace.per_gpu() == {0: 2, 1: 2}
     assert is_always_balanced(workspace, 2)
-    on_one = [config for config, task in workspace.tasks().items() if task["gpu_indexes"] == [1]]
+    on_one = [config for config, task in workspace.tasks().items() if task["gpu_labels"] == ["1"]]
     workspace.let_go(*on_one)
     workspace.until_running("exp5", "exp6")
     assert workspace.per_gpu() == {0: 2, 1: 2}
@@ -53,7 +53,7 @@ def test_configs_are_spread_evenly_and_a_gpu_that_finishes_early_takes_the_next_
     assert devices["exp5"] == devices["exp6"] == devices[on_one[0]]
     names = {config: row["session"] for config, row in workspace.rows().items()}
     assert {config: [gpu_of(name)] for config, name in names.items()} == {
-        config: task["gpu_indexes"] for config, task in workspace.tasks().items()
+        config: [int(label) for label in task["gpu_labels"]] for config, task in workspace.tasks().items()
     }
     assert set(names.values()) | {"T_scheduler"} == workspace.session_names()
     workspace.let_go(*set(configs) - set(on_one))
@@ -85,8 +85,8 @@ def test_selected_configs_run_on_their_given_gpus(workspace: Workspace) -> None:
     output = workspace.do("start", "heavy.yml,light.yml,test.yml", "1,0,0")
     assert "heavy  job 1, GPU 1\nlight  job 2, GPU 0\ntest   job 3, GPU 0\n" in output
     workspace.until_running("heavy", "light", "test")
-    assert {config: task["gpu_indexes"] for config, task in workspace.tasks().items()} == {
-        "heavy": [1], "light": [0], "test": [0],
+    assert {config: task["gpu_labels"] for config, task in workspace.tasks().items()} == {
+        "heavy": ["1"], "light": ["0"], "test": ["0"],
     }  # fmt: skip
     assert workspace.session_names() == {"T_heavy_gpu1", "T_light_gpu0", "T_test_gpu0", "T_scheduler"}
     assert workspace.rows()["other"]["state"] == "not started"
@@ -96,7 +96,7 @@ def test_selected_configs_run_on_their_given_gpus(workspace: Workspace) -> None:
     until(lambda: workspace.tasks()["other"]["reason"] == full, "its reason")
     workspace.let_go("light")
     workspace.until_running("other")
-    assert workspace.tasks()["other"]["gpu_indexes"] == [0]
+    assert workspace.tasks()["other"]["gpu_labels"] == ["0"]
     workspace.let_go("heavy", "test", "other")
     assert {row["state"] for row in workspace.until_over().values()} == {"completed"}
 

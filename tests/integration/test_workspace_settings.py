@@ -116,7 +116,7 @@ def test_a_config_sets_the_needs_of_its_task(workspace: Workspace, own_queue: Qu
     workspace.until_running("none", "both")
     workspace.until_state("short", "failed")
     tasks = workspace.tasks()
-    assert (tasks["none"]["gpu_indexes"], tasks["both"]["gpu_indexes"]) == ([], [0, 1])
+    assert (tasks["none"]["gpu_labels"], tasks["both"]["gpu_labels"]) == ([], ["0", "1"])
     assert (tasks["both"]["reserved_mb"], tasks["short"]["reserved_mb"]) == (6 * 1024, 2 * 1024)
     assert environment_of(workspace, "none")["CUDA_VISIBLE_DEVICES"] == "-1"
     both = environment_of(workspace, "both")

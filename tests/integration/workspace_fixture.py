@@ -160,7 +160,7 @@ class Workspace:
 
     def per_gpu(self) -> Counter[int]:
         """Return how many tasks run on each GPU."""
-        return Counter(index for task in self.tasks().values() if task["is_live"] for index in task["gpu_indexes"])
+        return Counter(int(label) for task in self.tasks().values() if task["is_live"] for label in task["gpu_labels"])
 
     # Files and sessions
 

@@ -8,7 +8,8 @@ from gpuyard import visible_devices as visibility
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.visible_devices import named_visible, process_numbers, visible_devices, visible_variables
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+             "ZE_AFFINITY_MASK")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -152,10 +153,24 @@ def test_an_intel_device_is_named_by_number() -> None:
     assert visible_variables([card], machine(card)) == {"ZE_AFFINITY_MASK": "1"}
 
 
-def test_devices_of_two_vendors_are_named_in_each_vendors_variable() -> None:
-    both = [device(Vendor.NVIDIA, "GPU-aa"), device(Vendor.AMD, "GPU-11")]
-    variables = visible_variables(both, machine(*both))
-    assert (variables["CUDA_VISIBLE_DEVICES"], variables["ROCR_VISIBLE_DEVICES"]) == ("0", "GPU-11")
+@pytest.mark.parametrize(("place", "shown"), [
+    (0, {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+    (1, {"ROCR_VISIBLE_DEVICES": "GPU-11", "HIP_VISIBLE_DEVICES": "0", "GPU_DEVICE_ORDINAL": "0"}),
+    (2, {"ZE_AFFINITY_MASK": "0"}),
+    (None, {}),
+])  # fmt: skip
+def test_on_a_machine_with_several_vendors_the_devices_of_all_others_are_hidden(
+    place: int | None, shown: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [device(Vendor.NVIDIA, "GPU-aa"), device(Vendor.AMD, "GPU-11"), device(Vendor.INTEL, "0000:03:00.0")]
+    chosen = [] if place is None else [cards[place]]
+    variables = visible_variables(chosen, machine(*cards))
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1",
+              "GPU_DEVICE_ORDINAL": "-1", "ZE_AFFINITY_MASK": "9999"}  # fmt: skip
+    assert variables == {**hidden, **shown}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert visible_devices(machine(*cards)) == chosen
 
 
 def test_a_program_without_devices_sees_none() -> None:

@@ -37,7 +37,9 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
     visible = visible_variables(devices, snapshot, by_uuid=rules.devices.shows_uuids) if selects_devices else {}
     task = job.spec.task
-    if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible:
+    # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
+    is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
+    if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible and is_for_cuda:
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
     if job.index is not None:
         own["GPUYARD_ARRAY_INDEX"] = str(job.index)
@@ -52,7 +54,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
         task=task,
-        place=job.spec.engine or place_of([device.index for device in devices]),
+        place=job.spec.engine or place_of([snapshot.labels.get(device.id) for device in devices]),
         engine=job.spec.engine,
         terms=terms,
         log_cap_mb=job.spec.log_cap_mb,

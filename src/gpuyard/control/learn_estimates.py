@@ -115,12 +115,14 @@ def _command(job: Job) -> tuple[str, ...]:
 
 def _fingerprints(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
-    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration)
+    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration, job.spec.need.vendor)
 
 
 def _new_profile(job: Job, *, is_exact: bool) -> Profile:
     command = _command(job) if is_exact else find_program(_command(job), job.spec.cwd)
-    return Profile(label=" ".join(filter(None, command))[:_MAX_LABEL], is_exact=is_exact)
+    vendor = job.spec.need.vendor
+    words = (*filter(None, command), *(() if vendor is None else (f"[{vendor}]",)))
+    return Profile(label=" ".join(words)[:_MAX_LABEL], is_exact=is_exact)
 
 
 def _finished_run(attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:

@@ -14,15 +14,14 @@ from msgspec.structs import replace
 from gpuyard.control.add_submission import PIECE, InPieces, SubmissionIntake, batched
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
-from gpuyard.core.device_names import check_possible, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import Submission
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.core.snapshot import Sample, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
@@ -231,9 +230,12 @@ class UserRequests:
         return gone
 
 
-def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str, ...]) -> Submission:
-    """Return the submission with device ids in place of names. Raises UserError if this machine can never run it, and
-    EnvironmentFault if none of its devices can be used now. The planner applies the bans again at each decision."""
+def fit_to_machine(
+    submission: Submission, snapshot: Snapshot, banned: tuple[str, ...], vendor: Vendor | None = None
+) -> Submission:
+    """Return the submission with device ids in place of names, and with the vendor of its devices if the machine has
+    several. `vendor` is the configured one. Raises UserError if this machine can never run it, and EnvironmentFault if
+    none of its devices can be used now. The planner applies the bans again at each decision."""
     need = submission.spec.need
     if submission.spec.engine:
         return submission
@@ -250,11 +252,14 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
             f"no GPU can be used now; {known[0].id}: {fault}", hint="`gpuyard doctor` says more; then submit again"
         )
     need = replace(need, only=_selected_devices(submission, snapshot))
-    suitable = [
-        device
-        for device in snapshot.usable_devices()
-        if (need.only is None or device.id in need.only) and device.id not in banned and is_of_kind(need, device)
-    ]
+    need, suitable = choose_vendor(
+        need,
+        [each for each in snapshot.usable_devices() if need.only is None or each.id in need.only],
+        snapshot,
+        banned=banned,
+        preferred=vendor,
+        names_devices=submission.devices is not None,
+    )
     if not known:
         option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
         raise UserError(
@@ -263,14 +268,14 @@ def fit_to_machine(submission: Submission, snapshot: Snapshot, banned: tuple[str
     has_sizes = any(capacity(device) is not None for device in suitable)
     if submission.spec.pace is not None and isinstance(need.memory, FixedMemory) and not has_sizes:
         need = replace(need, memory=WholeDevice())  # a device of unknown size cannot be shared
-    check_possible(need.devices, need.required_mb, suitable)
+    check_possible(need, suitable, snapshot)
     return replace(submission, spec=replace(submission.spec, need=need))
 
 
 def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None:
     """Return the ids of the requested devices; else those in the user's own CUDA_VISIBLE_DEVICES; None for any."""
     if submission.devices is not None:
-        return tuple(dict.fromkeys(find_devices(submission.devices, snapshot)))
+        return tuple(dict.fromkeys(find_devices(submission.devices, snapshot, submission.spec.need.vendor)))
     environment = submission.spec.environment
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one

@@ -1,58 +1,141 @@
-"""Find devices by the names that users type, and reject requests that no device can ever serve."""
+"""Find devices by the names that users type, choose the vendor of a request, and reject impossible requests.
 
-from collections.abc import Sequence
+All devices of a request are of one vendor: a program is built for CUDA, ROCm or another runtime, and uses no other
+vendor's devices. Integrated graphics are used only where a request names them, or where the machine has nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.device_fit import is_of_kind
+from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
 
 
-def check_possible(count: int, memory_mb: float | None, candidates: Sequence[Device]) -> None:
+def choose_vendor(  # noqa: PLR0913 - a request, and what it may get
+    need: Need,
+    candidates: Sequence[Device],
+    snapshot: Snapshot,
+    *,
+    banned: Collection[str] = (),
+    preferred: Vendor | None = None,
+    names_devices: bool = False,
+) -> tuple[Need, list[Device]]:
+    """Return the need with the vendor of its devices, and the candidates that suit it.
+
+    The vendor is the one that the need names, else `preferred` (the configuration's), else the one with the largest
+    discrete device. Unhealthy devices count there: a fault must not move jobs to another vendor. On a machine with
+    devices of one kind the need stays as it is.
+
+    candidates: the usable devices that the request's environment shows, or that it names (`names_devices`).
+    banned: ids of devices that it does not get.
+    """
+    unhealthy = () if names_devices else (each for each in snapshot.unsplit_devices() if not each.healthy)
+    known = (each for each in (*candidates, *unhealthy) if each.id not in banned)
+    allowed = [each for each in known if is_of_kind(need, each)]
+    chosen = _with_vendor(need, allowed, snapshot, preferred, names_devices=names_devices)
+    return chosen, [each for each in candidates if each.id not in banned and is_of_kind(chosen, each)]
+
+
+def _with_vendor(
+    need: Need, allowed: Sequence[Device], snapshot: Snapshot, preferred: Vendor | None, *, names_devices: bool
+) -> Need:
+    vendors = dict.fromkeys(each.vendor for each in allowed)
+    if names_devices:
+        if len(vendors) > 1:
+            raise UserError(
+                f"{_list_labels(allowed, snapshot)} are GPUs of {len(vendors)} vendors",
+                hint="a program gets GPUs of one vendor: name those of one",
+            )
+        return replace(need, vendor=next(iter(vendors), need.vendor)) if snapshot.is_mixed else need
+    is_open = need.vendor is None and need.model is None
+    vendor = need.vendor or (preferred if is_open else None)
+    if vendor is None and snapshot.is_mixed and allowed:
+        vendor = max(allowed, key=lambda each: (not each.is_integrated, each.memory_total_mb or 0.0)).vendor
+    left = [each for each in allowed if vendor in (None, each.vendor)]
+    is_named = not is_open or preferred is not None
+    others = left if is_named else snapshot.unsplit_devices()
+    has_choice = any(each.is_integrated for each in left) and not all(each.is_integrated for each in others)
+    return replace(need, vendor=vendor, only_discrete=has_choice)
+
+
+def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot) -> None:
     """Raise UserError for a request that would wait for ever: too few devices, or too little memory on them."""
-    if len(candidates) < count:
+    kind = "GPU" if need.vendor is None else f"{need.vendor} GPU"
+    if len(candidates) < need.devices:
+        hint = "`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some"
+        if need.vendor is not None or need.only_discrete:
+            hint = (
+                "a program gets GPUs of one vendor, which --vendor (in a script: vendor=) or vendor under [devices] in "
+                "the configuration chooses; integrated graphics have to be named"
+            )
         raise UserError(
-            f"{format_count(count, 'GPU')} needed, but only {len(candidates)} can be used",
-            hint="`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some",
+            f"{format_count(need.devices, kind)} needed, but only {len(candidates)} can be used{_counts(snapshot)}",
+            hint=hint,
             code="impossible",
         )
-    needed = memory_mb or 0.0
+    needed = need.required_mb or 0.0
     sizes = [device.memory_total_mb for device in candidates]
     large = [size for size in sizes if size is None or size >= needed]
-    if len(large) < count:
+    if len(large) < need.devices:
         largest = format_size(max(size for size in sizes if size is not None))
-        found = f"{len(large)} of {count} GPUs have" if large else "no GPU has"
+        found = f"{len(large)} of {need.devices} {kind}s have" if large else f"no {kind} has"
         raise UserError(
-            f"{found} {format_size(needed)}; the largest has {largest}",
+            f"{found} {format_size(needed)}; the largest has {largest}{_counts(snapshot)}",
             hint="ask for less memory, or for other GPUs; `gpuyard devices` shows the memory of each",
             code="impossible",
         )
 
 
-def find_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the ids of devices that are given as indexes, ids, or prefixes of ids."""
+def _counts(snapshot: Snapshot) -> str:
+    """Return how many usable devices of each kind there are; empty on a machine with devices of one kind."""
+    kinds = Counter(
+        f"{each.vendor}{' (integrated)' if each.is_integrated else ''}" for each in snapshot.usable_devices()
+    )
+    texts = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
+    return f"; usable are {' and '.join(texts)}" if len(texts) > 1 or snapshot.is_mixed else ""
+
+
+def _list_labels(devices: Sequence[Device], snapshot: Snapshot) -> str:
+    return ", ".join(snapshot.labels.get(each.id, each.id) for each in devices)
+
+
+def find_devices(names: Sequence[int | str], snapshot: Snapshot, vendor: Vendor | None = None) -> tuple[str, ...]:
+    """Return the ids of usable devices that are given as labels, indexes, ids, or prefixes of ids.
+
+    An index that devices of several vendors have is refused, unless `vendor` says which is meant.
+    """
     usable = snapshot.usable_devices()
-    found = []
-    for name in names:
-        device = next((device for device in usable if matches_name(name, device)), None)
-        if device is None:
-            known = ", ".join(each.id if each.index is None else f"{each.index} ({each.id})" for each in usable)
-            raise UserError(f"there is no GPU '{name}'", hint=f"there are: {known or 'none'}")
-        found.append(device.id)
-    return tuple(found)
+    return tuple(_find_device(name, usable, snapshot, vendor) for name in names)
 
 
 def find_all_devices(names: Sequence[int | str], snapshot: Snapshot) -> tuple[str, ...]:
     """Return ids as `find_devices` does, also of unhealthy devices and of cards that are split into parts."""
     split = {device.parent for device in snapshot.devices}
-    cards = [device for device in snapshot.devices if device.id in split]
-    healthy = replace(snapshot, devices=tuple(replace(device, fault=None) for device in snapshot.devices))
-    found = []
-    for name in names:
-        card = next((card for card in cards if matches_name(name, card)), None)
-        found.append(find_devices([name], healthy)[0] if card is None else card.id)
-    return tuple(dict.fromkeys(found))
+    devices = sorted(snapshot.devices, key=lambda device: device.id not in split)
+    return tuple(dict.fromkeys(_find_device(name, devices, snapshot) for name in names))
+
+
+def _find_device(name: int | str, devices: Sequence[Device], snapshot: Snapshot, vendor: Vendor | None = None) -> str:
+    exact = [each for each in devices if str(name) in (each.id, snapshot.labels.get(each.id))]
+    matching = exact or [each for each in devices if matches_name(name, each)]
+    if len({each.vendor for each in matching}) > 1:
+        matching = [each for each in matching if vendor in (None, each.vendor)]
+    if not matching:
+        raise UserError(f"there is no GPU '{name}'", hint=f"there are: {_known(devices, snapshot)}")
+    if len({each.vendor for each in matching}) > 1:
+        meant = _list_labels(matching, snapshot).replace(", ", " or ")
+        raise UserError(f"'{name}' is a GPU of {len(matching)} vendors", hint=f"write {meant}")
+    return matching[0].id
+
+
+def _known(usable: Sequence[Device], snapshot: Snapshot) -> str:
+    labels = snapshot.labels
+    return ", ".join(f"{labels[each.id]} ({each.id})" if each.id in labels else each.id for each in usable) or "none"
 
 
 def matches_name(name: int | str, device: Device) -> bool:
@@ -62,10 +145,11 @@ def matches_name(name: int | str, device: Device) -> bool:
 
 
 def banned_ids(names: Sequence[int | str], models: Sequence[str], snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the ids of devices that are banned by index or id, or by a part of their model's name."""
+    """Return the ids of devices that are banned by label, index or id, or by a part of their model's name. An index
+    bans the device of each vendor that has it."""
     return tuple(
         device.id
         for device in snapshot.devices
-        if any(matches_name(name, device) for name in names)
+        if any(str(name) == snapshot.labels.get(device.id) or matches_name(name, device) for name in names)
         or any(model and str(model) in (device.name or "") for model in models)
     )

@@ -56,6 +56,7 @@ class Need(Struct, frozen=True, kw_only=True):
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
+    only_discrete: no integrated graphics.
     is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
     """
 
@@ -68,6 +69,7 @@ class Need(Struct, frozen=True, kw_only=True):
     banned: tuple[str, ...] = ()
     vendor: Vendor | None = None
     model: str | None = None
+    only_discrete: bool = False
     max_utilization_percent: float | None = None
     max_power_w: float | None = None
     max_memory_used_mb: float | None = None

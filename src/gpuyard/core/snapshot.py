@@ -3,12 +3,14 @@
 - Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
 - Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
 - The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the part that it may use.
-- A device's `id` never changes (a UUID where the vendor has one); its `index` is the vendor's number for people.
+- A device's `id` never changes (a UUID where the vendor has one); its `index` is the vendor's number for people, and
+  its label, such as `0` or `amd:0`, is unique on the machine.
 - A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 
 from msgspec import Struct
 
@@ -50,6 +52,11 @@ class Device(Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None
     processes: tuple[Process, ...] | None = None
     fault: str | None = None
+    is_integrated: bool = False
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.id.startswith("SIM-")
 
     @property
     def healthy(self) -> bool:
@@ -96,13 +103,31 @@ class Reading(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
     """`taken_at` is in seconds since the epoch; `None` where a saved output does not say."""
 
     taken_at: float | None
     host: Host
     devices: tuple[Device, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether devices of more than one vendor are listed."""
+        return len({device.vendor for device in self.devices}) > 1
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """The label of each device by id: `0`; `0:1` for a part of card 0; with the vendor, as in `amd:0`, if there
+        are several vendors. A device without an index has no label."""
+        numbers = {device.id: "?" if device.index is None else str(device.index) for device in self.devices}
+        labels = {}
+        for device in self.devices:
+            vendor = (device.vendor.value,) if self.is_mixed else ()
+            card = (numbers[device.parent],) if device.parent in numbers else ()
+            if device.index is not None:
+                labels[device.id] = ":".join((*vendor, *card, numbers[device.id]))
+        return labels
 
     def device(self, device_id: str) -> Device | None:
         return next((device for device in self.devices if device.id == device_id), None)

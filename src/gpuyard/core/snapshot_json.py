@@ -12,7 +12,7 @@ def snapshot_as_dict(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "taken_at": iso_time(snapshot.taken_at),
         "host": to_builtins(snapshot.host),
-        "devices": [device_as_dict(device) for device in snapshot.devices],
+        "devices": [{**device_as_dict(device), "label": snapshot.labels.get(device.id)} for device in snapshot.devices],
         "problems": to_builtins(list(snapshot.problems)),
     }
 

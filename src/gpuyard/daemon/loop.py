@@ -150,10 +150,9 @@ class SchedulerLoop:
         return [*self.notices, *now, *drained, *self.controller.start_pauses.notices(), *self._engine.problems()]
 
     def _drain_notices(self) -> Iterator[str]:
-        snapshot = self.sampling.latest.snapshot
+        labels = self.sampling.latest.snapshot.labels
         for drain in self.ledger.read_drains():
-            device = snapshot.device(drain.device_id)
-            label = drain.device_id if device is None or device.index is None else device.index
+            label = labels.get(drain.device_id, drain.device_id)
             yield f"GPU {label} is {describe_drain(drain)}; `gpuyard devices undrain {label}` lets work start there"
 
     @property

@@ -188,7 +188,7 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("queue_paused", "gauge", "1 while the queue is paused.", [({}, scrape.is_paused)]),
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
-        _devices(scrape.snapshot.devices, scrape.breakdowns),
+        _devices(scrape.snapshot, scrape.breakdowns),
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
@@ -232,10 +232,13 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
 )
 
 
-def _devices(devices: Iterable[Device], breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:
+def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:
     labels: dict[str, Labels] = {}
+    devices = snapshot.devices
     for device in devices:
         index = "" if device.index is None else str(device.index)
+        if snapshot.is_mixed:
+            index = snapshot.labels.get(device.id, "")
         labels[device.id] = {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
     for name, text, read in _DEVICE_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(labels[each.id], read(each)) for each in devices])

@@ -60,7 +60,8 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
     if simulated_devices():
         from gpuyard.probes.simulated_devices import SimulatedDevices
 
-        return {Vendor.SIMULATED: [SimulatedDevices()]}
+        vendors = dict.fromkeys(device.vendor for device in SimulatedDevices().devices)
+        return {vendor: [SimulatedDevices(vendor=vendor)] for vendor in vendors}
     from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
     from gpuyard.probes.intel.sysfs import IntelSysfs
     from gpuyard.probes.nvidia.nvml import Nvml

@@ -13,8 +13,19 @@ from gpuyard.probes.fallback_chain import FallbackChain
 
 # The rest of the deadline is for killing tools and their children.
 _CHAIN_SHARE = 0.85
-# As NVML names them: "NVIDIA GB10", "NVIDIA Thor", "Orin (nvgpu)".
-_INTEGRATED = re.compile(r"\b(?:GB10|Thor|Orin|Xavier|Jetson|Tegra)\b", re.IGNORECASE)
+# Integrated GPUs by name. As NVML names them: "NVIDIA GB10", "NVIDIA Thor", "Orin (nvgpu)". As AMD's tools do: "AMD
+# Radeon Graphics", "AMD Radeon 780M Graphics", "Rembrandt [Radeon 680M]"; discrete cards are "Radeon RX 7600M XT".
+_INTEGRATED = {
+    Vendor.NVIDIA: re.compile(r"\b(?:GB10|Thor|Orin|Xavier|Jetson|Tegra)\b", re.IGNORECASE),
+    Vendor.AMD: re.compile(
+        r"\bRadeon(?:\(TM\))? (?:(?:R\d|Vega \d+|Vega|\d{3}M|\d{4}S) )?Graphics$|\bRadeon \d{3}M\b|\bRadeon 80\d0S\b"
+        r"|\b(?:Raven|Picasso|Renoir|Lucienne|Cezanne|Barcelo|Rembrandt|Mendocino|Raphael|Phoenix\d?|Hawk Point|Strix"
+        r"|Krackan|Granite Ridge|Van ?Gogh|Kaveri|Carrizo|Stoney)\b",
+        re.IGNORECASE,
+    ),
+    Vendor.APPLE: re.compile(""),
+}
+_INTEL_INTEGRATED = "0000:00:02.0"
 
 
 class MachineReader:
@@ -50,13 +61,26 @@ class MachineReader:
 
 def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
     """Return one snapshot of several readings, with a problem for each unhealthy device."""
-    devices = tuple(complete_memory(device, host) for reading in readings for device in reading.devices)
+    devices = tuple(_complete(device, host) for reading in readings for device in reading.devices)
     problems = [problem for reading in readings for problem in reading.problems]
     hint = "no work is placed on it; see dmesg"
     for device in (device for device in devices if not device.healthy):
         message = f"{device.name}: {device.fault}" if device.name else str(device.fault)
         problems.append(Problem(source=device.id, kind="unhealthy", message=message, hint=hint, vendor=device.vendor))
     return Snapshot(taken_at=taken_at, host=host, devices=devices, problems=tuple(problems))
+
+
+def _complete(device: Device, host: Host) -> Device:
+    device = complete_memory(device, host)
+    return replace(device, is_integrated=True) if is_integrated(device) else device
+
+
+def is_integrated(device: Device) -> bool:
+    """Return whether the device is part of a processor. An unknown name counts as a card's."""
+    if device.is_integrated or (device.vendor is Vendor.INTEL and device.pci_bus_id == _INTEL_INTEGRATED):
+        return True
+    pattern = _INTEGRATED.get(device.vendor)
+    return pattern is not None and pattern.search(device.name or "") is not None
 
 
 def complete_memory(device: Device, host: Host) -> Device:
@@ -73,7 +97,7 @@ def complete_memory(device: Device, host: Host) -> Device:
         device = replace(device, memory_total_mb=None, memory_used_mb=None, memory_free_mb=None)
     figures = (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb)
     is_unread = device.healthy and figures == (None,) * 3
-    if is_unread and device.vendor is Vendor.NVIDIA and _INTEGRATED.search(device.name or ""):
+    if is_unread and device.vendor is Vendor.NVIDIA and is_integrated(device):
         total, free = host.memory_total_mb, host.memory_available_mb
         used = None if total is None or free is None else round(max(0.0, total - free), 2)
         device = replace(device, memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)

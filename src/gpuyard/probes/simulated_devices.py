@@ -1,6 +1,7 @@
 """Simulated devices, used by real processes.
 
-`GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices. A real process declares the memory
+`GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices, `nvidia:1x24GB,amd:2x16GB` devices
+that pass for those of two vendors. A real process declares the memory
 and load it uses with a `SimulatedUse`, which ends with the process at the latest (`gpuyard/simulated_usage.py`).
 A suspended process waits at its next call, as a program that calls a driver does.
 """
@@ -23,20 +24,23 @@ from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
 _POLL_S = 0.01
+# The variables that select the devices of a vendor, unless it is CUDA_VISIBLE_DEVICES.
+_VARIABLES = {Vendor.AMD: "ROCR_VISIBLE_DEVICES", Vendor.INTEL: "ZE_AFFINITY_MASK"}
 
 
 class SimulatedDevices:
-    """The probe of simulated devices; all processes with the same folder see the same devices."""
+    """The probe of simulated devices; all processes with the same folder see the same devices. With a `vendor` it
+    reads only the devices of that vendor."""
 
     name = "simulated"
-    vendor = Vendor.SIMULATED
     may_hang = True  # the folder's lock may be held by a stopped process
 
-    def __init__(self, spec: str | None = None, folder: Path | None = None) -> None:
+    def __init__(self, spec: str | None = None, folder: Path | None = None, vendor: Vendor = Vendor.SIMULATED) -> None:
         spec = spec or simulated_devices()
         if spec is None:
             raise UserError("no simulated devices are configured", hint="set GPUYARD_SIMULATE=2x24GB")
         self.devices = parse_devices(spec)
+        self.vendor = vendor
         self.folder = folder or state_dir() / "simulated"
         self.shares = SharesFolder(self.folder)
 
@@ -46,7 +50,8 @@ class SimulatedDevices:
                 taken = list(self.shares.live().values())
         except OSError as error:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
-        return Reading(devices=tuple(_loaded(device, taken) for device in self.devices))
+        own = [device for device in self.devices if device.vendor is self.vendor]
+        return Reading(devices=tuple(_loaded(device, taken) for device in own))
 
     def idle_seconds(self, device_id: str) -> dict[int, float]:
         """Return for each process without load on the device the seconds since its last change of use."""
@@ -128,13 +133,16 @@ class SimulatedUse:
 
 
 def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids in CUDA_VISIBLE_DEVICES, in its order; all ids if it is not set."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    ids = [device.id for device in devices.devices]
-    if visible is None:
-        return tuple(ids)
-    by_name = {str(index): device_id for index, device_id in enumerate(ids)} | dict(zip(ids, ids, strict=True))
-    return tuple(by_name[name.strip()] for name in visible.split(",") if name.strip() in by_name)
+    """Return the ids that the variable of each vendor shows, in its order; all of a vendor whose variable is not set.
+    Numbers in it count the devices of that vendor."""
+    found: list[str] = []
+    for vendor in dict.fromkeys(device.vendor for device in devices.devices):
+        ids = [device.id for device in devices.devices if device.vendor is vendor]
+        visible = environment.get(_VARIABLES.get(vendor, "CUDA_VISIBLE_DEVICES"))
+        by_name = {str(index): device_id for index, device_id in enumerate(ids)} | dict(zip(ids, ids, strict=True))
+        names = ids if visible is None else [name.strip() for name in visible.split(",")]
+        found += (by_name[name] for name in names if name in by_name)
+    return tuple(found)
 
 
 def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:

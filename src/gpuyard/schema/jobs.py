@@ -42,7 +42,7 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     learns_memory: bool
     reserved_mb: float | None
     estimated_mb: float | None
-    gpu_indexes: list[int | None]
+    gpu_labels: list[str | None]
     attempt: int
     elapsed_s: float | None
     waited_s: float | None
@@ -166,7 +166,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     growth: GrownNeed | None
     after: list[DependencyRow]
     attempts: list[AttemptRow]
-    device_indexes: dict[str, int | None]
+    device_labels: dict[str, str | None]
     memory: NextMemory | None
     advice: list[str]
 
@@ -179,7 +179,7 @@ class WaitExplanation(Struct, frozen=True, kw_only=True):
     summary: str
     ahead: int | None
     reasons: tuple[Reason, ...]
-    device_indexes: dict[str, int | None]
+    device_labels: dict[str, str | None]
     estimated_start: Iso | None
     estimate: str
 
@@ -246,7 +246,7 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     gate: str | None
     held_by: str | None
     device: str | None
-    device_index: int | None
+    device_label: str | None
     waits_s: dict[str, float]
     unknown: tuple[str, ...]
     now: Iso
@@ -277,7 +277,7 @@ class TaskRow(JobSummary, frozen=True, kw_only=True):
     attempt: int
     priority: int
     place: str | None
-    gpu_indexes: list[int | None]
+    gpu_labels: list[str | None]
     elapsed_s: float | None
     likely_s: float | None
     memory_mb: float | None

@@ -49,7 +49,9 @@ class DrainResult(Struct, frozen=True, kw_only=True):
 class DeviceRow(Struct, frozen=True, kw_only=True):
     id: str
     index: int | None
+    label: str | None
     vendor: Vendor
+    is_integrated: bool
     name: str | None
     parent: str | None
     pci_bus_id: str | None

@@ -2,9 +2,13 @@
 
 Every GPU number here and in GPUScheduler is the one that PyTorch uses in this process: 0 is the first GPU that
 CUDA_VISIBLE_DEVICES shows. Only the configuration file numbers GPUs as `gpuyard devices` does.
+
+On a machine with GPUs of several vendors, everything here is about those of one: the vendor that PyTorch is built for
+if it is imported, else the configured one, else the one with the largest GPU.
 """
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +16,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import banned_ids, find_devices
+from gpuyard.core.device_names import banned_ids, choose_vendor, find_devices
 from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.placement import PlacementView, choose
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.visible_devices import process_numbers
 
@@ -43,7 +48,7 @@ def get_gpu_info() -> list[dict[str, Any]]:
             "utilization": device.utilization_percent,
             "uuid": device.id,
         }
-        for device in visible_devices(number_as_process(snapshot()))
+        for device in _listed_devices(number_as_process(snapshot()))
     ]
 
 
@@ -84,10 +89,10 @@ def find_free_gpus(
         now=0.0, snapshot=seen, leases=contents.leases, closed=closed_devices(seen, contents.drains, ())
     )
     names = as_names(specific_gpus)
-    requested = None if names is None else find_devices(names, here)
+    requested = None if names is None else find_devices(names, here, process_vendor(here))
     banned = all_banned_devices(seen, here)
     free = []
-    for device in visible_devices(here):
+    for device in _listed_devices(here) if requested is None else visible_devices(here):
         if requested is not None and device.id not in requested:
             continue
         need = Need(
@@ -118,6 +123,36 @@ def number_as_process(seen: Snapshot) -> Snapshot:
 def visible_devices(here: Snapshot) -> list[Device]:
     """Return the usable devices that this process sees; `here` comes from `number_as_process`."""
     return [device for device in here.usable_devices() if device.index is not None]
+
+
+def _listed_devices(here: Snapshot) -> list[Device]:
+    """Return the usable devices of this process's vendor: of one vendor, so that a position in a list is a number."""
+    vendor = process_vendor(here)
+    return [device for device in visible_devices(here) if vendor in (None, device.vendor)]
+
+
+def process_vendor(here: Snapshot) -> Vendor | None:
+    """Return the vendor of the GPUs that this process uses by default; None on a machine with one vendor."""
+    if not here.is_mixed:
+        return None
+    need, _ = choose_vendor(Need(), visible_devices(here), here, preferred=preferred_vendor(here))
+    return need.vendor
+
+
+def preferred_vendor(here: Snapshot) -> Vendor | None:
+    """Return the vendor that PyTorch is built for, else the configured one. A program that gpuyard started sees GPUs of
+    one vendor, whatever is configured."""
+    built_for = torch_vendor()
+    if any(device.vendor is built_for for device in visible_devices(here)):
+        return built_for
+    return None if LEASE_VARIABLE in os.environ else load_config().devices.vendor
+
+
+def torch_vendor() -> Vendor | None:
+    """Return the vendor that PyTorch in this process is built for; None if it is not imported, or built for none."""
+    version = getattr(sys.modules.get("torch"), "version", None)
+    builds = ((Vendor.AMD, "hip"), (Vendor.NVIDIA, "cuda"), (Vendor.INTEL, "xpu"))
+    return next((vendor for vendor, name in builds if getattr(version, name, None)), None)
 
 
 def all_banned_devices(seen: Snapshot, here: Snapshot) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 with GPUScheduler(num_gpus=2) as gpu_ids:
     model.to(f"cuda:{gpu_ids[0]}")
 
-GPU numbers are those that PyTorch uses in this process; see gpu_info.
+GPU numbers are those that PyTorch uses in this process; see gpu_info. All GPUs of a reservation are of one vendor.
 """
 
 import atexit
@@ -17,16 +17,26 @@ import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import ParamSpec, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.scripting.gpu_info import all_banned_devices, as_names, number_as_process, visible_devices
+from gpuyard.scripting.gpu_info import (
+    all_banned_devices,
+    as_names,
+    number_as_process,
+    preferred_vendor,
+    process_vendor,
+    torch_vendor,
+    visible_devices,
+)
 from gpuyard.scripting.torch_device import TorchDeviceSelection
 from gpuyard.visible_devices import process_numbers
 from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
@@ -48,7 +58,8 @@ class GPUScheduler:
     It returns a list of GPU numbers as PyTorch uses them in this process. Without `vram` the script gets whole GPUs,
     and only GPUs with at least the given free memory and at most the given power draw and utilization. With
     `vram="8G"` it gets that much memory on each GPU and shares the GPUs with others. Each `with` makes a reservation
-    of its own, also in another thread.
+    of its own, also in another thread. On a machine with GPUs of several vendors, `vendor="amd"` says whose are meant;
+    by default those that PyTorch is built for if it is imported, else those of the vendor with the largest GPU.
 
     A script that has to wait prints a line to stderr when the wait starts and when it ends, unless `quiet` is set.
     `progress(line)` gets these lines in place of stderr, and another line whenever the reason changes.
@@ -71,6 +82,7 @@ class GPUScheduler:
         label: str | None = None,
         quiet: bool = False,
         progress: Callable[[str], None] | None = None,
+        vendor: str | None = None,
     ) -> None:
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
@@ -92,6 +104,9 @@ class GPUScheduler:
         self._num_gpus = operator.index(num_gpus)
         self._ignores_health = debug_mode
         self._priority = operator.index(priority)
+        if vendor is not None and vendor not in {*Vendor}:
+            raise UserError(f"vendor is {vendor!r}", hint=f"give one of {', '.join(Vendor)}")
+        self._vendor = None if vendor is None else Vendor(vendor)
         self._label = label or os.path.basename(sys.argv[0] or "python")
         self._write = progress or (_discard if quiet else print_to_stderr)
         self._writes_changes = progress is not None
@@ -130,7 +145,13 @@ class GPUScheduler:
     def _enter(self, held: HeldLease | None, lease: Lease, seen: Snapshot) -> list[int]:
         """Make the first GPU PyTorch's current device, and return the numbers of all."""
         ids = [share.device_id for share in lease.shares]
-        selection = TorchDeviceSelection(lambda: process_numbers(seen).get(ids[0]))
+        device = seen.device(ids[0])
+
+        def number() -> int | None:
+            is_torchs = not seen.is_mixed or torch_vendor() in (None, device and device.vendor)
+            return process_numbers(seen).get(ids[0]) if is_torchs else None
+
+        selection = TorchDeviceSelection(number)
         stack = self._stack()
         depth = len(stack)
         try:
@@ -182,18 +203,26 @@ class GPUScheduler:
 
     def _need(self, seen: Snapshot, here: Snapshot) -> Need:
         banned = all_banned_devices(seen, here)
-        only = [device for device in self._candidates(here) if device.id not in banned]
         least_mb = None if self._ignores_health else self._memory_mb
-        check_possible(self._num_gpus, least_mb, only)
-        return Need(
+        need = Need(
             devices=self._num_gpus,
             memory=WholeDevice(least_mb) if self._is_exclusive else FixedMemory(self._memory_mb),
-            only=tuple(device.id for device in only),
             banned=banned,
+            vendor=self._vendor,
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
         )
+        need, suitable = choose_vendor(
+            need,
+            self._candidates(here),
+            here,
+            banned=banned,
+            preferred=preferred_vendor(here),
+            names_devices=self._specific is not None,
+        )
+        check_possible(need, suitable, here)
+        return replace(need, only=tuple(device.id for device in suitable))
 
     def _candidates(self, here: Snapshot) -> list[Device]:
         """Return the devices to choose from; CUDA has to see them in this process."""
@@ -204,7 +233,8 @@ class GPUScheduler:
                 "specific_gpus is an empty list",
                 hint="leave it out to wait for any GPU (find_free_gpus() may have found none)",
             )
-        requested = dict.fromkeys(find_devices(self._specific, here))
+        vendor = self._vendor or process_vendor(here)
+        requested = dict.fromkeys(find_devices(self._specific, here, vendor))
         visible = {device.id: device for device in visible_devices(here)}
         _check_visible(requested, visible)
         return [visible[device_id] for device_id in requested]

@@ -1,7 +1,10 @@
 """Estimates are known as soon as an attempt ends, and survive the daemon once they are stored."""
 
+from msgspec.structs import replace
+
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.snapshot import Vendor
 from tests.unit.store import QueueDb
 
 
@@ -20,3 +23,22 @@ def test_stored_estimates_survive_the_daemon(queue_db: QueueDb) -> None:
     assert after.profiles(job) == estimates.profiles(job)
     assert (after.estimate(job).likely_s, after.ram_mb(job), after.load_percent(job)) == (30.0, 512.0, 40.0)
     assert (after.predicted_mb(job) or 0.0) > 4096.0
+
+
+def test_what_was_learned_on_one_vendor_s_gpus_is_not_used_for_another_s(queue_db: QueueDb) -> None:
+    job = queue_db.job(*queue_db.add())
+    on_nvidia, on_amd = (
+        replace(job, spec=replace(job.spec, need=replace(job.spec.need, vendor=vendor)))
+        for vendor in (Vendor.NVIDIA, Vendor.AMD)
+    )
+    attempt = Attempt(
+        job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
+        usage=Usage(peaks_mb={"G0": 4096.0}),
+    )  # fmt: skip
+    estimates = LearnedEstimates(queue_db.store)
+    estimates.learn(on_nvidia, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
+    assert estimates.predicted_mb(on_nvidia) is not None
+    assert estimates.predicted_mb(on_amd) is None
+    exact, _ = estimates.profiles(on_nvidia)
+    assert exact is not None
+    assert exact.label.endswith(" [nvidia]")

@@ -53,7 +53,9 @@ def test_the_json_shape_is_the_documented_one() -> None:
             "temperature_c": None,
             "processes": None,
             "fault": None,
+            "is_integrated": False,
             "healthy": True,
+            "label": "0",
         }
     ]
     assert shape["problems"] == [

@@ -56,11 +56,24 @@ def test_a_machine_with_different_devices_is_described_in_one_line() -> None:
     assert {d.vendor for d in devices} == {Vendor.SIMULATED}
 
 
-@pytest.mark.parametrize("spec", ["two", "2x", "x24GB", "0x24GB", "2x24GB,", "2y24GB", "2x-5GB", "2x24", "1x0GB"])
+@pytest.mark.parametrize(
+    "spec", ["two", "2x", "x24GB", "0x24GB", "2x24GB,", "2y24GB", "2x-5GB", "2x24", "1x0GB", "voodoo:1x2GB"]
+)
 def test_an_invalid_description_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_devices(spec)
     assert refusal.value.hint
+
+
+def test_simulated_devices_pass_for_those_of_several_vendors() -> None:
+    spec = "nvidia:1x24GB,amd:1x16GB,2x8GB,AMD-integrated:1x2GB"
+    devices = parse_devices(spec)
+    assert [(each.id, each.vendor, each.index) for each in devices if each.vendor != "simulated"] == [
+        ("SIM-nvidia-0", "nvidia", 0), ("SIM-amd-0", "amd", 0), ("SIM-amd-1", "amd", 1),
+    ]  # fmt: skip
+    assert [each.id for each in devices if each.is_integrated] == ["SIM-amd-1"]
+    environment = {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "SIM-amd-0", "HIP_VISIBLE_DEVICES": "0"}
+    assert visible_device_ids(SimulatedDevices(spec), environment) == ("SIM-amd-0",)
 
 
 def test_a_new_machine_has_no_processes(devices: SimulatedDevices) -> None:

@@ -90,7 +90,7 @@ def test_the_progress_is_counted_from_the_answer_of_the_queue() -> None:
     counts = {"succeeded": 5, "failed": 1, "rejected": 1, "cancelled": 2, "running": 3, "stopping": 1, "delayed": 1}
     answer = {
         "count": 20, "counts": {**counts, "queued": 6}, "gate": "gpu", "held_by": "GPU 91% > 80%", "device": "SIM-1",
-        "device_index": 1, "now": "2026-01-02T03:05:05.000Z",
+        "device_label": "1", "now": "2026-01-02T03:05:05.000Z",
     }  # fmt: skip
     found = progress_of("city", answer, age_of(answer, "2026-01-02T03:04:05.000Z"))
     assert (found.finished, found.running, found.waiting, found.failed, found.elapsed_s) == (9, 4, 7, 2, 60.0)

@@ -76,13 +76,13 @@ def test_control_characters_are_replaced() -> None:
 @pytest.mark.parametrize(
     ("row", "gpus", "memory"),
     [
-        ({"gpus": 2, "gpu_indexes": [0, 3], "attempt": 1, "reserved_mb": 8192}, "0,3", "8 GB"),
-        ({"gpus": 1, "gpu_indexes": [None], "attempt": 1, "reserved_mb": None}, "?", "alone"),
-        ({"gpus": 2, "gpu_indexes": [], "waited_s": 5.0, "estimated_mb": None}, "x2", "alone"),
-        ({"gpus": 1, "gpu_indexes": [], "waited_s": 5.0, "estimated_mb": 5325}, "x1", "5.2 GB"),
-        ({"gpus": 1, "gpu_indexes": [0], "attempt": 1, "waited_s": 5.0, "estimated_mb": 512}, "0", "512 MB"),
-        ({"gpus": 1, "gpu_indexes": [], "vram_mb": 1024}, "x1", "1 GB"),
-        ({"gpus": 0, "gpu_indexes": []}, "-", "-"),
+        ({"gpus": 2, "gpu_labels": ["0", "amd:3"], "attempt": 1, "reserved_mb": 8192}, "0,amd:3", "8 GB"),
+        ({"gpus": 1, "gpu_labels": [None], "attempt": 1, "reserved_mb": None}, "?", "alone"),
+        ({"gpus": 2, "gpu_labels": [], "waited_s": 5.0, "estimated_mb": None}, "x2", "alone"),
+        ({"gpus": 1, "gpu_labels": [], "waited_s": 5.0, "estimated_mb": 5325}, "x1", "5.2 GB"),
+        ({"gpus": 1, "gpu_labels": ["0"], "attempt": 1, "waited_s": 5.0, "estimated_mb": 512}, "0", "512 MB"),
+        ({"gpus": 1, "gpu_labels": [], "vram_mb": 1024}, "x1", "1 GB"),
+        ({"gpus": 0, "gpu_labels": []}, "-", "-"),
     ],
 )
 def test_gpus_and_memory_of_a_job(row: dict[str, object], gpus: str, memory: str) -> None:

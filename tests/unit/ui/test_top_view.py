@@ -24,7 +24,7 @@ NOW_S = 1_794_794_400.0
 def a_row(job_id: int, state: str = "queued", **more: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": job_id, "name": None, "state": state, "tag": None, "priority": 0, "user": "ann", "command": "python t.py",
-        "gpus": 1, "vram_mb": 4096.0, "reserved_mb": None, "estimated_mb": 4096.0, "gpu_indexes": [], "attempt": 0,
+        "gpus": 1, "vram_mb": 4096.0, "reserved_mb": None, "estimated_mb": 4096.0, "gpu_labels": [], "attempt": 0,
         "ended_at": None, "elapsed_s": None, "waited_s": 65.0, "status": None, "outcome": None, "reason": None,
         "index": None, "place": None,
     }  # fmt: skip
@@ -35,7 +35,8 @@ def a_device(index: int, **more: Any) -> dict[str, Any]:
     memory = {"capacity_mb": 24576, "own_mb": 12288, "own_used_mb": 9216, "others_mb": 2048, "others_used_mb": 1024,
               "foreign_mb": 3072, "free_mb": 7168}  # fmt: skip
     device = {
-        "id": f"GPU-{index}", "index": index, "vendor": "nvidia", "name": "NVIDIA H200", "parent": None,
+        "id": f"GPU-{index}", "index": index, "label": str(index), "vendor": "nvidia", "name": "NVIDIA H200",
+        "parent": None,
         "memory_total_mb": 24576.0, "memory_used_mb": 13312.0, "utilization_percent": 45.0, "power_draw_w": 350.0,
         "power_limit_w": 700.0, "temperature_c": 61.0, "fault": None, "healthy": True, "memory": memory,
     }  # fmt: skip
@@ -227,7 +228,9 @@ def test_an_unhealthy_device_is_shown_with_the_fault() -> None:
 def test_a_row_shows_its_state_and_reason() -> None:
     screen = a_screen(glyphs=ASCII, width=120)
     held_up = a_row(17, name="train", index=3, priority=5, reason="every GPU is taken", tag="night")
-    screen.hear_jobs(an_answer(held_up, a_row(18, "running", gpu_indexes=[1], attempt=1, elapsed_s=5.0, user="bob")), 0)
+    screen.hear_jobs(
+        an_answer(held_up, a_row(18, "running", gpu_labels=["1"], attempt=1, elapsed_s=5.0, user="bob")), 0
+    )
     heading, columns, first, second = screen.queue()
     assert columns.plain.split() == ["ID", "STATE", "JOB", "USER", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
     assert first.plain.startswith(">  17 queued     train[3]")

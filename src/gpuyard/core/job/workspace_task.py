@@ -43,9 +43,13 @@ class Task(Struct, frozen=True, kw_only=True):
     hook_timeout_s: float = 60.0
 
 
-def place_of(indexes: Sequence[int | None]) -> str:
-    """Return where a task on these GPUs runs, as its session name shows it: `gpu0_1`, or `cpu` without a GPU."""
-    return f"gpu{'_'.join('x' if index is None else str(index) for index in indexes)}" if indexes else "cpu"
+def place_of(labels: Sequence[str | None]) -> str:
+    """Return where a task on these GPUs runs, as its session name shows it: `gpu0_1`, `gpu-amd-0` for amd:0, or `cpu`
+    without a GPU. tmux takes no colon in a session's name."""
+    if not labels:
+        return "cpu"
+    places = "_".join((label or "x").replace(":", "-") for label in labels)
+    return f"gpu{places}" if places[0] in "x0123456789" else f"gpu-{places}"
 
 
 def session_on(task: Task, place: str) -> str | None:

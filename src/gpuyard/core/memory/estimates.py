@@ -1,7 +1,8 @@
 """Estimate the memory and duration of jobs from past runs: of the exact command, else of the program alone.
 
 - A fingerprint identifies the exact command with its configuration, or the program (an interpreter's script counts as
-  the program). The most specific fingerprint with past runs wins.
+  the program), on the GPUs of one vendor where a machine has several: another vendor's say little about it. The most
+  specific fingerprint with past runs wins.
 - The memory estimate is a high quantile of recent peaks, plus a margin that shrinks with evidence. A program that ran
   only with other arguments gets a larger margin than the same command, and counts as unknown where its few runs differ.
 - A run that was cut short proves only that it needs at least its peak; a run that ran out of memory, more than that.
@@ -69,9 +70,12 @@ class Estimate(Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=1024)
-def fingerprints(command: Sequence[str], cwd: str = "", configuration: str = "") -> tuple[str, str]:
-    """Return the fingerprints of the exact command and of the program. A relative script belongs to its `cwd`."""
-    program = find_program(command, cwd)
+def fingerprints(
+    command: Sequence[str], cwd: str = "", configuration: str = "", vendor: str | None = None
+) -> tuple[str, str]:
+    """Return the fingerprints of the exact command and of the program. A relative script belongs to its `cwd`.
+    `vendor` is that of its GPUs; None on a machine with one vendor."""
+    program = (*find_program(command, cwd), *(() if vendor is None else ("", vendor)))
     return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
 
 

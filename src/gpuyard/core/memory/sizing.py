@@ -23,7 +23,7 @@ from gpuyard.core.job.job import Attempt, Growth, Job, Usage
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, Share, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.device_fit import check_suitable, tiny_mb
+from gpuyard.core.scheduling.device_fit import check_suitable, kind_of, tiny_mb
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device
@@ -117,7 +117,7 @@ class DeviceSizes:
         self._found: dict[tuple[object, ...], SuitableSizes] = {}
 
     def suitable(self, need: Need) -> SuitableSizes:
-        kind = (need.only, need.banned, need.vendor, need.model)
+        kind = kind_of(need)
         found = self._found.get(kind)
         if found is None:
             devices = [each for each in self.devices if check_suitable(need, each) is None]

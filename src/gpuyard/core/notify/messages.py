@@ -165,6 +165,7 @@ def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     return is_taken or is_busy or check_capacity(Need(), DeviceState(device, (), None), Packing()) is not None
 
 
-def label_of(device: Device) -> str:
-    number = device.id if device.index is None else f"GPU {device.index}"
+def device_title(device: Device, snapshot: Snapshot) -> str:
+    label = snapshot.labels.get(device.id)
+    number = device.id if label is None else f"GPU {label}"
     return f"{number} ({device.name})" if device.name else number

@@ -116,6 +116,7 @@ class ReportGroup(ReportTotals, frozen=True, kw_only=True):
 class DeviceUse(Struct, frozen=True, kw_only=True):
     id: str
     index: int | None
+    label: str | None = None
     name: str | None
     is_there: bool
     attempts: int

@@ -36,7 +36,14 @@ class Packing(Struct, frozen=True, kw_only=True):
 def is_of_kind(need: Need, device: Device) -> bool:
     if need.vendor is not None and device.vendor is not need.vendor:
         return False
+    if need.only_discrete and device.is_integrated:
+        return False
     return need.model is None or need.model.lower() in (device.name or "").lower()
+
+
+def kind_of(need: Need) -> tuple[object, ...]:
+    """Return all of the need that says which devices suit it, busy or not."""
+    return need.only, need.banned, need.vendor, need.model, need.only_discrete, need.is_resumed
 
 
 def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
@@ -161,9 +168,7 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
         case ReasonKind.UNHEALTHY:
             return Reason(kind, f"unhealthy: {device.fault}", device.id)
         case ReasonKind.NOT_ASKED_FOR:
-            is_listed = need.only is None or device.id in need.only
-            text = "another vendor or model than requested" if is_listed else "not among the requested GPUs"
-            return Reason(kind, text, device.id)
+            return Reason(kind, _describe_mismatch(need, device), device.id)
         case ReasonKind.AWAITED:
             return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
         case ReasonKind.LEASED:
@@ -195,6 +200,16 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             return Reason(kind, text, device.id, used, allowed)
     figure, figure_limit = next((figure, limit) for each, figure, limit in _limits(need, device) if each is kind)
     return over(kind, figure, figure_limit, device.id)
+
+
+def _describe_mismatch(need: Need, device: Device) -> str:
+    if need.only is not None and device.id not in need.only:
+        return "not among the requested GPUs"
+    if need.vendor is not None and device.vendor is not need.vendor:
+        return f"of another vendor: this job gets {need.vendor} GPUs"
+    if need.only_discrete and device.is_integrated:
+        return "integrated graphics, which a job gets only if it names them"
+    return "another model than requested"
 
 
 def _describe_foreign_load(load: ForeignLoad) -> str:

@@ -27,6 +27,7 @@ from gpuyard.core.scheduling.device_fit import (
     check_state,
     check_suitable,
     host_refusals,
+    kind_of,
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
@@ -134,10 +135,10 @@ class PlacementState:
         if need.devices == 1 and not need.is_exclusive:
             best = self._shared_devices(need).best(need, self._view.packing)
             return None if best is None else Claim(shares=(_claimed_share(need, best),))
-        fitting = sorted(self._fitting(need), key=lambda state: placement_cost(need, state))[: need.devices]
+        fitting = _of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
         if len(fitting) < need.devices:
             return None
-        chosen = sorted(fitting, key=lambda state: (state.device.vendor, state.device.index or 0, state.device.id))
+        chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
         return Claim(shares=tuple(_claimed_share(need, state) for state in chosen))
 
     def explain(self, need: Need) -> Iterator[Reason]:
@@ -226,7 +227,7 @@ class PlacementState:
 
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
         """Yield the devices that the need allows and that are not closed, busy or not."""
-        kind = (need.only, need.banned, need.vendor, need.model, need.is_resumed)
+        kind = kind_of(need)
         found = self._suitable.get(kind)
         if found is None:
             devices = (each.device for each in self.states.values())
@@ -335,6 +336,13 @@ def _share(need: Need, device: Device) -> Share:
     )
 
 
+def _of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:
+    """Return the first devices of one vendor that are enough for the need; none if no vendor has enough."""
+    vendors = dict.fromkeys(state.device.vendor for state in fitting)
+    groups = ([state for state in fitting if state.device.vendor is vendor] for vendor in vendors)
+    return next((group for group in groups if len(group) >= need.devices), [])[: need.devices]
+
+
 def _lease_ids(state: DeviceState) -> set[str]:
     return {each.lease_id for each in state.promises if each.lease_id is not None}
 
@@ -342,4 +350,4 @@ def _lease_ids(state: DeviceState) -> set[str]:
 def _kind(need: Need) -> tuple[object, ...]:
     """Return all that the need asks of a device, except capacity."""
     limits = (need.max_utilization_percent, need.max_power_w, need.max_memory_used_mb)
-    return (need.only, need.banned, need.vendor, need.model, need.ignores_health, need.is_resumed, *limits)
+    return (*kind_of(need), need.ignores_health, *limits)

@@ -8,7 +8,7 @@ from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain_briefly
-from gpuyard.daemon.api.job_rows import gpu_index, gpu_indexes, last_attempt, summarise
+from gpuyard.daemon.api.job_rows import gpu_label, gpu_labels, last_attempt, summarise
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
@@ -41,7 +41,7 @@ def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
         gate=gate,
         held_by=None if reason is None else reason.text,
         device=device_id,
-        device_index=None if device_id is None else gpu_index(scheduler, device_id),
+        device_label=None if device_id is None else gpu_label(scheduler, device_id),
         waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
         unknown=tuple(batch.unknown),
         now=wall_time(scheduler, scheduler.clock.now()),
@@ -120,7 +120,7 @@ def _make_task(scheduler: SchedulerLoop, job: Job, task: Task) -> TaskRow:
         attempt=job.attempts,
         priority=job.priority,
         place=attempt.place if attempt is not None else None,
-        gpu_indexes=gpu_indexes(scheduler, attempt),
+        gpu_labels=gpu_labels(scheduler, attempt),
         elapsed_s=None if attempt is None else round(attempt.ran_s(attempt.ended_at or scheduler.sampling.now()), 3),
         likely_s=None if job.state in FINISHED else estimates.estimate_of(job.id).likely_s,
         memory_mb=usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,

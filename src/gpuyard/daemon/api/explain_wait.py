@@ -8,7 +8,7 @@ from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_duration
-from gpuyard.daemon.api.job_rows import indexes_by_id
+from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
@@ -46,7 +46,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         summary=summary,
         ahead=ahead,
         reasons=reasons,
-        device_indexes=indexes_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
+        device_labels=labels_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=wall_time(scheduler, starts_at),
         estimate=estimate,
     )
@@ -74,8 +74,14 @@ def job_history(
 ) -> JobHistory:
     """Return everything that happened to it, in order: the recorded events, and the start and end of each attempt."""
     events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *recorded]
+    snapshot = scheduler.sampling.latest.snapshot
+
+    def name(device_id: str) -> str:
+        is_known = snapshot.is_mixed and device_id in snapshot.labels
+        return f"GPU {snapshot.labels[device_id]} ({device_id})" if is_known else device_id
+
     for attempt in attempts:
-        where = f"on {', '.join(attempt.devices)}" if attempt.devices else "without a GPU"
+        where = f"on {', '.join(map(name, attempt.devices))}" if attempt.devices else "without a GPU"
         if attempt.engine:
             where = f"at {attempt.place or '?'}, {attempt.engine} {attempt.site_id or ''}".rstrip()
         elif attempt.pid is not None:
@@ -105,8 +111,8 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
     first = next((reason for reason in hold.reasons if reason.kind not in _VAGUE), None)
     if first is None:
         return "every GPU is in use" if snapshot.usable_devices() else "no GPU was found"
-    device = snapshot.device(first.device_id) if first.device_id is not None else None
-    return f"GPU {device.index}: {first.text}" if device is not None else first.text
+    label = snapshot.labels.get(first.device_id or "")
+    return first.text if label is None else f"GPU {label}: {first.text}"
 
 
 # Suspended jobs, and jobs that are being preempted
@@ -173,7 +179,8 @@ def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:
     if is_about_to:
         return f"job {job.id} is about to start"
     count = job.spec.need.devices
-    gpus = f"{count} GPU{'' if count == 1 else 's'}" if count else "a free slot"
+    vendor = "" if job.spec.need.vendor is None else f"{job.spec.need.vendor} "
+    gpus = f"{count} {vendor}GPU{'' if count == 1 else 's'}" if count else "a free slot"
     return f"job {job.id} waits for {job.spec.engine or gpus}"
 
 

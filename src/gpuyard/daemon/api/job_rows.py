@@ -51,7 +51,7 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.J
         learns_memory=job.spec.learns_memory,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
         estimated_mb=estimated_mb(scheduler, job),
-        gpu_indexes=gpu_indexes(scheduler, attempt),
+        gpu_labels=gpu_labels(scheduler, attempt),
         attempt=job.attempts,
         elapsed_s=_elapsed_s(job, attempt, now),
         waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
@@ -85,23 +85,22 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
             for other, kind, state in scheduler.store.dependencies(job.id)
         ],
         attempts=[_make_attempt(scheduler, attempt) for attempt in attempts],
-        device_indexes=indexes_by_id(scheduler, (device for each in attempts for device in each.devices)),
+        device_labels=labels_by_id(scheduler, (device for each in attempts for device in each.devices)),
         memory=next_memory(scheduler, job),
         advice=advice(scheduler, job, attempts),
     )
 
 
-def gpu_index(scheduler: SchedulerLoop, device_id: str) -> int | None:
-    device = scheduler.sampling.latest.snapshot.device(device_id)
-    return device.index if device is not None else None
+def gpu_label(scheduler: SchedulerLoop, device_id: str) -> str | None:
+    return scheduler.sampling.latest.snapshot.labels.get(device_id)
 
 
-def gpu_indexes(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[int | None]:
-    return [gpu_index(scheduler, device_id) for device_id in attempt.devices] if attempt is not None else []
+def gpu_labels(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[str | None]:
+    return [gpu_label(scheduler, device_id) for device_id in attempt.devices] if attempt is not None else []
 
 
-def indexes_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, int | None]:
-    return {device_id: gpu_index(scheduler, device_id) for device_id in device_ids}
+def labels_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, str | None]:
+    return {device_id: gpu_label(scheduler, device_id) for device_id in device_ids}
 
 
 def all_attempts(scheduler: SchedulerLoop, job: Job) -> list[Attempt]:

@@ -79,7 +79,8 @@ class SubmissionHandler:
         pace, notes = submission.spec.pace, []
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self._read_devices()
-            submission = fit_to_machine(submission, snapshot, load_config().devices.banned_ids(snapshot))
+            devices = load_config().devices
+            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
             notes += _drain_notes(submission.spec, snapshot, scheduler.ledger.read_drains())
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
@@ -97,12 +98,18 @@ class SubmissionHandler:
         """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""
         sampling = self._scheduler.sampling
         snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
-        while not snapshot.devices and any(problem.kind == "timeout" for problem in snapshot.problems):
+        while _lacks_vendor(snapshot):
             if time.monotonic() > self._first_reading_by:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
             snapshot = (await asyncio.shield(sampling.request())).snapshot
         return snapshot
+
+
+def _lacks_vendor(snapshot: Snapshot) -> bool:
+    """Return whether a vendor's probe was too slow, and none of its devices is known: a job may be meant for them."""
+    known = {device.vendor for device in snapshot.devices}
+    return any(problem.kind == "timeout" and problem.vendor not in known for problem in snapshot.problems)
 
 
 def _read(body: bytes, default_engine: str) -> Submission:
@@ -125,7 +132,8 @@ def _drain_notes(spec: JobSpec, snapshot: Snapshot, drains: Sequence[Drain]) -> 
     closed = {device.id: drain for device in suitable if (drain := drain_of(device, drains)) is not None}
     if len(suitable) - len(closed) >= spec.need.devices:
         return []
-    named = [f"GPU {each.index} is {describe_drain(closed[each.id])}" for each in suitable if each.id in closed]
+    labels = snapshot.labels
+    named = [f"GPU {labels.get(each, each)} is {describe_drain(drain)}" for each, drain in closed.items()]
     return [f"it waits until `gpuyard devices undrain`: {'; '.join(named[:_MOST_NAMED])}"]
 
 

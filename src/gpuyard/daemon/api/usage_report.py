@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
@@ -62,6 +62,8 @@ class ReportHandler:
         window = TimeWindow(max(0.0, now - span_s), now)
         devices, to_wall = snapshot.usable_devices(), clock.to_wall
         report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices, to_wall))
+        uses = tuple(replace(use, label=snapshot.labels.get(use.id)) for use in report.devices)
+        report = replace(report, devices=uses)
         since, until = (wall_time(self._scheduler, at) for at in (window.since, window.until))
         return ReportAnswer(**asdict(report), since=since, until=until, by=by, host=snapshot.host.name), busy_s
 

@@ -145,6 +145,7 @@ def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
     return copy_fields(
         device,
         machine.DeviceRow,
+        label=users.snapshot.labels.get(device.id),
         is_usable=device in users.snapshot.usable_devices(),
         banned=device.id in users.banned or device.parent in users.banned,
         drain=None if (drain := drain_of(device, users.drains)) is None else machine.drain_row(drain),

@@ -160,10 +160,9 @@ def _arrange(
 
 
 def _device_lane(device_id: str, snapshot: Snapshot) -> LaneRow:
-    device = snapshot.device(device_id)
-    if device is None or device.index is None:
-        return LaneRow(device=device_id, label=device_id, name=None if device is None else device.name, rows=1)
-    return LaneRow(device=device_id, label=f"GPU {device.index}", name=device.name, rows=1)
+    device, label = snapshot.device(device_id), snapshot.labels.get(device_id)
+    name = None if device is None else device.name
+    return LaneRow(device=device_id, label=device_id if label is None else f"GPU {label}", name=name, rows=1)
 
 
 def _shorten(command: str) -> str:

@@ -15,7 +15,14 @@ from gpuyard.control.controller import Step
 from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.lease import Lease
-from gpuyard.core.notify.messages import FreedDevices, Occurrence, label_of, occurrence_of, queue_summary, targets_of
+from gpuyard.core.notify.messages import (
+    FreedDevices,
+    Occurrence,
+    device_title,
+    occurrence_of,
+    queue_summary,
+    targets_of,
+)
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.delivery_thread import DeliveryThread
@@ -104,4 +111,5 @@ class EventPublisher:
                 continue
             now, at = asyncio.get_running_loop().time(), self._scheduler.sampling.now()
             freed = self._freed.update(sample.snapshot, leases, now, self._config.gpu_free_s)
-            self._publish(Occurrence(event=Event.GPU_FREE, at=at, text=label_of(device)) for device in freed)
+            texts = (device_title(device, sample.snapshot) for device in freed)
+            self._publish(Occurrence(event=Event.GPU_FREE, at=at, text=text) for text in texts)

@@ -123,10 +123,10 @@ class LocalSuspender:
     def _refusal_on(self, device_id: str, device: Device | None) -> str | None:
         if device is None:
             return f"{device_id} is not visible now"
-        if device.vendor is Vendor.SIMULATED:
-            return None
-        if device.vendor is not Vendor.NVIDIA:
+        if device.vendor not in (Vendor.NVIDIA, Vendor.SIMULATED):
             return f"{device.id} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
+        if device.is_simulated:
+            return None
         if device.parent is not None:
             return f"{device.id} is a MIG device, and the driver cannot suspend programs on it"
         return self._driver.refusal()

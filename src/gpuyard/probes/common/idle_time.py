@@ -15,7 +15,7 @@ def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
     found: dict[tuple[str, int], float] = {}
     for device in snapshot.devices:
         times: dict[int, float] = {}
-        if device.processes and device.vendor is Vendor.SIMULATED:
+        if device.processes and device.is_simulated:
             from gpuyard.probes.simulated_devices import SimulatedDevices
 
             times = SimulatedDevices().idle_seconds(device.id)

@@ -90,7 +90,7 @@ def of_device(whole: Metrics, tiles: Sequence[Metrics]) -> Metrics:
 
 
 def as_device(index: int | None, bus_id: str | None, known: Metrics) -> Device:
-    figures = {field: known.get(field) for field in _READERS}
+    figures: dict[str, Any] = {field: known.get(field) for field in _READERS}
     engine_percent = figures.pop("engine_percent")
     if figures["utilization_percent"] is None:
         figures["utilization_percent"] = engine_percent

@@ -11,7 +11,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuyard.config import load_config
+from gpuyard.core.device_names import choose_vendor
+from gpuyard.core.lease import Need
 from gpuyard.core.natural_order import natural_order
+from gpuyard.core.snapshot import Vendor
 from gpuyard.engines.registry import LOCAL
 from gpuyard.errors import UserError
 from gpuyard.probes.local_machine import snapshot
@@ -78,7 +82,9 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
         return (names * count if len(names) == 1 else names), []
     if settings.gpu_count is None or settings.engine not in (None, LOCAL):
         return [None] * count, []
-    devices = visible_devices(snapshot())
+    seen = snapshot()
+    need = Need(vendor=Vendor(settings.vendor) if settings.vendor else None)
+    _, devices = choose_vendor(need, visible_devices(seen), seen, preferred=load_config().devices.vendor)
     first = ",".join(device.id for device in devices[: settings.gpu_count])
     notes = []
     if devices and len(devices) < settings.gpu_count:

@@ -42,6 +42,7 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     worker_prefix: Annotated[str, types.text]
     max_jobs_per_gpu: Annotated[int, types.whole(1)] = 2
     gpu_count: Annotated[int | None, types.gpu_count] = None
+    vendor: Annotated[str | None, types.vendor] = None
     check_interval: Annotated[float, types.positive_seconds] = 30.0
     startup_delay: Annotated[float, types.seconds] = 1.0
     command_delay: Annotated[float, types.seconds] = 0.5
@@ -93,7 +94,7 @@ def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
 SETTING_TYPES = _types_by_key(WorkspaceSettings)
 _TASK_SETTING_TYPES = _types_by_key(TaskOptions)
 # How None is shown to users.
-_NONE_TEXTS = {"gpu_count": "all", "vram": "learned", "engine": "default"}
+_NONE_TEXTS = {"gpu_count": "all", "vram": "learned", "engine": "default", "vendor": "default"}
 
 
 class LoadedSettings(Struct, frozen=True, kw_only=True):

@@ -201,6 +201,7 @@ class _Sweep:
             "gpus": own.gpus,
             "vram": f"{vram_mb}M" if vram_mb is not None and has_gpu else None,
             "device": each.devices if has_gpu else None,
+            "vendor": settings.vendor if has_gpu else None,
             "priority": settings.priority if own.priority is None else own.priority,
             "retries": settings.max_retries if settings.auto_restart_failed else 0,
             "time-limit": None if timeout_s is None else f"{timeout_s}s",

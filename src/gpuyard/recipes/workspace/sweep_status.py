@@ -125,7 +125,7 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
         return ConfigStatus(config=config, state="completed" if is_marked else "not started")
     record = files.read_record(loaded.workspace, task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
-    indexes = ["?" if index is None else str(index) for index in task["gpu_indexes"]]
+    indexes = [label or "?" for label in task["gpu_labels"]]
     return ConfigStatus(
         config=config,
         state=state,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
 
@@ -231,6 +232,11 @@ def _parse_engine(written: str) -> str | None:
     return None if name == "default" else name
 
 
+def _parse_vendor(written: str) -> str | None:
+    name = _parse_word(written)
+    return None if name == "default" else Vendor(name).value
+
+
 def whole(least: int) -> Callable[[yaml.Node], int]:
     return _scalar(f"a whole number of {least} or more", _parse_whole, lambda number: number >= least)
 
@@ -250,6 +256,7 @@ gpu_count = _scalar(
 )
 # None for the queue's default. Whether the engine exists is checked on use.
 engine = _scalar("default, or the name of an engine: local, slurm, ray", _parse_engine)
+vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _parse_vendor)
 sessions = _scalar("tmux or none", _parse_word, ("tmux", "none").__contains__)
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)

@@ -137,10 +137,11 @@ def _candidates(torch: Any) -> list[str]:
     if torch is not None:
         vendor = Vendor.AMD if getattr(torch.version, "hip", None) else Vendor.NVIDIA
     elif is_simulated():
-        vendor = Vendor.SIMULATED
+        vendor = None
     else:
         return []
     machine = snapshot()
+    vendor = vendor or machine.devices[0].vendor
     visible = [device.id for device in visible_devices(machine) if device.vendor is vendor]
     # If all are hidden from this process, GPUScheduler raises an error that says so.
     return visible or [device.id for device in machine.usable_devices() if device.vendor is vendor]

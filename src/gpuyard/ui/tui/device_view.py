@@ -67,7 +67,7 @@ class DeviceLayout:
 
     def __init__(self, devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> None:
         self.width, self.each, self.glyphs, self.now = width, each, glyphs, now
-        self.labels = {device["id"]: label_of(device, devices) for device in devices}
+        self.labels = {device["id"]: device["label"] or "?" for device in devices}
         self.label = max(map(len, self.labels.values()), default=1)
         longest = max((cell_width(_name(device)) for device in devices), default=0)
         self.name = min(longest, max(8, width // 5))
@@ -126,14 +126,6 @@ def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
         most = limit_w or max((value for value in values if value is not None), default=1.0)
         text.append(f" {sparkline(values, most, frame.glyphs)}", "yellow")
     return text
-
-
-def label_of(device: Device, devices: Sequence[Device]) -> str:
-    """Return `0`; `0:1` for a part of card 0; `amd:0` if the machine has GPUs of several vendors."""
-    parent = next((other for other in devices if other["id"] == device.get("parent")), None)
-    numbers = [other.get("index") for other in (parent, device) if other is not None]
-    label = ":".join("?" if number is None else str(number) for number in numbers)
-    return f"{device.get('vendor')}:{label}" if len({other.get("vendor") for other in devices}) > 1 else label
 
 
 def _memory(device: Device) -> str:

@@ -104,8 +104,8 @@ def progress_of(name: str, status: dict[str, Any], elapsed_s: float) -> Progress
     counts: dict[str, int] = status["counts"]
     held_by, device = status["held_by"], status["device"]
     if held_by is not None and device is not None:
-        index = status["device_index"]
-        held_by = f"{held_by} on {device if index is None else f'GPU {index}'}"
+        label = status["device_label"]
+        held_by = f"{held_by} on {device if label is None else f'GPU {label}'}"
     return Progress(
         name=name,
         total=status["count"],

@@ -47,11 +47,11 @@ def snapshot_lines(
         return [*lines, ((f"{found} `gpuyard doctor` shows what was tried.", None),)]
     height = None if frame.height is None else max(2, frame.height - len(lines) - 2)
     devices, more = _first(snapshot.devices, height)
-    lines += _device_table(devices, snapshot.devices, frame, history)
+    lines += _device_table(devices, snapshot, frame, history)
     lines += _more_line(more, "device")
     if processes is not None and not more:
         left = None if height is None else height - len(devices) - 2
-        lines += _process_table(snapshot.devices, processes, frame, left)
+        lines += _process_table(snapshot, processes, frame, left)
     return lines
 
 
@@ -79,14 +79,6 @@ def host_line(host: Host) -> str:
     return GAP.join(facts)
 
 
-def device_label(device: Device, devices: Sequence[Device]) -> str:
-    """Return `0`; `0:1` for a part of card 0; `amd:0` if the machine has GPUs of several vendors."""
-    parent = next((other for other in devices if other.id == device.parent), None)
-    numbers = [other.index for other in (parent, device) if other is not None]
-    label = ":".join("?" if number is None else str(number) for number in numbers)
-    return f"{device.vendor}:{label}" if len({other.vendor for other in devices}) > 1 else label
-
-
 def figure_text(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f}{unit}"
 
@@ -105,9 +97,9 @@ def power_text(draw_w: float | None, limit_w: float | None) -> str:
 
 
 def _device_table(
-    shown: Sequence[Device], devices: Sequence[Device], frame: Frame, history: Mapping[str, list[float | None]] | None
+    shown: Sequence[Device], snapshot: Snapshot, frame: Frame, history: Mapping[str, list[float | None]] | None
 ) -> list[Line]:
-    rows = [_device_texts(device, devices, frame) for device in shown]
+    rows = [_device_texts(device, snapshot, frame) for device in shown]
     columns = list(_DEVICE_COLUMNS)
     if history is None:
         del columns[_SPARKLINE]
@@ -133,10 +125,10 @@ def _device_line(device: Device, cells: Sequence[str]) -> Line:
     return join_spans((cell, style if at == _BAR else None) for at, cell in enumerate(cells))
 
 
-def _device_texts(device: Device, devices: Sequence[Device], frame: Frame) -> list[str]:
+def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]:
     name = ("  " if device.parent else "") + (device.name or device.id)
     return [
-        device_label(device, devices),
+        snapshot.labels.get(device.id, "?"),
         name if device.healthy else f"unhealthy: {name}",
         memory_text(device.memory_used_mb, device.memory_total_mb),
         figure_text(device.utilization_percent, "%"),
@@ -147,18 +139,18 @@ def _device_texts(device: Device, devices: Sequence[Device], frame: Frame) -> li
 
 
 def _process_table(
-    devices: Sequence[Device], known: Mapping[int, ProcessInfo], frame: Frame, height: int | None
+    snapshot: Snapshot, known: Mapping[int, ProcessInfo], frame: Frame, height: int | None
 ) -> list[Line]:
     """Return the processes of each device, those with the most memory first."""
     rows = [
         [
-            device_label(device, devices),
+            snapshot.labels.get(device.id, "?"),
             str(process.pid),
             known.get(process.pid, ProcessInfo()).user or UNKNOWN,
             format_size(process.memory_mb),
             known.get(process.pid, ProcessInfo()).command or process.name or UNKNOWN,
         ]
-        for device in devices
+        for device in snapshot.devices
         for process in sorted(device.processes or (), key=lambda process: -(process.memory_mb or 0.0))
     ]
     shown, more = _first(rows, height)

@@ -4,14 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gpuyard.core.lease import Lease, Need
-from gpuyard.core.snapshot import Device
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.leases.records import BadRecord
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.probes.common.process_info import ProcessInfo
 from gpuyard.ui.cli.text_table import Line, make_columns
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.device_tables import device_label, table_lines
+from gpuyard.ui.views.device_tables import table_lines
 
 _LEASES = make_columns(
     "lease", "gpus", "user", "pid", "since", "reserved", "measured", "label",
@@ -37,7 +36,7 @@ def lease_lines(
     lines += [(("! ", "yellow"), (text, None)) for text in ignored_texts(status.bad)]
     rows = [
         [
-            _label(use.device_id, status.snapshot.devices),
+            _label(use.device_id, status),
             str(use.process.pid),
             processes.get(use.process.pid, ProcessInfo()).user or UNKNOWN,
             format_size(use.process.memory_mb),
@@ -58,7 +57,7 @@ def ignored_texts(bad: Sequence[BadRecord]) -> list[str]:
 
 
 def _need_text(need: Need) -> str:
-    devices = format_count(need.devices, "GPU")
+    devices = format_count(need.devices, "GPU" if need.vendor is None else f"{need.vendor} GPU")
     if need.required_mb is None:
         return devices
     return f"{devices} with {format_size(need.required_mb)}{' free' if need.is_exclusive else ''}"
@@ -68,7 +67,7 @@ def _lease_row(lease: Lease, status: LedgerStatus) -> list[str]:
     is_exclusive = any(share.is_exclusive for share in lease.shares)
     return [
         lease.id,
-        ",".join(_label(share.device_id, status.snapshot.devices) for share in lease.shares),
+        ",".join(_label(share.device_id, status) for share in lease.shares),
         lease.holder.user,
         str(lease.holder.pid),
         format_duration(time.time() - lease.since),
@@ -82,16 +81,15 @@ def _waiting_line(waiting: WaitingTicket, status: LedgerStatus) -> str:
     holder = waiting.ticket.holder
     label = f" ({holder.label})" if holder.label else ""
     reasons = "; ".join(
-        f"GPU {_label(reason.device_id, status.snapshot.devices)}: {reason.text}" if reason.device_id else reason.text
+        f"GPU {_label(reason.device_id, status)}: {reason.text}" if reason.device_id else reason.text
         for reason in waiting.reasons
     )
     waited, need = format_duration(time.time() - waiting.ticket.since), _need_text(waiting.ticket.need)
     return f"waiting {waited}: {holder.user}, pid {holder.pid}{label} for {need}: {reasons or 'about to start'}"
 
 
-def _label(device_id: str | None, devices: Sequence[Device]) -> str:
-    found = next((device for device in devices if device.id == device_id), None)
-    return device_label(found, devices) if found else str(device_id)
+def _label(device_id: str, status: LedgerStatus) -> str:
+    return status.snapshot.labels.get(device_id, device_id)
 
 
 def _total(values: Sequence[float | None]) -> float | None:

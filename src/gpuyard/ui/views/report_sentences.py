@@ -134,7 +134,7 @@ def device_cells(device: Answer) -> list[str]:
 def _device_text(device: Answer) -> str:
     if not device["is_there"]:
         return f"{clean(device['id'])} (gone)"
-    number = f"GPU {UNKNOWN if device['index'] is None else device['index']}"
+    number = f"GPU {device['label'] or UNKNOWN}"
     return number if device["name"] is None else f"{number}, {clean(device['name'])}"
 
 

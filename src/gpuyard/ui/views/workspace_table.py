@@ -65,7 +65,7 @@ def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
 
 
 def _change(row: ConfigStatus) -> str:
-    gpu = f"GPU {row.gpu}" if row.gpu is not None and row.gpu[:1] in "?0123456789" else row.gpu
+    gpu = f"GPU {row.gpu}" if row.gpu is not None and (row.gpu[:1] in "?0123456789" or ":" in row.gpu) else row.gpu
     where = f" on {gpu}" if row.state == "running" and gpu is not None else ""
     again = f", attempt {row.attempt}" if row.state == "running" and row.attempt > 1 else ""
     return clean(f"{row.config} {row.state}{where}{again}")

@@ -65,7 +65,7 @@ export class Devices {
   }
 
   update(card, device) {
-    say(card.title, `GPU ${device.index ?? "?"}`);
+    say(card.title, `GPU ${device.label ?? "?"}`);
     say(card.name, device.name);
     set(card.node, "data-fault", Boolean(device.fault));
     say(card.fault, device.fault);
@@ -90,9 +90,9 @@ export class Devices {
     const top = device.memory?.capacity_mb ?? device.memory_total_mb ?? Math.max(1, ...series.used_mb);
     const parts = [series.own_mb, series.others_mb, series.foreign_mb];
     drawStack(card.memoryChart, series.at, parts, this.box(top));
-    this.describe(card.memoryChart, `Memory of GPU ${device.index}`, series.used_mb, memory);
+    this.describe(card.memoryChart, `Memory of GPU ${device.label}`, series.used_mb, memory);
     const load = series.utilization_percent;
-    this.drawLine(card.loadChart, `Utilisation of GPU ${device.index}`, series.at, load, 100, percent);
+    this.drawLine(card.loadChart, `Utilisation of GPU ${device.label}`, series.at, load, 100, percent);
   }
 
   showHost(host) {

@@ -118,7 +118,7 @@ export class JobPage {
     this.whyPart.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
     say(this.why.summary, why.summary);
-    const nameOf = (device) => (isKnown(why.device_indexes[device]) ? `GPU ${why.device_indexes[device]}` : device);
+    const nameOf = (device) => (isKnown(why.device_labels[device]) ? `GPU ${why.device_labels[device]}` : device);
     const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
     const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
     keep(this.why.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
@@ -162,7 +162,7 @@ function updateFact(node, [, value]) {
 const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: `${id} (${state})`});
 
 function factsOf(job) {
-  const gpus = job.gpu_indexes.filter((index) => index !== null);
+  const gpus = job.gpu_labels.filter((label) => label !== null);
   return [
     ["Directory", job.cwd],
     ["User", job.user],

@@ -224,7 +224,7 @@ function updateRow(row, job) {
 }
 
 function gpusOf(job) {
-  const on = job.gpu_indexes.filter((index) => index !== null);
+  const on = job.gpu_labels.filter((label) => label !== null);
   if (job.place) return job.place;
   if (on.length) return on.join(", ");
   return job.gpus ? `any ${job.gpus > 1 ? job.gpus : ""}`.trim() : UNKNOWN;

@@ -204,3 +204,9 @@ def test_no_job_takes_longer_than_its_limit_and_its_grace(known: Profile | None)
 
 def test_a_limit_that_is_far_away_changes_nothing() -> None:
     assert estimate(spec(time_limit_s=1e6), SEEN) == estimate(spec(), SEEN)
+
+
+def test_a_program_is_learned_anew_on_the_gpus_of_another_vendor() -> None:
+    prints = [fingerprints(("python", "train.py"), vendor=vendor) for vendor in (None, "nvidia", "amd")]
+    assert len({each for pair in prints for each in pair}) == 6
+    assert prints[0] == fingerprints(("python", "train.py"))

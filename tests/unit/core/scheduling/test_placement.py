@@ -373,3 +373,25 @@ def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
     assert by_device["G0"].holders == (ALICE,)
     assert by_device["G1"].text == "4 GB free, 8 GB needed, beside bob, pid 202"
     assert (by_device["G1"].had, by_device["G1"].needed) == (4 * GB, 8 * GB)
+
+
+def test_devices_of_two_vendors_are_never_in_one_claim() -> None:
+    """Not even for a need without a vendor, which may be older than the second vendor's driver."""
+    radeon = card(2, vendor=Vendor.AMD)
+    two, three = Need(devices=2), Need(devices=3)
+    view = PlacementView(now=0.0, snapshot=machine(card(0), radeon, card(1)))
+    assert devices_of(choose(two, view)) == ("G0", "G1")
+    assert devices_of(choose(three, view)) == ()
+    full = PlacementView(now=0.0, snapshot=view.snapshot, leases=(lease("a", "G0"),))
+    assert devices_of(choose(two, full)) == ()
+
+
+def test_a_ticket_for_another_vendor_s_devices_blocks_none_of_these() -> None:
+    radeon = card(2, vendor=Vendor.AMD)
+    view = PlacementView(
+        now=1000.0, snapshot=machine(card(0), radeon), leases=(lease("a", "G0"),),
+        ahead=(ticket(Need(vendor=Vendor.NVIDIA)),),
+    )  # fmt: skip
+    assert devices_of(choose(Need(vendor=Vendor.AMD), view)) == ("G2",)
+    text = next(each.text for each in choose(Need(vendor=Vendor.NVIDIA), view).reasons if each.device_id == "G2")
+    assert text == "of another vendor: this job gets nvidia GPUs"

@@ -30,6 +30,34 @@ def nvidia(name: str, **figures: Any) -> Device:
     return Device(id="GPU-1", vendor=Vendor.NVIDIA, name=name, **figures)
 
 
+@pytest.mark.parametrize(("vendor", "name", "is_integrated"), [
+    (Vendor.AMD, "AMD Radeon Graphics", True),
+    (Vendor.AMD, "AMD Radeon(TM) Graphics", True),
+    (Vendor.AMD, "AMD Radeon 780M Graphics", True),
+    (Vendor.AMD, "Radeon 8060S Graphics", True),
+    (Vendor.AMD, "AMD Radeon Vega 8 Graphics", True),
+    (Vendor.AMD, "Rembrandt [Radeon 680M]", True),
+    (Vendor.AMD, "Navi 31 [Radeon RX 7900 XT]", False),
+    (Vendor.AMD, "Radeon RX 7600M XT", False),
+    (Vendor.AMD, "AMD Radeon RX 6800S", False),
+    (Vendor.AMD, "AMD Radeon AI PRO R9700", False),
+    (Vendor.AMD, "Vega 10 XT [Radeon RX Vega 64]", False),
+    (Vendor.AMD, "AMD Instinct MI300X OAM", False),
+    (Vendor.AMD, None, False),
+    (Vendor.NVIDIA, "NVIDIA GB10", True),
+    (Vendor.NVIDIA, "NVIDIA GeForce RTX 4090", False),
+    (Vendor.APPLE, "Apple M4 Max", True),
+])  # fmt: skip
+def test_integrated_graphics_are_known_by_name(vendor: Vendor, name: str | None, is_integrated: bool) -> None:
+    assert settled(Device(id="a", vendor=vendor, name=name)).is_integrated is is_integrated
+
+
+def test_intel_s_integrated_graphics_are_known_by_their_place_on_the_bus() -> None:
+    places = ("0000:00:02.0", "0000:03:00.0")
+    cards = [settled(Device(id=place, vendor=Vendor.INTEL, pci_bus_id=place)) for place in places]
+    assert [card.is_integrated for card in cards] == [True, False]
+
+
 @pytest.mark.parametrize("reading", [parse_xml(GB10_XML), parse_csv(GB10_CSV)], ids=["XML", "CSV"])
 def test_a_gb10_is_listed_with_the_memory_of_its_host(reading: Reading) -> None:
     (device,) = assemble(None, HOST, [reading]).devices

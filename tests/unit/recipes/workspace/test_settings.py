@@ -55,6 +55,7 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "worker_prefix": "my_experiment",
         "max_jobs_per_gpu": 2,
         "gpu_count": None,
+        "vendor": None,
         "check_interval": 30.0,
         "startup_delay": 1.0,
         "command_delay": 0.5,

@@ -11,7 +11,7 @@ from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus, es
 
 DEFAULTS: dict[str, Any] = {
     "id": 1, "state": "queued", "is_live": False, "is_waiting": True, "is_finished": False, "reason": None,
-    "attempt": 0, "priority": 0, "gpu_indexes": [], "place": None, "elapsed_s": None, "likely_s": None,
+    "attempt": 0, "priority": 0, "gpu_labels": [], "place": None, "elapsed_s": None, "likely_s": None,
     "memory_mb": None, "peak_mb": None, "log": None,
 }  # fmt: skip
 

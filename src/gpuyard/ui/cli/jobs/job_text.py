@@ -50,18 +50,18 @@ def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:
 
 
 def devices_text(job: "Mapping[str, Any]") -> str:
-    """Return the indexes of the GPUs it has or had; before that the number it needs, such as `x2`."""
+    """Return the labels of the GPUs it has or had; before that the number it needs, such as `x2`."""
     if job.get("place"):
         return str(job["place"])
-    if job["gpu_indexes"]:
-        return ",".join("?" if index is None else str(index) for index in job["gpu_indexes"])
+    if job["gpu_labels"]:
+        return ",".join(label or "?" for label in job["gpu_labels"])
     return f"x{job['gpus']}" if job["gpus"] else UNKNOWN
 
 
 def gpu_text(device_id: str, answer: "Mapping[str, Any]", prefix: str = "GPU ") -> str:
-    """Return `GPU 0`, or the id if the daemon does not know the index (the device is gone, or the daemon is older)."""
-    index = answer.get("device_indexes", {}).get(device_id)
-    return device_id if index is None else f"{prefix}{index}"
+    """Return `GPU 0`, or the id if the daemon does not know the label (the device is gone, or the daemon is older)."""
+    label = answer.get("device_labels", {}).get(device_id)
+    return device_id if label is None else f"{prefix}{label}"
 
 
 def memory_text(job: "Mapping[str, Any]") -> str:

@@ -20,7 +20,7 @@ from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines
-from gpuyard.ui.views.device_tables import device_label, snapshot_lines
+from gpuyard.ui.views.device_tables import snapshot_lines
 
 
 @click.group("devices", invoke_without_command=True)
@@ -34,7 +34,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
     snapshot = take_snapshot(deadline_s)
     drains, banned = open_ledger().read_drains(), load_config().devices.banned_ids(snapshot)
     if as_json:
-        devices = [_as_json(device, drains, banned) for device in snapshot.devices]
+        devices = [_as_json(device, snapshot, drains, banned) for device in snapshot.devices]
         say_json({**snapshot_as_dict(snapshot), "devices": devices})
         return
     processes = describe_processes(pids_of(snapshot))
@@ -90,11 +90,11 @@ def undrain(names: Sequence[str], *, as_json: bool) -> None:
 
 
 def _label(device_id: str, snapshot: Snapshot) -> str:
-    device = snapshot.device(device_id)
-    return device_id if device is None else device_label(device, snapshot.devices)
+    return snapshot.labels.get(device_id, device_id)
 
 
-def _as_json(device: Device, drains: Sequence[Drain], banned: Sequence[str]) -> dict[str, Any]:
+def _as_json(device: Device, snapshot: Snapshot, drains: Sequence[Drain], banned: Sequence[str]) -> dict[str, Any]:
     found = drain_of(device, drains)
     row = None if found is None else to_builtins(drain_row(found))
-    return {**device_as_dict(device), "drain": row, "banned": device.id in banned}
+    label = snapshot.labels.get(device.id)
+    return {**device_as_dict(device), "label": label, "drain": row, "banned": device.id in banned}

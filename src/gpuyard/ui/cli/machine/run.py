@@ -9,11 +9,13 @@ import sys
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
@@ -38,7 +40,9 @@ _AMOUNT = click.FloatRange(min=0)
 @click.option("--vram", "vram_mb", type=parse_size, metavar="SIZE",
               help="Share GPUs, reserving this much memory on each. [an idle GPU alone]")  # fmt: skip
 @click.option("--exclusive", is_flag=True, help="With --vram: alone on a GPU with that much free memory.")
-@click.option("--device", metavar="LIST", help="Only these GPUs, such as 0,2 or a GPU's id.")
+@click.option("--device", metavar="LIST", help=SUBMIT_OPTIONS["device"].help)
+@click.option("--vendor", type=click.Choice(SUBMIT_OPTIONS["vendor"].choices), metavar="NAME",
+              help=SUBMIT_OPTIONS["vendor"].help_with_default)  # fmt: skip
 @click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start only at up to P percent CPU use.")
 @click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start only with at least M MB of RAM available.")
 @click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at up to P percent use.")
@@ -82,7 +86,8 @@ def _check(typed: dict[str, Any]) -> None:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
     if typed["vram_mb"] is not None and typed["vram_mb"] <= 0:
         raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
-    if typed["gpus"] == 0 and (typed["vram_mb"] is not None or typed["exclusive"] or typed["device"] is not None):
+    for_gpus = (typed["vram_mb"], typed["exclusive"] or None, typed["device"], typed["vendor"])
+    if typed["gpus"] == 0 and any(given is not None for given in for_gpus):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
 
 
@@ -99,34 +104,43 @@ def _find_program(name: str) -> tuple[str, int]:
 
 
 def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
-    banned = load_config().devices.banned_ids(seen)
-    only = [device for device in _candidates(typed, seen) if device.id not in banned]
-    if typed["gpus"] and not only and typed["device"] is None:
-        raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
-    vram_mb = typed["vram_mb"]
-    check_possible(typed["gpus"], vram_mb, only)
-    return Need(
+    config = load_config().devices
+    banned = config.banned_ids(seen)
+    vram_mb, vendor = typed["vram_mb"], typed["vendor"] and Vendor(typed["vendor"])
+    need = Need(
         devices=typed["gpus"],
         memory=WholeDevice(vram_mb) if typed["exclusive"] or vram_mb is None else FixedMemory(vram_mb),
-        only=tuple(device.id for device in only),
+        vendor=vendor,
         max_utilization_percent=typed["max_gpu"],
         max_power_w=typed["max_power_w"],
         max_memory_used_mb=typed["max_gpu_mem_mb"],
         max_cpu_percent=typed["max_cpu"],
         min_host_memory_mb=typed["min_free_mem_mb"],
     )
+    if not need.devices:
+        return replace(need, only=())
+    allowed = [device for device in _candidates(typed, seen) if device.id not in banned]
+    if not allowed and typed["device"] is None:
+        raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
+    # A program that gpuyard started sees GPUs of one vendor, whatever is configured.
+    preferred = None if LEASE_VARIABLE in os.environ else config.vendor
+    names = typed["device"] is not None
+    need, suitable = choose_vendor(need, allowed, seen, banned=banned, preferred=preferred, names_devices=names)
+    check_possible(need, suitable, seen)
+    return replace(need, only=tuple(device.id for device in suitable))
 
 
 def _candidates(typed: dict[str, Any], seen: Snapshot) -> list[Device]:
     """Return the GPUs of --device, or those that CUDA_VISIBLE_DEVICES of the calling shell allows."""
-    if typed["gpus"] == 0:
-        return []
     if typed["device"] is None:
         return visible_devices(seen)
     names = [name.strip() for name in typed["device"].split(",") if name.strip()]
     if not names:
         raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
-    return [device for device_id in dict.fromkeys(find_devices(names, seen)) if (device := seen.device(device_id))]
+    vendor = typed["vendor"] and Vendor(typed["vendor"])
+    return [
+        device for device_id in dict.fromkeys(find_devices(names, seen, vendor)) if (device := seen.device(device_id))
+    ]
 
 
 def _wait(typed: dict[str, Any], need: Need, seen: Snapshot) -> HeldLease:

@@ -7,6 +7,8 @@ import zlib
 
 import click
 
+from gpuyard.core.device_names import find_devices
+from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_size, parse_duration, parse_size
 from gpuyard.errors import SimulatedOutOfMemory, UserError
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
@@ -36,7 +38,7 @@ def _parse_growth(text: str) -> tuple[float, float]:
 @click.option("--work", "units", type=click.IntRange(min=1), metavar="N",
               help="Do N units of work of 10 ms instead of --seconds, and print their checksum.")  # fmt: skip
 @click.option("--device", "device", metavar="INDEX|ID",
-              help="Which device. [the first that CUDA_VISIBLE_DEVICES shows]")  # fmt: skip
+              help="Which device. [the first that CUDA_VISIBLE_DEVICES or its vendor's variable shows]")  # fmt: skip
 def command(  # noqa: PLR0913 - an option each
     *, vram_mb: float, load_percent: float, seconds_s: float, ramp_s: float, growth: tuple[tuple[float, float], ...],
     units: int | None, device: str | None,
@@ -46,12 +48,11 @@ def command(  # noqa: PLR0913 - an option each
     Needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does, and
     exits with 1. Its memory is free again as soon as the process ends, also if it is killed.
     """
-    environment = dict(os.environ) if device is None else {"CUDA_VISIBLE_DEVICES": device}
     devices = SimulatedDevices()
-    visible = visible_device_ids(devices, environment)
+    known = Snapshot(taken_at=None, host=Host(), devices=devices.devices)
+    visible = visible_device_ids(devices, os.environ) if device is None else find_devices([device], known)
     if not visible:
-        known = ", ".join(f"{d.index} ({d.id})" for d in devices.devices)
-        raise UserError("no such simulated device is visible", hint=f"devices: {known}")
+        raise UserError("no simulated device is visible", hint="see CUDA_VISIBLE_DEVICES, or name one with --device")
     try:
         with SimulatedUse(devices) as usage:
             usage.set_load(visible[0], load_percent)

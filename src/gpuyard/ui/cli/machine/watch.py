@@ -84,7 +84,7 @@ def _print_lines(samples: Iterator[Sample]) -> None:
                 click.echo(f"! {problem}", err=True)
         click.echo(f"{time}  {tables.host_line(snapshot.host)}")
         for device in snapshot.devices:
-            click.echo(f"{time}  {tables.device_label(device, snapshot.devices)}  {_device_line(sample, device)}")
+            click.echo(f"{time}  {snapshot.labels.get(device.id, '?')}  {_device_line(sample, device)}")
         sys.stdout.flush()
 
 

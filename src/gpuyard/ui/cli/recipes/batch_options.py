@@ -51,7 +51,8 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
         option("run-vram", "SIZE", _size, "GPU memory of a run, such as 2G. [learned]"),
         option("run-ram", "SIZE", _size, "RAM of a run, such as 4G. [learned]"),
         option("gpus", "N", whole(0), "GPUs of each run. [1; 0 on a machine without GPUs]"),
-        option("device", "LIST", _list, "Only these GPUs, such as 0,2 or a GPU's id. [all]"),
+        option("device", "LIST", _list, "Only these GPUs, such as 0,2, amd:0 or a GPU's id. [all]"),
+        option("vendor", "NAME", _vendor, "Only GPUs of this vendor, such as amd. [that of the largest GPU]"),
         option("stagger", "TIME", None, "Minimum time between starts.", default=stagger),
         option("smoothing", "TIME", None, "Average load and memory over this time.", default="5s"),
         option("steady", "TIME", None, "Time within a limit before runs start again.", default="3s"),
@@ -167,6 +168,12 @@ def _positive_time(name: str, text: str) -> None:
 def _list(name: str, text: str) -> None:
     if not any(map(str.strip, text.split(","))):
         raise UserError(f"{name} names no GPU", hint="write it as 0,2 or leave it out")
+
+
+def _vendor(name: str, text: str) -> None:
+    known = SUBMIT_OPTIONS["vendor"].choices
+    if text not in known:
+        raise UserError(f"{name} '{text}' is no vendor of GPUs", hint=f"give one of {', '.join(known)}")
 
 
 def _word(name: str, text: str) -> None:
