@@ -103,6 +103,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     pid: int | None = None  # the program's, if known
     at: float | None = None  # the wall time of its end, if known
     shortage: Shortage | None = None  # set if it ran out of memory
+    device_fault: str | None = None  # what its log says about a fault of its GPU
     limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
 

@@ -103,7 +103,7 @@ def row(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
         "command": f"python train.py --seed {job_id}", "gpus": 1, "vram_mb": 8192.0, "exclusive": False,
         "learns_memory": False, "reserved_mb": None, "estimated_mb": 8192.0, "devices": [],
         "gpu_labels": [], "attempt": 0, "submitted_at": "2026-01-02T03:04:05.678Z", "started_at": None,
-        "ended_at": None, "elapsed_s": None, "waited_s": 61.0, "time_limit_s": None, "status": None,
+        "ended_at": None, "elapsed_s": None, "waited_s": 61.0, "due_at": None, "time_limit_s": None, "status": None,
         "outcome": None, "reason": None, "array": None, "index": None, "log": None,
     }  # fmt: skip
     return {**known, **facts}
@@ -113,7 +113,8 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
     """As `GET /jobs/17` has it."""
     known: dict[str, Any] = {
         "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
-        "on_reboot": None, "log_cap_mb": 256.0, "values": {}, "environment_names": ["HOME", "TOKEN"],
+        "retry_on": ["failed", "timeout", "oom", "device"], "retry_delay_s": None, "on_reboot": None,
+        "log_cap_mb": 256.0, "values": {}, "environment_names": ["HOME", "TOKEN"],
         "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
         "growth": None, "advice": [],
         "memory": {"basis": "declared", "given_mb": 8192.0, "alone": False, "runs": None, "same_command": None},

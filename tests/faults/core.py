@@ -172,8 +172,8 @@ FAULTS = (
     Fault(
         id="core-one-retry-too-many",
         file=f"{_CORE}/job/retry.py",
-        old="    if left <= 0:\n",
-        new="    if left < 0:\n",
+        old="    if job.failures >= job.spec.retries:\n",
+        new="    if job.failures > job.spec.retries:\n",
         breaks="A job is retried once more than --retries allows.",
         near=(f"{_TESTS}/job/test_retry.py",),
     ),

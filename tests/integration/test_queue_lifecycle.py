@@ -164,7 +164,7 @@ def test_a_job_that_fails_is_retried_after_a_doubling_delay(queue: QueueUnderTes
     assert queue.wait(job_id)["succeeded"] == 1
     events = queue.get(f"/jobs/{job_id}/history")["events"]
     texts = [each["text"] for each in events if each["kind"] == "delayed"]
-    assert [text.partition(" (")[0] for text in texts] == ["exit status 1; retry in 1 s", "exit status 1; retry in 2 s"]
+    assert texts == ["exit status 1; retry 1 of 3 after 1s", "exit status 1; retry 2 of 3 after 2s"]
     assert [each["outcome"] for each in queue.job(job_id)["attempts"]] == ["failed", "failed", "succeeded"]
 
 

@@ -4,6 +4,8 @@ and decides what follows."""
 import signal
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
@@ -18,6 +20,7 @@ from gpuyard.core.job.retry import (
     after_reboot,
     died_with_the_machine,
     ended_before_reboot,
+    judge,
     judge_shortage,
 )
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -119,6 +122,10 @@ class AttemptEnds:
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
         special_verdict = self._cluster_dispatch.verdict(live, ended, now)
+        fault = _device_fault(live, ended, sample) if attempt.stopping is None else None
+        if fault is not None and special_verdict is None:
+            outcome = replace(outcome, reason=f"{outcome.reason or outcome.kind}; GPU fault: {fault}")
+            special_verdict = judge(live.job, outcome, is_device_fault=True)
         if attempt.stopping is None:
             special_verdict = special_verdict or self._set_aside.get(job_id)
             if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
@@ -134,6 +141,16 @@ class AttemptEnds:
             self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
 
 
+def _device_fault(live: Live, ended: Ended, sample: Sample | None) -> str | None:
+    """Return what was wrong with a GPU of a failed attempt, by its log or by the last sample."""
+    if ended.outcome.kind is not OutcomeKind.FAILED or not live.job.spec.need.devices:
+        return None
+    if ended.device_fault is not None:
+        return ended.device_fault
+    found = [sample.snapshot.device(device_id) for device_id in live.attempt.devices] if sample is not None else []
+    return next((device.fault for device in found if device is not None and device.fault is not None), None)
+
+
 def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:
     """Return the outcome of an attempt that ran out of memory, and the verdict: more memory, and no retry used up."""
     says = lack.shortage.says
@@ -144,4 +161,4 @@ def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sa
     host_mb = snapshot.host.memory_total_mb if snapshot is not None else None
     growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
     most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
-    return outcome, judge_shortage(outcome, growth, most_mb)
+    return outcome, judge_shortage(live.job, outcome, growth, most_mb)

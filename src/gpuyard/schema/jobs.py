@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.export import ExportedJob
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -46,6 +46,7 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     attempt: int
     elapsed_s: float | None
     waited_s: float | None
+    due_at: Iso | None
     time_limit_s: float | None
     array: int | None
     index: int | None
@@ -149,6 +150,8 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     cwd: str
     stdin: str | None
     retries: int
+    retry_on: tuple[RetryCause, ...]
+    retry_delay_s: float | None
     failures: int
     grace_s: float
     duration_s: float | None

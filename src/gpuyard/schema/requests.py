@@ -265,6 +265,8 @@ class SubmitKwargs(TypedDict, total=False):
     after_failed: JobIds | None
     after_each: JobIds | None
     retries: Whole | None
+    retry_on: Texts | None
+    retry_delay: Time | None
     time_limit: Time | None
     grace: Time | None
     duration: Time | None

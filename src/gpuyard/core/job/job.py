@@ -46,6 +46,15 @@ class SuspendedBy(StrEnum):
     FOR_ROOM = "for-room"
 
 
+class RetryCause(StrEnum):
+    """What a job may be retried after. A failure that the GPU caused is both `device` and `failed`."""
+
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    DEVICE = "device"
+
+
 class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -77,6 +86,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     name: str | None = None
     tag: str = ""
     retries: int = 0
+    retry_on: tuple[RetryCause, ...] = tuple(RetryCause)
+    retry_delay_s: float | None = None  # before the first retry; None: by the outcome
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
     duration_s: float | None = None

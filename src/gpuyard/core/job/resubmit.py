@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job
+from gpuyard.core.job.job import Job, RetryCause
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
@@ -63,6 +63,8 @@ def options_of(job: Job) -> dict[str, Any]:
         "name": spec.name,
         "tag": spec.tag or None,
         "retries": spec.retries,
+        "retry-on": list(spec.retry_on) if len(spec.retry_on) < len(RetryCause) else None,
+        "retry-delay": _digits(spec.retry_delay_s),
         "time-limit": _digits(spec.time_limit_s),
         "grace": _digits(spec.grace_s),
         "duration": _digits(spec.duration_s),

@@ -1,7 +1,7 @@
 """What follows from an attempt's outcome: success, another attempt after a delay, or failure. The decision is a value.
 
-- Only failures use up the job's retries. A job that ran out of memory runs again with more memory, a few times; a
-  preempted job is queued again. Neither uses up a retry.
+- Only failures use up the job's retries, and only those that `retry_on` names are retried. A job that ran out of memory
+  runs again with more memory, a few times; a preempted job is queued again. Neither uses up a retry.
 - A new daemon watches attempts of this boot further: their keepers are alive, or the journal has their ends. Attempts
   of an earlier boot died with the machine, and their jobs follow `on_reboot`. Exception: an attempt that is known to
   have succeeded, or never to have started, is not run twice and does not wait for a person. Attempts on other machines
@@ -10,9 +10,9 @@
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import Attempt, Growth, Job, OnReboot, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Growth, Job, OnReboot, Outcome, OutcomeKind, RetryCause
 from gpuyard.core.job.lifecycle import JobEvent
-from gpuyard.core.units import format_size
+from gpuyard.core.units import format_duration, format_size
 
 # First and longest delay, by outcome. A failed program may need the output of other jobs; a program that cannot start
 # needs a person; after a loss or a timeout no delay is needed.
@@ -23,6 +23,13 @@ _DELAYS_S = {
     OutcomeKind.TIMED_OUT: (0.0, 0.0),
     OutcomeKind.LOST: (0.0, 60.0),
     OutcomeKind.NOT_RESTORED: (0.0, 60.0),
+}
+# With a delay of the user's own: it doubles too, up to this or to itself.
+_LONGEST_OWN_S = 3600.0
+_CAUSES = {
+    OutcomeKind.TIMED_OUT: {RetryCause.TIMEOUT},
+    OutcomeKind.OUT_OF_MEMORY: {RetryCause.OOM},
+    OutcomeKind.NOT_RESTORED: {RetryCause.FAILED, RetryCause.DEVICE},
 }
 # A job is held once more attempts than this were lost on another machine.
 _MAX_LOST = 5
@@ -38,7 +45,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     growth: Growth | None = None  # what the job gets from now on
 
 
-def judge(job: Job, outcome: Outcome) -> Verdict:
+def judge(job: Job, outcome: Outcome, *, is_device_fault: bool = False) -> Verdict:
+    """Decide what follows. `is_device_fault`: the program failed because of its GPU."""
     if outcome.kind is OutcomeKind.NEVER_STARTED:
         return Verdict(
             event=JobEvent.REQUEUE, text=f"not started: {outcome.reason}" if outcome.reason else "not started"
@@ -49,23 +57,35 @@ def judge(job: Job, outcome: Outcome) -> Verdict:
         return Verdict(event=JobEvent.REQUEUE, text=f"{outcome.reason}; queued again")
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return Verdict(event=JobEvent.SUCCEED, text="succeeded")
+    return _judge_failure(job, outcome, is_device_fault=is_device_fault)
+
+
+def _judge_failure(job: Job, outcome: Outcome, *, is_device_fault: bool) -> Verdict:
     why = outcome.reason or outcome.kind
-    left = job.spec.retries - job.failures
-    if left <= 0:
+    if job.failures >= job.spec.retries:
         return Verdict(event=JobEvent.FAIL, counts=True, text=why)
-    delay_s = retry_delay_s(outcome.kind, job.failures)
-    when = f"in {delay_s:g} s" if delay_s else "at once"
-    more = f" ({left - 1} left after that)" if left > 1 else " (the last)"
-    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; retry {when}{more}")
+    causes = _CAUSES.get(outcome.kind, {RetryCause.FAILED}) | ({RetryCause.DEVICE} if is_device_fault else set())
+    if causes.isdisjoint(job.spec.retry_on):
+        return Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
+    delay_s = retry_delay_s(outcome.kind, job.failures, job.spec.retry_delay_s)
+    when = f"after {format_duration(delay_s)}" if delay_s else "at once"
+    number = f"retry {job.failures + 1} of {job.spec.retries}"
+    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; {number} {when}")
 
 
-def judge_shortage(outcome: Outcome, growth: Growth | None, largest_mb: float | None) -> Verdict:
+def _not_retried(job: Job, why: str) -> str:
+    return f"{why}; not retried (--retry-on {','.join(job.spec.retry_on)})"
+
+
+def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, largest_mb: float | None) -> Verdict:
     """Decide for a job that ran out of memory. `growth` is what it gets next; None if it already had the maximum."""
     why = outcome.reason or outcome.kind
+    if RetryCause.OOM not in job.spec.retry_on:
+        return Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
     if growth is None:
         most = f" even alone on the largest GPU ({format_size(largest_mb)})" if largest_mb is not None else " again"
         return Verdict(event=JobEvent.FAIL, text=f"out of memory{most}: {why}")
-    delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1)
+    delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1, job.spec.retry_delay_s)
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
 
 
@@ -77,9 +97,10 @@ def _growth_text(growth: Growth) -> str:
     return f"with {format_size(growth.ram_mb)} of RAM" if growth.ram_mb is not None else "with more memory"
 
 
-def retry_delay_s(kind: OutcomeKind, failures: int) -> float:
-    """Return the delay before the next attempt: it doubles with each failure, up to the longest."""
-    first, longest = _DELAYS_S[kind]
+def retry_delay_s(kind: OutcomeKind, failures: int, own_s: float | None = None) -> float:
+    """Return the delay before the next attempt: it doubles with each failure, up to the longest. `own_s` is the first
+    delay that the user asked for."""
+    first, longest = _DELAYS_S[kind] if own_s is None else (own_s, max(own_s, _LONGEST_OWN_S))
     return min(longest, first * float(2 ** min(failures, 32)))
 
 

@@ -57,7 +57,7 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
     if _was_preempted(scheduler, job):
         return _lane_reason(scheduler, -job.id) or job.reason
     if job.reason is not None:
-        return job.reason
+        return _delay_text(scheduler, job) if job.state is JobState.DELAYED else job.reason
     if job.state is JobState.BLOCKED:
         waits_for = [other for other, _, _ in awaited(scheduler.store.dependencies(job.id))]
         return f"after {format_ids(waits_for[:100])}" if waits_for else None
@@ -146,8 +146,7 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         for text in _dependency_texts(scheduler.store.dependencies(job.id)):
             yield Reason(ReasonKind.BLOCKED, text)
     elif job.state is JobState.DELAYED:
-        left = max(0.0, (job.due_at or 0.0) - scheduler.sampling.now())
-        yield Reason(ReasonKind.DELAYED, f"{job.reason}; {format_duration(left)} to go")
+        yield Reason(ReasonKind.DELAYED, _delay_text(scheduler, job))
     elif job.state is JobState.HELD:
         yield Reason(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it start")
     elif job.state is JobState.SUSPENDED and not _was_preempted(scheduler, job):
@@ -156,6 +155,11 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         yield Reason(ReasonKind.PENDING, job.reason or f"it is being submitted to {job.spec.engine}")
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
+
+
+def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
+    left = format_duration(max(0.0, (job.due_at or 0.0) - scheduler.sampling.now()))
+    return f"next attempt in {left}: {job.reason}"
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:

@@ -55,6 +55,7 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.J
         attempt=job.attempts,
         elapsed_s=_elapsed_s(job, attempt, now),
         waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
+        due_at=wall_time(scheduler, job.due_at),
         time_limit_s=job.spec.time_limit_s,
         array=job.group,
         index=job.index,

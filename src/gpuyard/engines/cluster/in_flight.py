@@ -259,13 +259,15 @@ class InFlightJobs:
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
         outcome = replace(outcome, reason=outcome.reason and printable(outcome.reason))
+        found, device_fault = oom_evidence.evidence_of(outcome, element.log, None)
         return Ended(
             job_id=int(job_id),
             attempt=int(attempt),
             outcome=outcome,
             pid=finish.pid if finish is not None else None,
             at=finish.at if finish is not None else sighting.ended_at if sighting is not None else None,
-            shortage=shortage or oom_evidence.shortage_of(outcome, element.log, None),
+            shortage=shortage or found,
+            device_fault=device_fault,
             usage=finish.usage if finish is not None else None,
         )
 

@@ -1,4 +1,5 @@
-"""Evidence that an attempt ran out of memory: the end of its log, and the kernel's count of killed processes.
+"""Evidence why an attempt failed: out of memory, or a fault of its GPU. It is the end of the log, and the kernel's
+count of killed processes.
 
 Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
@@ -6,6 +7,7 @@ Nothing here raises: what cannot be read is no evidence, and comes back as an em
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpuyard.core.job.device_fault import find_device_fault
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
 from gpuyard.engines.common.job_logs import open_log
@@ -14,14 +16,16 @@ _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
 
 
-def shortage_of(outcome: Outcome, log: str | None, kills_before: int | None) -> Shortage | None:
-    """Return which memory a failed attempt ran out of, by its log or by the kernel's count, or None."""
+def evidence_of(outcome: Outcome, log: str | None, kills_before: int | None) -> tuple[Shortage | None, str | None]:
+    """Return which memory a failed attempt ran out of, by its log or by the kernel's count, and what its log says about
+    a fault of its GPU; None where that is not the cause."""
     if outcome.kind is not OutcomeKind.FAILED or log is None:
-        return None
-    recognised = recognise(read_tail(Path(log)))
-    if recognised is not None or kills_before is None:
-        return recognised
-    return killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
+        return None, None
+    output = read_tail(Path(log))
+    recognised = recognise(output)
+    if recognised is None and kills_before is not None:
+        recognised = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
+    return recognised, find_device_fault(output) if recognised is None else None
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:

@@ -327,13 +327,15 @@ class LocalEngine(PlacesNothing):
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         word = None if entry is None else entry.word
         outcome = outcome_of(word, watched.context)
+        shortage, device_fault = oom_evidence.evidence_of(outcome, watched.log, watched.kills)
         return Ended(
             job_id=watched.job_id,
             attempt=watched.attempt,
             outcome=outcome,
             pid=None if entry is None else entry.pid,
             at=None if entry is None or entry.at is None else wall_time_of(entry.at),
-            shortage=oom_evidence.shortage_of(outcome, watched.log, watched.kills),
+            shortage=shortage,
+            device_fault=device_fault,
             limit=self._keeper_limit(name) or limit_of(word),
         )
 

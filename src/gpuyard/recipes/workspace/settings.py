@@ -55,6 +55,8 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     config_pattern: Annotated[str, types.pattern] = "*.yml"
     auto_restart_failed: Annotated[bool, types.flag] = False
     max_retries: Annotated[int, types.whole(0)] = 3
+    retry_on: Annotated[str, types.retry_causes] = "failed,timeout,oom,device"
+    retry_delay: Annotated[float | None, types.seconds] = None
     cleanup_on_complete: Annotated[bool, types.flag] = False
     vram_mb: Annotated[float | None, types.size_mb] = None
     env: Annotated[dict[str, str], types.environment] = {}

@@ -204,6 +204,8 @@ class _Sweep:
             "vendor": settings.vendor if has_gpu else None,
             "priority": settings.priority if own.priority is None else own.priority,
             "retries": settings.max_retries if settings.auto_restart_failed else 0,
+            "retry-on": settings.retry_on if settings.auto_restart_failed and settings.max_retries else None,
+            "retry-delay": None if settings.retry_delay is None else f"{settings.retry_delay}s",
             "time-limit": None if timeout_s is None else f"{timeout_s}s",
             "on-reboot": "requeue",
             "engine": settings.engine,

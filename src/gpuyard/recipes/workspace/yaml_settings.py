@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from gpuyard.core.job.job import RetryCause
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
@@ -237,6 +238,11 @@ def _parse_vendor(written: str) -> str | None:
     return None if name == "default" else Vendor(name).value
 
 
+def _are_causes(written: str) -> bool:
+    words = [word.strip() for word in written.split(",")]
+    return set(words) <= set(RetryCause)
+
+
 def whole(least: int) -> Callable[[yaml.Node], int]:
     return _scalar(f"a whole number of {least} or more", _parse_whole, lambda number: number >= least)
 
@@ -258,6 +264,7 @@ gpu_count = _scalar(
 engine = _scalar("default, or the name of an engine: local, slurm, ray", _parse_engine)
 vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _parse_vendor)
 sessions = _scalar("tmux or none", _parse_word, ("tmux", "none").__contains__)
+retry_causes = _scalar(f"some of {', '.join(RetryCause)}", str, _are_causes)
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)
 variable = _scalar("the name of an environment variable", str, _VARIABLE.fullmatch)

@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import Growth, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.job.job import Growth, Job, JobSpec, Outcome, OutcomeKind, RetryCause
 from gpuyard.core.job.lifecycle import LIVE, JobEvent, JobState, can
 from gpuyard.core.job.retry import judge, judge_shortage, retry_delay_s
 from gpuyard.core.lease import Need
@@ -18,8 +20,8 @@ FAILURES = (
 SHORT = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=1, reason="CUDA out of memory")
 
 
-def job(retries: int = 0, failures: int = 0) -> Job:
-    spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), retries=retries)
+def job(retries: int = 0, failures: int = 0, **options: Any) -> Job:
+    spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), retries=retries, **options)
     return Job(id=1, spec=spec, state=JobState.RUNNING, priority=0, user="u", submitted_at=0.0, failures=failures)
 
 
@@ -50,8 +52,8 @@ def test_a_job_has_one_attempt_more_than_retries(kind: OutcomeKind) -> None:
 def test_the_text_says_when_the_retry_comes() -> None:
     verdict = judge(job(retries=3, failures=2), Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1"))
     assert verdict.delay_s == 4.0
-    assert verdict.text.startswith("exit status 1; retry in 4 s (the last)")
-    assert "retry at once" in judge(job(retries=1), Outcome(kind=OutcomeKind.TIMED_OUT)).text
+    assert verdict.text == "exit status 1; retry 3 of 3 after 4s"
+    assert "retry 1 of 1 at once" in judge(job(retries=1), Outcome(kind=OutcomeKind.TIMED_OUT)).text
 
 
 @given(st.sampled_from(FAILURES), st.integers(0, 10_000))
@@ -67,6 +69,49 @@ def test_a_preempted_job_is_queued_again_and_uses_up_no_retry() -> None:
     assert verdict.text == "preempted by an urgent job; queued again"
 
 
+# What a job is retried after, and when
+
+_CAUSE_OF = {
+    OutcomeKind.TIMED_OUT: RetryCause.TIMEOUT,
+    OutcomeKind.OUT_OF_MEMORY: RetryCause.OOM,
+}
+
+
+@given(st.sampled_from(FAILURES), st.sets(st.sampled_from(RetryCause)), st.booleans())
+def test_a_job_is_retried_after_the_causes_that_it_names_only(
+    kind: OutcomeKind, named: set[RetryCause], is_device_fault: bool
+) -> None:
+    chosen = tuple(cause for cause in RetryCause if cause in named)
+    verdict = judge(job(retries=1, retry_on=chosen), Outcome(kind=kind), is_device_fault=is_device_fault)
+    causes = {_CAUSE_OF.get(kind, RetryCause.FAILED)}
+    if is_device_fault or kind is OutcomeKind.NOT_RESTORED:
+        causes.add(RetryCause.DEVICE)
+    assert (verdict.event is JobEvent.RETRY) == bool(causes & named)
+    assert verdict.counts
+    assert ("not retried (--retry-on" in verdict.text) == (verdict.event is JobEvent.FAIL)
+
+
+def test_a_job_that_is_not_retried_after_running_out_of_memory_fails() -> None:
+    verdict = judge_shortage(job(retries=3, retry_on=(RetryCause.FAILED,)), SHORT, Growth(count=1), None)
+    assert (verdict.event, verdict.growth) == (JobEvent.FAIL, None)
+    assert verdict.text == "CUDA out of memory; not retried (--retry-on failed)"
+
+
+@given(st.sampled_from(FAILURES), st.floats(0.001, 1e6), st.integers(0, 10_000))
+def test_an_own_delay_doubles_up_to_an_hour_or_to_itself(kind: OutcomeKind, own_s: float, failures: int) -> None:
+    delay = retry_delay_s(kind, failures, own_s)
+    assert retry_delay_s(kind, 0, own_s) == own_s
+    assert own_s <= delay <= max(own_s, 3600.0)
+    assert retry_delay_s(kind, failures + 1, own_s) in (2 * delay, max(own_s, 3600.0), own_s)
+
+
+def test_an_own_delay_holds_for_every_kind_of_retry() -> None:
+    slow = job(retries=3, failures=1, retry_delay_s=30.0)
+    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).delay_s == 60.0
+    assert judge(slow, Outcome(kind=OutcomeKind.TIMED_OUT)).text == "timed-out; retry 2 of 3 after 1m"
+    assert judge_shortage(slow, SHORT, Growth(count=1), None).delay_s == 30.0
+
+
 # Out of memory
 
 
@@ -80,7 +125,7 @@ def test_a_preempted_job_is_queued_again_and_uses_up_no_retry() -> None:
     ],
 )
 def test_a_job_that_ran_out_of_memory_runs_again_with_more_and_uses_up_no_retry(growth: Growth, text: str) -> None:
-    verdict = judge_shortage(SHORT, growth, 24_576.0)
+    verdict = judge_shortage(job(), SHORT, growth, 24_576.0)
     assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.RETRY, False, growth)
     assert text in verdict.text
     assert "CUDA out of memory" in verdict.text
@@ -88,7 +133,7 @@ def test_a_job_that_ran_out_of_memory_runs_again_with_more_and_uses_up_no_retry(
 
 
 def test_a_job_that_ran_out_with_the_maximum_fails_and_the_text_says_how_much_that_was() -> None:
-    verdict = judge_shortage(SHORT, None, 24_576.0)
+    verdict = judge_shortage(job(), SHORT, None, 24_576.0)
     assert (verdict.event, verdict.counts, verdict.growth) == (JobEvent.FAIL, False, None)
     assert "even alone on the largest GPU (24 GB)" in verdict.text
 
@@ -102,7 +147,7 @@ def test_every_outcome_of_a_live_job_has_a_next_state(state: JobState, kind: Out
     for retries in (0, 1):
         assert can(state, judge(job(retries=retries), Outcome(kind=kind)).event)
     for growth in (None, Growth(count=1)):
-        assert can(state, judge_shortage(SHORT, growth, None).event)
+        assert can(state, judge_shortage(job(), SHORT, growth, None).event)
 
 
 @pytest.mark.parametrize(

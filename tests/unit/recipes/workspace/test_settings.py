@@ -67,6 +67,8 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "config_pattern": "*.yml",
         "auto_restart_failed": False,
         "max_retries": 3,
+        "retry_on": "failed,timeout,oom,device",
+        "retry_delay": None,
         "cleanup_on_complete": False,
         "vram_mb": None,
         "env": {},

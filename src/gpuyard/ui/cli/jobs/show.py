@@ -36,6 +36,8 @@ _BOUNDS = {
     "min_host_memory_mb": "at least {:g} MB of RAM available",
 }
 _TIMES = {1: "once", 2: "twice"}
+# A job that is retried after all of these, the default, does not list them.
+_CAUSES = ("failed", "timeout", "oom", "device")
 # The chart of an attempt's memory.
 _ROWS = 3
 _MARGIN = 2
@@ -104,6 +106,8 @@ def fact_lines(job: Answer) -> list[str]:
         ("expected duration", None if job["duration_s"] is None else format_duration(job["duration_s"])),
         # The failure of the first attempt uses no retry.
         ("retries", f"{min(job['failures'], job['retries'])} of {job['retries']} used" if job["retries"] else None),
+        ("retried after", None if len(job["retry_on"]) == len(_CAUSES) else ", ".join(job["retry_on"])),
+        ("next attempt", job["due_at"] and format_time(job["due_at"])),
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
