@@ -19,8 +19,9 @@ from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.system.local_folder import sharing_problem
 from gpuyard.system.private_files import PrivateFileError, read_trusted
-from gpuyard.system.user_directories import user_directory
+from gpuyard.system.user_directories import state_directory, user_directory
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +56,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_foreign_load_percent: Annotated[float, Meta(ge=0, le=100)] = 50.0
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
     engine: str = "local"
+    reach: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reach not in (None, "ssh"):
+            raise ValueError(f"reach = '{self.reach}' is unknown; write \"ssh\", or leave it out")
 
 
 class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,8 +208,9 @@ def lease_dir() -> Path:
                 hint="give an absolute path: a relative one would name another ledger in each working directory",
             )
         return path
-    home = _home()
-    return home / "locks" if home else Path.home() / ".gpu_locks"
+    own = Path.home() / ".gpu_locks"
+    is_local = not os.environ.get("GPUYARD_HOME") and sharing_problem(str(own)) is None
+    return own if is_local else state_dir() / "locks"
 
 
 def config_dir() -> Path:
@@ -211,18 +218,13 @@ def config_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Return the directory for files that must survive a reboot."""
-    return Path(user_directory("XDG_STATE_HOME", "~/.local/state"))
+    """Return the directory for files that must survive a reboot, on a local disk."""
+    return Path(state_directory())
 
 
 def simulated_devices() -> str | None:
     """Return GPUYARD_SIMULATE, such as `2x24GB`, if simulated devices are to be used in place of real ones."""
     return os.environ.get("GPUYARD_SIMULATE") or None
-
-
-def _home() -> Path | None:
-    home = os.environ.get("GPUYARD_HOME")
-    return Path(home).expanduser().absolute() if home else None
 
 
 def _nearest(message: str) -> str | None:

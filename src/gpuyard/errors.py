@@ -20,6 +20,7 @@ CODES: "Final[dict[str, str]]" = {
     "rate_limited": "too many requests in a short time",
     "version": "the daemon is older than the command demands",
     "timeout": "it did not happen in time",
+    "elsewhere": "the queue belongs to another machine",
     "unavailable": "something on the machine prevents it",
     "internal": "a bug in gpuyard",
 }

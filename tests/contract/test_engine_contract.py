@@ -15,7 +15,7 @@ import pytest
 
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended, Engine, Launch, Prepared
-from gpuyard.system.process_identity import boot_id
+from gpuyard.system.machine_identity import boot_id
 from tests.contract.cluster_engines import process_place
 from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs
 from tests.simulation.behaviors import Behavior

@@ -20,7 +20,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.ports import Launch, Suspender, SuspendResult
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
-from gpuyard.system.process_identity import boot_id
+from gpuyard.system.machine_identity import boot_id
 from tests.simulation.behaviors import Behavior
 from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World

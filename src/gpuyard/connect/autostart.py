@@ -20,6 +20,7 @@ from gpuyard.connect import paths
 from gpuyard.connect.fast_http import dial
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
+from gpuyard.system.user_directories import named_state_directory
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
 _STARTER = (sys.executable, "-P", "-m", "gpuyard.connect.autostart")
@@ -39,7 +40,9 @@ def start_daemon(
     Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
     """
     from gpuyard.connect.daemon_lock import running_pid
+    from gpuyard.connect.queue_host import refuse_other_machine
 
+    refuse_other_machine(paths.state_folder())
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
     log_start = _log_size()
@@ -97,7 +100,7 @@ def _environment() -> dict[str, str]:
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_JOB}
     if environment.get("GPUYARD_HOME"):
-        environment["GPUYARD_HOME"] = paths.state_folder()
+        environment["GPUYARD_HOME"] = named_state_directory()
     if environment.get("PYTHONPATH"):
         folders = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)

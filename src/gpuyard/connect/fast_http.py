@@ -15,6 +15,7 @@ The daemon sends its version with every answer. Where it differs from ours, `ver
 
 import _json
 import _socket
+import os
 import time
 
 from gpuyard.connect import paths
@@ -116,6 +117,10 @@ class DaemonConnection(Closeable):
             self.close()
         if self._socket is None:
             self._socket = dial(self.path)
+        if self._socket is None:
+            from gpuyard.connect.queue_host import refuse_second_queue
+
+            refuse_second_queue(os.path.dirname(self.path))
         if self._socket is None and self.may_start:
             from gpuyard.connect.autostart import start_daemon
 

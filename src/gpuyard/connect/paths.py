@@ -2,12 +2,12 @@
 
 import os
 
-from gpuyard.system.user_directories import user_directory
+from gpuyard.system.user_directories import state_directory
 
 
 def state_folder() -> str:
     """Return the folder of `gpuyard.config.state_dir`."""
-    return user_directory("XDG_STATE_HOME", "~/.local/state")
+    return state_directory()
 
 
 def socket_path() -> str:

@@ -112,13 +112,15 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """The process behind a lease or a ticket. Its user is the owner of the file, whatever the file's content says."""
+    """The process behind a lease or a ticket. Its user is the owner of the file, whatever the file's content says.
+    `machine` is the name of the machine it runs on, and `boot_id` the name of that machine's present start."""
 
     uid: int
     user: str
     pid: int
     pid_started: float | None = None
     boot_id: str | None = None
+    machine: str | None = None
     label: str | None = None
 
 

@@ -1,4 +1,5 @@
-"""Notices that the folder of the queue was removed, renamed or replaced while the daemon runs.
+"""Notices that the folder of the queue was removed, renamed, replaced or given to another machine (`gpuyard daemon
+adopt`) while the daemon runs.
 
 The daemon is then invisible: commands look for its socket at a path that is gone, and start a second daemon there. So
 it starts no further jobs. It goes on until its running jobs have ended, because it still records their ends, and holds
@@ -37,7 +38,8 @@ class HomeWatch:
             self._checked_at = now
             if not self._has_home():
                 self.problem = (
-                    f"the folder of this queue, {self.folder}, was removed, renamed or replaced: this daemon starts no "
-                    "more jobs, and ends when the running ones have ended; its waiting jobs are in the removed folder"
+                    f"the folder of this queue, {self.folder}, was removed, renamed or replaced, or another machine "
+                    "adopted it: this daemon starts no more jobs, and ends when the running ones have ended; its "
+                    "waiting jobs are in the folder as it was"
                 )
         return self.problem is not None

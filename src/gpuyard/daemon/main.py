@@ -13,6 +13,7 @@ from typing import TextIO
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
+from gpuyard.connect.queue_host import hold_queue, refuse_other_machine
 from gpuyard.core.job.lifecycle import WAITING, JobEvent, can
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.printable_text import printable
@@ -31,7 +32,6 @@ from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.ledger_directory import network_file_system
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Engine
 from gpuyard.probes.local_machine import local_machine
@@ -88,10 +88,11 @@ def run_daemon(*, is_managed: bool = False) -> int:
         folder = Path(paths.state_folder())
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
-        with hold_daemon_lock(paths.lock_path()) as has_home:
+        refuse_other_machine(str(folder))
+        with hold_daemon_lock(paths.lock_path()) as has_lock, hold_queue(str(folder)) as is_ours:
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
-                home = HomeWatch(has_home, str(folder))
+                home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
                 return asyncio.run(_serve(database, notice, home, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
@@ -199,16 +200,10 @@ def _prepare_folder(folder: Path) -> None:
     try:
         make_folder(str(folder))
         check_entries(str(folder))
-        kind = network_file_system(folder)
     except OSError as error:
         raise EnvironmentFault(
             f"{folder} cannot be used: {error.strerror}", hint="set GPUYARD_HOME to another directory"
         ) from error
-    if kind is not None:
-        raise EnvironmentFault(
-            f"{folder} is on a network file system ({kind}), on which the queue's database is not safe",
-            hint="set GPUYARD_HOME to a directory on a local disk",
-        )
 
 
 def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:

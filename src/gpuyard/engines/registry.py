@@ -21,6 +21,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
 from gpuyard.system.private_files import open_own
+from gpuyard.system.user_directories import shared_directory, state_directory
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
@@ -131,10 +132,10 @@ def _open_own(context: Context) -> Engine:
 
 
 def _folder(queue: Path, config: ClusterConfig) -> Path:
-    """Return the engine's folder. Queues that share a configured folder, one per login node, have subfolders."""
-    if config.folder is None:
-        return queue
-    return Path(config.folder).expanduser() / _queue_name(queue)
+    """Return the engine's folder, which nodes must see: the configured one, else the user's folder on a shared disk,
+    else the queue's own. Queues that share a folder, one per login node, have subfolders."""
+    named = config.folder or (shared_directory() if str(queue) == state_directory() else None)
+    return queue if named is None or named == str(queue) else Path(named).expanduser() / _queue_name(queue)
 
 
 def _queue_name(queue: Path) -> str:

@@ -5,16 +5,12 @@ import stat
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.file_systems import NETWORK, file_system
 
-# On these file systems a lock may not be visible to all machines that see the file.
-_NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
-     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "ocfs2", "gfs2"}
-)  # fmt: skip
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def prepare_directory(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> Path:
+def prepare_directory(folder: Path) -> Path:
     """Make the directory if it is missing, and return it. Raises EnvironmentFault if it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -24,8 +20,8 @@ def prepare_directory(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo
             f"the lease directory {folder} cannot be created: {error.strerror}",
             hint="set GPUYARD_LOCK_DIR to another directory",
         ) from error
-    kind = network_file_system(folder, mountinfo)
-    if kind is not None:
+    kind = file_system(str(folder))
+    if kind in NETWORK:
         raise EnvironmentFault(
             f"the lease directory {folder} is on a network file system ({kind}), where locks are not reliable",
             hint="set GPUYARD_LOCK_DIR to a directory on a local disk",
@@ -77,26 +73,3 @@ def make_shared_directory(folder: Path, group: int | None = None) -> Path:
 def find_closed_parent(folder: Path) -> Path | None:
     """Return the closest parent directory that other users cannot enter."""
     return next((above for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH), None)
-
-
-def network_file_system(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """Return the type of the directory's file system if it is a network file system."""
-    kind = file_system(folder, mountinfo)
-    return kind if kind in _NETWORK else None
-
-
-def file_system(folder: Path, mountinfo: Path) -> str | None:
-    """Return the type of the directory's file system, or None if the system does not list mounts."""
-    try:
-        lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    path = os.path.realpath(folder)
-    best, kind = "", None
-    for line in lines:
-        head, _, tail = line.partition(" - ")
-        mount = head.split(" ")[4] if head.count(" ") >= 5 else ""
-        mount = mount.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
-        if mount and len(mount) >= len(best) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
-            best, kind = mount, tail.split(" ")[0]
-    return kind

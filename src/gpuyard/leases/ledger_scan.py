@@ -63,7 +63,7 @@ class LedgerScan:
         self.dead = []
 
     def _note_dead(self, name: str, inode: int, uid: int | None) -> None:
-        """`uid` is None for what is not a file, such as a pipe: it stays."""
+        """`uid` is None for what is not a file, such as a pipe, or is another machine's: it stays."""
         if uid is not None and (uid == os.geteuid() or self._may_remove_all()):
             self.dead.append(name)
         else:

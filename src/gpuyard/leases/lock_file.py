@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from gpuyard.leases.other_machine import is_elsewhere
 from gpuyard.system import owner_locks
 from gpuyard.system.interrupts import DeferInterrupts
 
@@ -197,20 +198,24 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
 
 def read_held(folder: str, name: str) -> tuple[int | None, HeldFile | None]:
     """Return the owner and the content of a file that is held; only the owner if it is dead, and nothing if it is not a
-    file. Raises OSError."""
+    file, or another machine's. Raises OSError."""
     # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None, None
-        if not owner_locks.is_held(descriptor):
+        is_held = owner_locks.is_held(descriptor)
+        content = os.pread(descriptor, _MAX_BYTES + 1, 0)  # after the test: a dead file may just be used again
+        if is_elsewhere(content):
+            return None, None
+        if not is_held:
             return status.st_uid, None
         found = HeldFile(
             name=name,
             uid=status.st_uid,
             made_at=status.st_ctime,
-            content=os.pread(descriptor, _MAX_BYTES + 1, 0),
+            content=content,
             is_idle=name.endswith(TICKET) and not owner_locks.has_beaten(descriptor, _IDLE_AFTER_S),
         )
         return status.st_uid, found

@@ -165,6 +165,7 @@ def _check_holder(found: HeldFile, holder: Holder) -> Holder:
     _check_count("pid", holder.pid, 1, _MAX_PID)
     _check_figure("pid_started", holder.pid_started)
     _check_text("boot_id", holder.boot_id)
+    _check_text("machine", holder.machine)
     return replace(holder, uid=found.uid, user=user_name(found.uid), label=tidy_label(holder.label))
 
 

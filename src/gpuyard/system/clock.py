@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from gpuyard.core.queue_time import QueueTime
-from gpuyard.system.process_identity import boot_id
+from gpuyard.system.machine_identity import boot_id
 
 # Without CLOCK_BOOTTIME, on macOS, CLOCK_MONOTONIC is the one that counts the time asleep.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

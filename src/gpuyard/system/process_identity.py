@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpuyard.core.lease import Holder
 from gpuyard.core.printable_text import printable
+from gpuyard.system.machine_identity import boot_id, machine_name
 
 _LONGEST_LABEL = 200
 _LONGEST_USER = 100
@@ -23,6 +24,7 @@ def this_process(label: str | None = None) -> Holder:
         pid=pid,
         pid_started=start_time(pid),
         boot_id=boot_id(),
+        machine=machine_name(),
         label=tidy_label(label),
     )
 
@@ -99,11 +101,3 @@ def describe_process(pid: int) -> str:
     except psutil.Error:
         return f"process {pid}"
     return f"{name} (pid {pid}, user {user}{state})"
-
-
-@lru_cache(maxsize=1)
-def boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None

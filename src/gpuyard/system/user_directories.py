@@ -1,7 +1,10 @@
-"""The directories of a user's files. It imports only `os` and `sys`, because every command imports it."""
+"""The directories of a user's files. It imports little, because every command imports it."""
 
 import os
 import sys
+
+from gpuyard.system.file_systems import LOCAL, file_system
+from gpuyard.system.local_folder import LocalFolder, find_local_folder
 
 
 def user_directory(variable: str, default: str) -> str:
@@ -17,3 +20,29 @@ def user_directory(variable: str, default: str) -> str:
     if not os.path.isabs(named):
         named = os.path.expanduser("~/Library/Application Support" if sys.platform == "darwin" else default)
     return os.path.join(named, "gpuyard")
+
+
+def named_state_directory() -> str:
+    """Return the directory for files that must survive a reboot, as the user's settings name it. Other machines may
+    share it."""
+    return user_directory("XDG_STATE_HOME", "~/.local/state")
+
+
+def state_directory() -> str:
+    """Return the directory that is used for these files: the one that is named, or another on a local disk."""
+    return find_state_directory().path
+
+
+def find_state_directory() -> LocalFolder:
+    return find_local_folder(named_state_directory())
+
+
+def shared_directory() -> str | None:
+    """Return the directory of this user that other machines see too, for files that they exchange: the one that is
+    named, or the usual one in the home. None if both are on local disks."""
+    place = find_state_directory()
+    if place.problem is not None:
+        return place.wanted
+    usual = os.path.expanduser("~/.local/state/gpuyard")
+    has_home = bool(os.environ.get("GPUYARD_HOME"))  # then nothing outside it is used
+    return None if has_home or file_system(usual) in (None, *LOCAL) else usual

@@ -6,60 +6,16 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger_directory import file_system, find_closed_parent, make_shared_directory, prepare_directory
+from gpuyard.leases.ledger_directory import find_closed_parent, make_shared_directory, prepare_directory
 from tests.unit.leases import as_root, child
 
-MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 22 0:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
-31 30 0:41 / /home/alice/fast\\040disk rw - xfs /dev/vdb rw
-32 22 0:42 / /mnt/share rw - ext4 /dev/vdc rw
-33 22 0:43 / /mnt/share rw - cifs //server/share rw
-34 22 0:44 / /srv/back\\134slash rw - fuse.sshfs server: rw
-garbage
-"""
 
-
-@pytest.fixture
-def mountinfo(tmp_path: Path) -> Path:
-    path = tmp_path / "mountinfo"
-    path.write_text(MOUNTS)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
-        ("/var/lib/gpuyard", "ext4"),
-        ("/", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/alice/.gpu_locks", "nfs4"),
-        ("/homeless", "ext4"),
-        ("/home/alice/fast disk/locks", "xfs"),
-        ("/mnt/share/locks", "cifs"),
-        ("/srv/back\\slash/locks", "fuse.sshfs"),
-    ],
-)
-def test_the_nearest_and_last_mount_decides_the_file_system(folder: str, kind: str, mountinfo: Path) -> None:
-    assert file_system(Path(folder), mountinfo) == kind
-
-
-def test_without_a_list_of_mounts_nothing_is_refused(tmp_path: Path) -> None:
-    assert file_system(tmp_path, tmp_path / "missing") is None
-    assert prepare_directory(tmp_path / "locks", tmp_path / "missing").is_dir()
-
-
-def test_the_target_of_a_link_decides_the_file_system(tmp_path: Path, mountinfo: Path) -> None:
-    link = tmp_path / "locks"
-    link.symlink_to("/home/alice/locks")
-    assert file_system(link, mountinfo) == "nfs4"
-
-
-def test_a_network_file_system_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_a_network_file_system_is_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(mounts))
     mounts.write_text(f"22 1 0:40 / {tmp_path} rw - nfs4 server:/home rw\n")
     with pytest.raises(EnvironmentFault, match=r"is on a network file system \(nfs4\)") as caught:
-        prepare_directory(tmp_path / "locks", mounts)
+        prepare_directory(tmp_path / "locks")
     assert caught.value.hint == "set GPUYARD_LOCK_DIR to a directory on a local disk"
 
 

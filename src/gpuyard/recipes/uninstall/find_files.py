@@ -28,6 +28,8 @@ from gpuyard.connect import paths as daemon_places
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.store.database import open_reader
+from gpuyard.system.machine_identity import host_name, machine_name
+from gpuyard.system.user_directories import named_state_directory, shared_directory
 
 UNIT = "gpuyard.service"
 _TIMEOUT_S = 30.0
@@ -83,6 +85,7 @@ def find() -> FoundFiles:
         *_lease_files(leases),
         *_files_named(config, "the configuration", r"config\.toml", "config.toml"),
         *_queue_files(state),
+        *_shared_files(state),
     ]
     kept = (*_kept_files(tasks, (state, config, leases)), *_unknown_files(places))
     return FoundFiles(places=tuple(places), kept=kept)
@@ -162,10 +165,20 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
-    database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.record"
+    database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.(record|host)"
     yield from _files_named(folder, "the queue's database", database, "queue.*")
-    own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name"
+    own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|file-system\..+"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
+
+
+def _shared_files(state: Path) -> Iterator[InstalledFiles]:
+    """Yield what this machine left in the folder on a shared disk that the state folder stands for. Other machines may
+    have files there."""
+    named = Path(named_state_directory())
+    if named != state:
+        yield from _own_files(named / "hosts", "where your queue is", re.escape(machine_name()), machine_name())
+        record = f"file-system.{host_name()}"
+        yield from _own_files(named, "the result of a test", re.escape(record), record)
 
 
 def _cluster_files(state: Path) -> Iterator[InstalledFiles]:
@@ -177,7 +190,9 @@ def _cluster_files(state: Path) -> Iterator[InstalledFiles]:
     if re.fullmatch(r"queue-[0-9a-f]{8}", name) is None:
         return
     config = load_config()
-    for configured in dict.fromkeys(each.folder for each in (config.slurm, config.ray) if each.folder is not None):
+    for configured in dict.fromkeys(each.folder or shared_directory() for each in (config.slurm, config.ray)):
+        if configured is None or configured == str(state):
+            continue
         folder = Path(configured).expanduser() / name
         yield from _job_files(folder, "output of jobs at a cluster")
         yield from _files_named(folder, "this queue's folder for a cluster")
@@ -191,7 +206,7 @@ def _job_files(folder: Path, logs: str) -> Iterator[InstalledFiles]:
 
 
 def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
-    names = r"\.?.+\.(lease|ticket|drain)"
+    names = r"\.?.+\.(lease|ticket|drain)|file-system\..+"
     try:
         is_shared = bool(folder.stat().st_mode & _SHARED)
     except OSError:

@@ -96,7 +96,7 @@ def main() -> None:
     """Run the `gpuyard` command."""
     _open_closed_streams()
     try:
-        status = _run(sys.argv[1:])
+        status = _run_where_queue_is(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -116,6 +116,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAULT)
     sys.exit(status)
+
+
+def _run_where_queue_is(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except GpuyardError as error:
+        if error.code == "elsewhere":
+            from gpuyard.ui.cli.run_over_ssh import pass_on
+
+            pass_on(error, arguments)
+        raise
 
 
 def _run(arguments: list[str]) -> int:

@@ -26,6 +26,7 @@ from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
 from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.schema.machine import drain_row
+from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
@@ -53,13 +54,14 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     contents = _read_ledger()
     notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad)]
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
-    advice += _ledger_advice()
+    folders, folder_advice = check_folders()
+    advice += [*_ledger_advice(), *folder_advice]
     if as_json:
         drains = [to_builtins(drain_row(drain)) for drain in contents.drains]
         report = _report(checks, plugged, engines, advice)
-        say_json({**report, "ignored_records": to_builtins(contents.bad), "drains": drains})
+        say_json({**report, "ignored_records": to_builtins(contents.bad), "drains": drains, "folders": folders})
     else:
-        _print_report(checks, engines, advice, notices)
+        _print_report(checks, engines, advice, notices, folder_lines(folders))
     return 1 if advice else 0
 
 
@@ -165,8 +167,11 @@ def _report(
     }
 
 
-def _print_report(checks: list[Checkup], engines: list[Checked], advice: list[str], notices: list[str]) -> None:
+def _print_report(
+    checks: list[Checkup], engines: list[Checked], advice: list[str], notices: list[str], folders: list[str]
+) -> None:
     say(f"gpuyard {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    say(*folders)
     say(*(f"{name}={value}" for name, value in _settings().items()))
     rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
     rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]

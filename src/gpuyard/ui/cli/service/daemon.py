@@ -5,13 +5,14 @@ from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 from gpuyard.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ACTIONS = ("start", "stop", "restart", "status", "run", "adopt")
 VERB = Verb(
     """Start, stop, restart or inspect the daemon that runs the queue.
 
@@ -21,9 +22,10 @@ VERB = Verb(
     restart stop and start again; needed after an upgrade while jobs run
     status  its pid, queue and files; exit status 1 if it is not running
     run     in the foreground, for a service manager
+    adopt   take over the queue in a shared folder from a machine that is gone
     """,
-    (JSON,),
-    Arguments("start|stop|restart|status|run", choices=("start", "stop", "restart", "status", "run")),
+    (JSON, Option("from", "HOST", "For `adopt`: the machine that is gone. Jobs that still run there would run twice.")),
+    Arguments("start|stop|restart|status|run|adopt", choices=_ACTIONS),
 )
 
 
@@ -32,15 +34,29 @@ def run(typed: Typed) -> int:
         from gpuyard.daemon.main import run_daemon
 
         return run_daemon(is_managed=True)
-    actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status}
+    actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status, "adopt": _adopt}
     return actions[typed.arguments[0]](typed)
 
 
 def _start(typed: Typed) -> int:
-    before = _connect_if_running(on_notice=None)
-    with before or connect(start=True) as client:
+    from gpuyard.connect.autostart import start_daemon
+
+    is_new = start_daemon()
+    with connect(start=False) as client:
         status = client.request("GET", "/status")
-    return say_answer(typed, status, f"daemon {'already running' if before else 'started'} (pid {status['pid']})")
+    return say_answer(typed, status, f"daemon {'started' if is_new else 'already running'} (pid {status['pid']})")
+
+
+def _adopt(typed: Typed) -> int:
+    from gpuyard.connect.paths import state_folder
+    from gpuyard.connect.queue_host import adopt_queue
+
+    host = typed.text("from")
+    if host is None:
+        raise UserError("whose queue?", hint="name the machine that it belongs to: `gpuyard daemon adopt --from HOST`")
+    adopt_queue(state_folder(), host)
+    answer = {"folder": state_folder(), "from": host}
+    return say_answer(typed, answer, f"the queue in {state_folder()} belongs to this machine now")
 
 
 def _stop(typed: Typed) -> int:
