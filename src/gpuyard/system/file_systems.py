@@ -24,20 +24,51 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 def file_system(folder: str) -> str | None:
     """Return the type of the folder's file system, or None if the system does not list mounts. The folder need not
     exist."""
-    path = os.path.realpath(folder)  # before the list is read: an automounter mounts what is on the way
+    device = _device(folder)  # before the list is read: an automounter mounts what is on the way
+    mounts = _read_mounts()
+    if mounts is None:
+        return None
+    at = mounts.find(b" %d:%d " % (os.major(device), os.minor(device)))
+    if at >= 0:
+        line = mounts[at : mounts.find(b"\n", at)]
+        return line.partition(b" - ")[2].partition(b" ")[0].decode()
+    return _by_path(os.path.realpath(folder), mounts)
+
+
+def _device(folder: str) -> int:
+    """Return the device of the folder, or of the nearest one above that exists."""
+    while True:
+        try:
+            return os.stat(folder).st_dev
+        except OSError:
+            if folder in ("/", ""):
+                return 0
+            folder = os.path.dirname(folder)
+
+
+def _read_mounts() -> bytes | None:
     try:
-        with open(MOUNTS, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        file = os.open(MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        content = b""
+        while part := os.read(file, 1 << 16):
+            content += part
+        return content
+    finally:
+        os.close(file)
+
+
+def _by_path(path: str, mounts: bytes) -> str | None:
+    """Return the type by the longest mount point on the path: btrfs gives each subvolume a device of its own."""
     best, kind = "", None
-    for line in lines:
+    for line in mounts.decode("utf-8", "surrogateescape").splitlines():
         head, _, tail = line.partition(" - ")
         fields = head.split(" ", 5)
         mount = fields[4] if len(fields) > 5 else ""
-        if "\\" in mount:
-            for escape, character in _ESCAPES:
-                mount = mount.replace(escape, character)
+        for escape, character in _ESCAPES:
+            mount = mount.replace(escape, character)
         if len(mount) >= len(best) and mount and (path == mount or path.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, tail.partition(" ")[0]
     return kind

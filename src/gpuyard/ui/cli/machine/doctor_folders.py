@@ -4,7 +4,7 @@ from typing import Any
 
 from gpuyard.config import config_dir, lease_dir
 from gpuyard.connect.queue_host import QueueElsewhere, known_hosts, refuse_other_machine
-from gpuyard.errors import EnvironmentFault
+from gpuyard.errors import GpuyardError
 from gpuyard.system.user_directories import find_state_directory
 
 
@@ -23,7 +23,7 @@ def check_folders() -> tuple[dict[str, Any], list[str]]:
         refuse_other_machine(place.path)
     except QueueElsewhere as error:
         return found, [f"{error}: {error.hint}"]
-    except EnvironmentFault as error:
+    except GpuyardError as error:
         return found, [f"{error}{f' ({error.hint})' if error.hint else ''}"]
     return found, []
 
