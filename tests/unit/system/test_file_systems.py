@@ -7,12 +7,12 @@ import pytest
 from gpuyard.system.file_systems import file_system
 
 MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-30 22 0:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
-31 30 0:41 / /home/alice/fast\\040disk rw - xfs /dev/vdb rw
-32 22 0:42 / /mnt/share rw - ext4 /dev/vdc rw
-33 22 0:43 / /mnt/share rw - cifs //server/share rw
-34 22 0:44 / /srv/back\\134slash rw - fuse.sshfs server: rw
+22 1 4095:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 4095:40 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
+31 30 4095:41 / /home/alice/fast\\040disk rw - xfs /dev/vdb rw
+32 22 4095:42 / /mnt/share rw - ext4 /dev/vdc rw
+33 22 4095:43 / /mnt/share rw - cifs //server/share rw
+34 22 4095:44 / /srv/back\\134slash rw - fuse.sshfs server: rw
 garbage
 """
 
