@@ -132,17 +132,26 @@ class Client(Closeable):
         return self._get(f"/jobs/{self._find_id(job)}/history", jobs.JobHistory)
 
     @overload
-    def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False) -> str: ...
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False, stderr: bool = False
+    ) -> str: ...
 
     @overload
-    def logs(self, job: int | str, *, attempt: int | None = None, follow: Literal[True]) -> Iterator[str]: ...
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: Literal[True], stderr: bool = False
+    ) -> Iterator[str]: ...
 
-    def logs(self, job: int | str, *, attempt: int | None = None, follow: bool = False) -> str | Iterator[str]:
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: bool = False, stderr: bool = False
+    ) -> str | Iterator[str]:
         """Return the last 4 MB of the log of its last attempt, or of this one; `show(job).log` is the file.
 
-        With `follow`, yield text as it is written, from one attempt to the next, until the job has finished.
+        With `follow`, yield text as it is written, from one attempt to the next, until the job has finished. With
+        `stderr`, its standard error, of a job that was submitted with `split_stderr` or `error`.
         """
-        path, query = f"/jobs/{self._find_id(job)}/log", _texts({"attempt": attempt, "tail": _LONGEST_TAIL})
+        stream = "stderr" if stderr else None
+        path = f"/jobs/{self._find_id(job)}/log"
+        query = _texts({"attempt": attempt, "tail": _LONGEST_TAIL, "stream": stream})
         if follow:
             return _log_texts(self._transport.events(f"{path}/live", query))
         return self._get(path, jobs.LogTail, query).text

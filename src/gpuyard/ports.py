@@ -71,6 +71,10 @@ class Launch(Struct, frozen=True, kw_only=True):
     engine: str = ""
     terms: ClusterTerms | None = None  # set only for an `engine` that places work itself
     log_cap_mb: float = DEFAULT_LOG_CAP_MB
+    output: str | None = None  # file for standard output, None for a log of the engine
+    error: str | None = None  # file for standard error, None for that of standard output
+    split_stderr: bool = False  # standard error gets a log of its own
+    timestamps: bool = False  # each line of output begins with the time
 
     @property
     def key(self) -> str:
@@ -92,6 +96,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     attempt: int
     keeper_pid: int = 0  # the keeper, which will be the parent process; 0 if the attempt will run on another machine
     log: str
+    error_log: str | None = None
 
 
 class Ended(Struct, frozen=True, kw_only=True):

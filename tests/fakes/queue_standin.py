@@ -114,7 +114,7 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
         "retry_on": ["failed", "timeout", "oom", "device"], "retry_delay_s": None, "on_reboot": None,
-        "log_cap_mb": 256.0, "values": {}, "environment_names": ["HOME", "TOKEN"],
+        "log_cap_mb": 256.0, "output": None, "error": None, "values": {}, "environment_names": ["HOME", "TOKEN"],
         "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
         "growth": None, "advice": [],
         "memory": {"basis": "declared", "given_mb": 8192.0, "alone": False, "runs": None, "same_command": None},
@@ -125,6 +125,7 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
 def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> dict[str, Any]:
     known = {
         "number": number, "pid": 4000 + number, "devices": ["SIM-0"], "lease": "l", "log": str(log),
+        "error_log": None,
         "started_at": "2026-01-02T03:04:05.678Z", "ended_at": "2026-01-02T03:05:05.678Z" if is_over else None,
         "outcome": "failed" if is_over else None, "status": 1 if is_over else None, "reason": None,
         "reserved_mb": None, "predicted_mb": None, "peaks_mb": {}, "ram_mb": None, "load_percent": None, "curve": [],

@@ -24,6 +24,7 @@ from gpuyard.system import folder_tree
 from gpuyard.system.private_files import PrivateFileError
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
+from tests.integration.queue_fixture import QueueUnderTest
 from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
 
 PRECIOUS = "precious"
@@ -270,3 +271,26 @@ def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
     assert [each.path for each in kept] == [str(state / "theirs")]
     assert os.listdir(state) == ["theirs"]
     shared.check_victim()
+
+
+@attack(
+    "plant a link at the file that `submit --output` names, or at a folder above it",
+    before="held",
+    now="refused",
+)
+def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
+    theirs, keys = shared.output / "theirs", shared.keys
+    act_as(BEN, os.symlink, str(keys / "log.txt"), str(shared.output / "file"))
+    act_as(BEN, os.symlink, str(keys), str(shared.output / "folder"))
+    os.link(keys / "log.txt", shared.output / "hard")  # as Ben where the kernel lets him
+    act_as(BEN, write, str(theirs), "")
+    theirs.chmod(0o666)
+    for name in ("file", "folder/log.txt", "folder/new/log.txt", "hard", "theirs"):
+        job = queue.submit("echo", "spoiled", gpus=0, output=str(shared.output / name))
+        queue.wait(job)
+        assert queue.job(job)["reason"].startswith(
+            f"the output {shared.output / name} cannot be written: it, or a link"
+        )
+    assert (keys / "log.txt").read_text() == PRECIOUS
+    assert os.listdir(keys) == ["log.txt"]
+    assert theirs.read_text() == ""

@@ -5,13 +5,14 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from gpuyard.engines.common import job_logs, log_cap
+from gpuyard.engines.common.job_logs import LogCursor
 from gpuyard.engines.common.log_cap import LogCaps, cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from tests.integration.engine_fixture import DEADLINE_S, launch_of, outcome_of, wait_for
@@ -70,7 +71,7 @@ def following(path: Path) -> tuple[bytearray, threading.Event, threading.Thread]
     got, is_over = bytearray(), threading.Event()
 
     def read() -> None:
-        for chunk in job_logs.follow(path, is_over.is_set):
+        for _, chunk in job_logs.follow([LogCursor(path)], is_over.is_set):
             got.extend(chunk)
 
     follower = threading.Thread(target=read)
@@ -79,11 +80,11 @@ def following(path: Path) -> tuple[bytearray, threading.Event, threading.Thread]
 
 
 def read_whole(path: Path) -> bytes:
-    return b"".join(job_logs.follow(path, lambda: True))
+    return read_tail(path, None)
 
 
-def read_tail(path: Path, lines: int) -> bytes:
-    return b"".join(job_logs.follow(path, lambda: True, lines))
+def read_tail(path: Path, lines: int | None, is_over: Callable[[], bool] = lambda: True) -> bytes:
+    return b"".join(chunk for _, chunk in job_logs.follow([LogCursor(path, lines)], is_over))
 
 
 def numbers(content: bytes) -> list[int]:
@@ -246,12 +247,12 @@ def test_a_follower_waits_for_a_log_and_ends_after_its_last_line(path: Path) -> 
             path.write_bytes(b"late\n")
         return state
 
-    assert b"".join(job_logs.follow(path, is_over)) == b"late\n"
+    assert read_tail(path, None, is_over) == b"late\n"
 
 
 def test_a_follower_can_begin_at_the_last_lines(path: Path) -> None:
     path.write_bytes(b"1\n2\n3\n")
-    assert b"".join(job_logs.follow(path, lambda: True, lines=2)) == b"2\n3\n"
+    assert read_tail(path, 2) == b"2\n3\n"
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
@@ -290,15 +291,6 @@ def test_a_log_is_shortened_before_it_reaches_the_longest_length_of_a_file(
     first, last, _ = parts(read_whole(path))
     assert text.startswith(first)
     assert text.endswith(last)
-
-
-def test_removing_deletes_the_log_of_the_attempt_and_no_other(path: Path) -> None:
-    path.touch()
-    other = job_logs.path_of(path.parent, 17, 11)
-    other.touch()
-    job_logs.remove_log(path.parent, 17, 1)
-    job_logs.remove_log(path.parent, 17, 1)
-    assert os.listdir(path.parent) == [other.name]
 
 
 # The watch

@@ -1,8 +1,11 @@
 """How an attempt is launched: its command, and an environment that names its devices, its lease and the job."""
 
+import os
+
 from gpuyard.control.rules import Rules
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
+from gpuyard.core.job.output_files import fill_pattern
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Snapshot
@@ -58,7 +61,27 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         engine=job.spec.engine,
         terms=terms,
         log_cap_mb=job.spec.log_cap_mb,
+        output=_output_path(job, job.spec.output, number),
+        error=_output_path(job, job.spec.error, number),
+        split_stderr=job.spec.split_stderr,
+        timestamps=job.spec.timestamps,
     )
+
+
+def _output_path(job: Job, pattern: str | None, number: int) -> str | None:
+    """Return the file for output of attempt `number`; a relative path starts in the job's folder."""
+    if pattern is None:
+        return None
+    own = {
+        "job": str(job.id),
+        "array": str(job.group or job.id),
+        "index": "" if job.index is None else str(job.index),
+        "name": job.spec.name or os.path.basename(job.argv[0]),
+        "attempt": str(number),
+        "user": job.user,
+        "host": os.uname().nodename.partition(".")[0],
+    }
+    return os.path.join(job.spec.cwd, fill_pattern(pattern, own, job.values))
 
 
 def attempt_of(  # noqa: PLR0913 - everything that is known at the start
@@ -85,6 +108,7 @@ def attempt_of(  # noqa: PLR0913 - everything that is known at the start
         lease_id=held.lease.id if held is not None else None,
         devices=tuple(share.device_id for share in shares),
         log=prepared.log,
+        error_log=prepared.error_log,
         stop_at=None if limit is None or terms is not None else now + limit,
         reserved_mb=reserved_mb,
         predicted_mb=predicted_mb,

@@ -48,7 +48,7 @@ _log = logging.getLogger("gpuyard")
 _CHECK_SOCKET_EVERY_S = 5.0
 _MOST_NAMED = 10
 _LOG_CAP, _CHECK_LOG_EVERY = 16 << 20, 100
-_LOG_NAME = re.compile(r"(\d+)\.\d+\.log")
+_LOG_NAME = re.compile(r"(\d+)\.\d+(\.err)?\.log")
 
 
 class OneLineFormatter(logging.Formatter):

@@ -95,6 +95,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     status: int | None
     reason: str | None
     log: str | None
+    error_log: str | None
     reserved_mb: float | None
     predicted_mb: float | None
     peaks_mb: dict[str, float]
@@ -157,6 +158,10 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     duration_s: float | None
     on_reboot: OnReboot | None
     log_cap_mb: float
+    output: str | None
+    error: str | None
+    split_stderr: bool
+    timestamps: bool
     values: dict[str, str]
     environment_names: list[str]
     environment: dict[str, str] | None

@@ -75,6 +75,9 @@ class ShowQuery(Struct, frozen=True, kw_only=True):
 class LogQuery(Struct, frozen=True, kw_only=True):
     attempt: AttemptNumber | None = None
     tail: Tail = 65_536
+    stream: Annotated[
+        Literal["stdout", "stderr"], Meta(description="stderr: of a job whose standard error has a file of its own")
+    ] = "stdout"
 
 
 class ExportQuery(Struct, frozen=True, kw_only=True):
@@ -280,6 +283,10 @@ class SubmitKwargs(TypedDict, total=False):
     notify: Texts | None
     hold: bool | None
     log_cap: Size | None
+    output: str | None
+    error: str | None
+    split_stderr: bool | None
+    timestamps: bool | None
     concurrency: Whole | None
     smoothing: Time | None
     steady: Time | None

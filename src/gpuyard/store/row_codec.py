@@ -22,7 +22,8 @@ JOB_COLUMNS = (
 PHASE_COLUMNS = "handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack"
 PROGRESS_COLUMNS = "stop_at, kill_at, stopping, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
 ATTEMPT_COLUMNS = (
-    f"job, number, boot_id, lease_id, devices, log, predicted_mb, engine, {PHASE_COLUMNS}, {PROGRESS_COLUMNS}"
+    "job, number, boot_id, lease_id, devices, log, error_log, predicted_mb, engine, "
+    f"{PHASE_COLUMNS}, {PROGRESS_COLUMNS}"
 )
 _FIELD_OF_COLUMN = {"group_id": "group", "array_index": "index", "job": "job_id"}
 _JOB_FIELDS = [_FIELD_OF_COLUMN.get(column, column) for column in JOB_COLUMNS.split(", ")]
@@ -102,7 +103,8 @@ def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
 
 def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
     devices = " ".join(attempt.devices) or None
-    values = (attempt.boot_id, attempt.lease_id, devices, attempt.log, attempt.predicted_mb, attempt.engine)
+    files = (attempt.log, attempt.error_log)
+    values = (attempt.boot_id, attempt.lease_id, devices, *files, attempt.predicted_mb, attempt.engine)
     return (attempt.job_id, attempt.number, *values, *phase_to_values(attempt), *progress_to_values(attempt))
 
 

@@ -116,6 +116,7 @@ CREATE TABLE attempts (
     lease_id TEXT,
     devices TEXT,
     log TEXT,
+    error_log TEXT,
     stop_at REAL,
     kill_at REAL,
     stopping TEXT,

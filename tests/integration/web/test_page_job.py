@@ -73,6 +73,17 @@ def test_a_log_is_followed_and_rendered_like_in_a_terminal(shown: Shown) -> None
     expect(page.get_by_role("region", name="Log")).to_contain_text("ended")
 
 
+def test_standard_error_that_is_told_apart_is_shown_on_demand(shown: Shown) -> None:  # noqa: F811
+    job = shown.queue.shell("echo out; echo err >&2", gpus=0, split_stderr=True)
+    shown.queue.wait(job)
+    page = shown.at(f"/job/{job}")
+    expect(page.get_by_role("log")).to_have_text("out")
+    shown.button("Show standard error").click()
+    expect(page.get_by_role("log")).to_have_text("err")
+    shown.button("Show standard output").click()
+    expect(page.get_by_role("log")).to_have_text("out")
+
+
 @pytest.mark.full
 def test_a_long_log_follows_its_end_until_it_is_scrolled_up(shown: Shown) -> None:  # noqa: F811
     gate = shown.queue.gate("long")

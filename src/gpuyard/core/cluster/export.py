@@ -37,6 +37,7 @@ class NotExported(StrEnum):
     BATCH = "batch", "a batch's pace, its pruning and its summary"
     TASK = "task", "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)"
     LOG_CAP = "log-cap", "the size limit of logs (--log-cap)"
+    OUTPUT = "output", "files for output (--output, --error), --split-stderr and --timestamps"
     GRACE = "grace", "the grace period before a job is killed (--grace)"
     REBOOT = "reboot", "what happens after a restart of the machine (--on-reboot)"
     OPTIONS = "options", "options for another engine (--engine-option)"
@@ -112,5 +113,6 @@ def _features_used(job: Job) -> dict[NotExported, bool]:
         NotExported.BATCH: spec.pace is not None,
         NotExported.TASK: spec.task is not None,
         NotExported.LOG_CAP: spec.log_cap_mb != DEFAULT_LOG_CAP_MB,
+        NotExported.OUTPUT: bool(spec.output or spec.error or spec.split_stderr or spec.timestamps),
         NotExported.REBOOT: spec.on_reboot is not None,
     }

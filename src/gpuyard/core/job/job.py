@@ -106,6 +106,10 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
     notify: tuple[Subscription, ...] = ()
+    output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
+    error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
+    split_stderr: bool = False  # standard error gets a log of its own
+    timestamps: bool = False  # each line begins with the time
 
     @property
     def learns_memory(self) -> bool:
@@ -223,7 +227,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     boot_id: str | None = None  # boot of this machine in which it was recorded; None if it runs on another machine
     lease_id: str | None = None
     devices: tuple[str, ...] = ()
-    log: str | None = None
+    log: str | None = None  # file of its output
+    error_log: str | None = None  # file of its standard error, if that is another one
     stop_at: float | None = None  # when it is asked to stop
     kill_at: float | None = None  # when it is killed
     stopping: OutcomeKind | None = None  # its outcome once it has stopped

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job, RetryCause
+from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Job, RetryCause
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
@@ -70,7 +70,11 @@ def options_of(job: Job) -> dict[str, Any]:
         "duration": _digits(spec.duration_s),
         "on-reboot": spec.on_reboot and str(spec.on_reboot),
         "stdin": spec.stdin,
-        "log-cap": _digits(spec.log_cap_mb),
+        "log-cap": None if spec.log_cap_mb == DEFAULT_LOG_CAP_MB else _digits(spec.log_cap_mb),
+        "output": spec.output,
+        "error": spec.error,
+        "split-stderr": spec.split_stderr,
+        "timestamps": spec.timestamps,
         "preempt": spec.preempts,
         "on-preempt": str(spec.on_preempt),
         "engine": spec.engine or LOCAL,

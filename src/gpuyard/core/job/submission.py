@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot, RetryCause
 from gpuyard.core.job.option_parser import Options
+from gpuyard.core.job.output_files import check_pattern
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
@@ -109,6 +110,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     pace = _parse_pace(options) if "concurrency" in options else None
     need = _parse_need(options, pace)
     count, elements, group_limit = _expand(request, options)
+    _check_output(request, options, elements, count)
     on_reboot = options["on-reboot"]
     spec = JobSpec(
         command=request.command or (),
@@ -126,6 +128,10 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         on_reboot=on_reboot and OnReboot(on_reboot),
         stdin=options["stdin"],
         log_cap_mb=options["log-cap"],
+        output=options["output"],
+        error=options["error"],
+        split_stderr=options["split-stderr"],
+        timestamps=options["timestamps"],
         is_array=count > 1 or group_limit is not None or "array" in options,
         configuration=request.configuration,
         preempts=options["preempt"],
@@ -175,6 +181,23 @@ def _check(request: SubmissionRequest, options: Options, engine: str) -> None:
         raise UserError(f"--notify is given {times} times", hint=f"give it at most {MAX_SUBSCRIPTIONS} times")
     if request.tag_sharing is not None and not options["tag"]:
         raise UserError("`tag_sharing` is the rule of a tag, and these jobs have no tag", hint="give them a tag")
+
+
+def _check_output(request: SubmissionRequest, options: Options, elements: Iterable[ArrayElement], count: int) -> None:
+    """Refuse files for output that do not go together, or that several jobs would share."""
+    given = [name for name in ("output", "error", "split-stderr", "timestamps") if name in options]
+    if given and request.task is not None:
+        raise UserError(f"--{given[0]} is not for tasks of a workspace", hint="its settings say where their logs are")
+    if "error" in options and "split-stderr" in options:
+        raise UserError("--error and --split-stderr both say where standard error goes", hint="leave out one of them")
+    if "log-cap" in options and "output" in options and "split-stderr" not in options:
+        raise UserError(
+            "--log-cap is for logs of the queue, and never cuts a file of yours", hint="leave out one of them"
+        )
+    shown = [ArrayElement(index=0)] if "array" in options else elements
+    for name in ("output", "error"):
+        if options[name] is not None:
+            check_pattern(name, options[name], request.cwd, shown, is_many=count > 1)
 
 
 def _parse_pace(options: Options) -> BatchPace:

@@ -35,9 +35,13 @@ _LEAD_CHARS = 80
 _KILLED = 137  # 128 and SIGKILL
 _NEARLY_ALL = 0.9
 
-# Colours, and the prefixes that launchers add to each line: `[rank0]: `, `[default1]:`, `(train pid=17) `.
+# Colours, and what is added before each line: our times (--timestamps), and the prefixes of launchers: `[rank0]: `,
+# `[default1]:`, `(train pid=17) `.
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_PREFIX = re.compile(r"^\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?")
+_PREFIX = re.compile(
+    r"^(?:\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d )?"
+    r"(?:\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?)?"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _NO_NEW_FAILURE = (
     "During handling of the above exception",

@@ -50,11 +50,11 @@ class JobLogs:
         self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
 
     async def tail(self, job_id: int, query: LogQuery) -> LogTail:
-        attempt = self._find_attempt(job_id, query.attempt)
+        attempt = self._find_attempt(job_id, query)
         # Before the log is read: the text has all that was written until then.
         is_over = self.is_finished(job_id) if attempt is None else not self.is_live(job_id, attempt)
         tail = min(query.tail, _MOST)
-        chunk = await self.read(attempt, None, tail, tail)
+        chunk = await self.read(_file_of(attempt, query), None, tail, tail)
         return LogTail(
             id=job_id,
             attempt=attempt.number if attempt is not None else None,
@@ -64,25 +64,26 @@ class JobLogs:
         )
 
     def live(self, job_id: int, query: LogQuery) -> ResponseStream:
-        attempt, tail = self._find_attempt(job_id, query.attempt), min(query.tail, _MOST_LIVE)
-        return ResponseStream(start=lambda viewer: _Follower(self, viewer, job_id, attempt, tail).begin())
+        attempt = self._find_attempt(job_id, query)
+        return ResponseStream(start=lambda viewer: _Follower(self, viewer, job_id, attempt, query).begin())
 
-    async def read(self, attempt: Attempt | None, at: int | None, tail: int, most: int) -> LogChunk:
+    async def read(self, log: str | None, at: int | None, tail: int, most: int) -> LogChunk:
         """Read up to `most` bytes from offset `at` on, or the last `tail` bytes if `at` is None."""
-        if attempt is None or attempt.log is None:
+        if log is None:
             return LogChunk()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, read_piece, Path(attempt.log), at, tail, most)
+        return await loop.run_in_executor(self._threads, read_piece, Path(log), at, tail, most)
 
-    def _find_attempt(self, job_id: int, number: int | None) -> Attempt | None:
+    def _find_attempt(self, job_id: int, query: LogQuery) -> Attempt | None:
         """Return the attempt with this number, or the last one; None for a job that was never started."""
         find_job(self._scheduler, job_id)
-        attempts = self.attempts(job_id)
-        if number is None:
-            return attempts[-1] if attempts else None
-        found = next((attempt for attempt in attempts if attempt.number == number), None)
-        if found is None:
+        attempts, number = self.attempts(job_id), query.attempt
+        found = next((attempt for attempt in reversed(attempts) if number in (None, attempt.number)), None)
+        if found is None and number is not None:
             raise HttpError(404, f"job {job_id} has no attempt {number}", hint=f"it had {len(attempts)}")
+        if found is not None and query.stream == "stderr" and found.error_log is None:
+            message = f"the standard error of job {job_id} is in the same log as its output"
+            raise HttpError(409, message, hint="submit it with --split-stderr or --error to tell them apart")
         return found
 
     def is_live(self, job_id: int, attempt: Attempt) -> bool:
@@ -97,12 +98,15 @@ class JobLogs:
 class _Follower:
     """Streams one job's log to one viewer; after the last attempt it waits for the next one."""
 
-    def __init__(self, logs: JobLogs, viewer: StreamClient, job_id: int, attempt: Attempt | None, tail: int) -> None:
+    def __init__(
+        self, logs: JobLogs, viewer: StreamClient, job_id: int, attempt: Attempt | None, query: LogQuery
+    ) -> None:
         self._logs = logs
         self._viewer = viewer
         self._job_id = job_id
         self._attempt = attempt
-        self._tail = tail
+        self._query = query
+        self._tail = min(query.tail, _MOST_LIVE)
         self._at: int | None = None
         self._letters = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -140,7 +144,7 @@ class _Follower:
 
     async def _send_new_text(self) -> bool:
         """Return whether a full piece was read: there may be more."""
-        piece = await self._logs.read(self._attempt, self._at, self._tail, _PIECE)
+        piece = await self._logs.read(_file_of(self._attempt, self._query), self._at, self._tail, _PIECE)
         if piece.is_cut and self._at is not None:
             self._letters.reset()
             self._send(LogEvent(cut=True))
@@ -157,13 +161,21 @@ class _Follower:
         following = next((each for each in attempts if each.number > number), None)
         if following is None:
             return is_last and not self._logs.is_finished(self._job_id)
-        self._attempt, self._at = following, 0
+        if _file_of(following, self._query) != _file_of(self._attempt, self._query):
+            self._at = 0
+        self._attempt = following
         self._letters.reset()
         self._send(LogEvent(attempt=following.number))
         return True
 
     def _send(self, event: LogEvent) -> None:
         self._viewer.send(b"data: %b\n\n" % msgspec.json.encode(event))
+
+
+def _file_of(attempt: Attempt | None, query: LogQuery) -> str | None:
+    if attempt is None:
+        return None
+    return attempt.error_log if query.stream == "stderr" else attempt.log
 
 
 def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:

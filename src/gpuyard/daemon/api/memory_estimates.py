@@ -98,7 +98,7 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
     if peak is None or total is None or peak < total / 2:
         return None  # too little for preallocation: the log need not be read
-    traces = "" if attempt.log is None else read_tail(Path(attempt.log))
+    traces = "\n".join(read_tail(Path(log)) for log in (attempt.log, attempt.error_log) if log is not None)
     if attempt.ended_at is None and attempt.pid is not None:
         traces += "\n" + loaded_libraries(attempt.pid)
     return preallocation_advice(job.argv, job.spec.environment, traces, peak, total)

@@ -37,7 +37,7 @@ from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
-from gpuyard.engines.common.job_logs import path_of, remove_log
+from gpuyard.engines.common.job_logs import error_log_of, path_of
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
@@ -230,11 +230,11 @@ def _respond(answer: Struct) -> HttpAnswer:
 def _remove_log(folders: list[Path], removed: list[tuple[int, int]]) -> int:
     freed = 0
     for folder, (job_id, attempts) in itertools.product(folders, removed):
-        for attempt in range(1, attempts + 1):
-            path = path_of(folder, job_id, attempt)
+        logs = (path_of(folder, job_id, attempt) for attempt in range(1, attempts + 1))
+        for path in itertools.chain.from_iterable((log, error_log_of(log)) for log in logs):
             try:
                 freed += path.stat().st_size
-                remove_log(folder, job_id, attempt)
+                path.unlink()
             except FileNotFoundError:
                 continue
             except OSError as error:

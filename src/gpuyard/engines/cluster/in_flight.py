@@ -259,7 +259,7 @@ class InFlightJobs:
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
         outcome = replace(outcome, reason=outcome.reason and printable(outcome.reason))
-        found, device_fault = oom_evidence.evidence_of(outcome, element.log, None)
+        found, device_fault = oom_evidence.evidence_of(outcome, [element.log], None)
         return Ended(
             job_id=int(job_id),
             attempt=int(attempt),

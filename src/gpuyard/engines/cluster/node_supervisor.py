@@ -185,7 +185,8 @@ class Supervisor:
                 os.mkdir(element["folder"])
         arguments = tuple(element["command"])
         try:
-            spec = SpawnSpec(arguments, self._environment, element["cwd"], element["log"], element["stdin"])
+            outputs = ((element["log"], element["log_cap"]),)
+            spec = SpawnSpec(arguments, self._environment, element["cwd"], outputs, element["stdin"])
             return spawn(spec, None, self._null)
         except ValueError:  # an incomplete character or a zero byte cannot be passed to a program
             raise StartFailure("not-executable") from None

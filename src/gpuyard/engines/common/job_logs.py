@@ -8,12 +8,16 @@ looks for the hole after each read.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from gpuyard.engines.common.log_cap import find_hole
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Launch
 
 _CHUNK = 1 << 16
 _POLL_S = 0.05
@@ -27,42 +31,65 @@ def path_of(folder: Path, job_id: int, attempt: int) -> Path:
     return folder / name_of(job_id, attempt)
 
 
-def remove_log(folder: Path, job_id: int, attempt: int) -> None:
-    path_of(folder, job_id, attempt).unlink(missing_ok=True)
+def error_log_of(log: Path) -> Path:
+    """Return the log of standard error, beside a log of `path_of`."""
+    return log.with_suffix(".err.log")
 
 
-def follow(path: Path, is_over: Callable[[], bool], lines: int | None = None) -> Iterator[bytes]:
-    """Yield the log, or its last lines, then everything that is written until `is_over`.
+def outputs_of(folder: Path, launch: "Launch") -> tuple[tuple[str, int], ...]:
+    """Return the files for the output of an attempt, as in SpawnSpec. `folder` is that of logs."""
+    own = f"{folder}/{name_of(launch.job_id, launch.attempt)}"
+    cap = max(1, launch.log_cap)
+    log = (own, cap) if launch.output is None else (launch.output, 0)
+    if launch.error is not None and launch.error != launch.output:
+        return log, (launch.error, 0)
+    return (log, (str(error_log_of(Path(own))), cap)) if launch.split_stderr else (log,)
 
-    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it. An empty chunk
-    means that there is nothing more at the moment.
+
+class LogCursor:
+    """Reads a log in chunks, from its beginning or its last lines on, while it grows.
+
+    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it.
     """
-    at: int | None = None
+
+    def __init__(self, path: Path | str, lines: int | None = None) -> None:
+        self.path = path
+        self._lines = lines
+        self._at: int | None = None
+
+    def read(self) -> bytes:
+        """Return the next chunk; empty if there is nothing more at the moment."""
+        try:
+            with open_log(self.path) as log:
+                return self._read(log)
+        except FileNotFoundError:
+            return b""
+
+    def _read(self, log: "OpenLog") -> bytes:
+        if self._at is None and self._lines is not None:
+            self._at = log.start_of_last(self._lines)
+            if self._lines > 0 and self._at == log.first and log.missing:
+                return _cut_line(log.missing)
+        at = self._at or 0
+        self._at = log.after_hole(at)
+        if self._at != at:
+            return _cut_line(self._at - at)
+        chunk = log.read(at)
+        self._at = at + len(chunk)
+        return chunk
+
+
+def follow(cursors: Sequence[LogCursor], is_over: Callable[[], bool]) -> Iterator[tuple[LogCursor, bytes]]:
+    """Yield chunks of these logs as they are written, until `is_over`. An empty chunk means that there is nothing more
+    at the moment."""
     while True:
         ends_here = is_over()  # checked first: output until then is still to be read
-        at, chunk = _next(path, at, lines)
-        yield chunk
-        if not chunk:
+        chunks = [(cursor, cursor.read()) for cursor in cursors]
+        yield from chunks
+        if not any(chunk for _, chunk in chunks):
             if ends_here:
                 return
             time.sleep(_POLL_S)
-
-
-def _next(path: Path, at: int | None, lines: int | None) -> tuple[int | None, bytes]:
-    try:
-        with open_log(path) as log:
-            if at is None and lines is not None:
-                at = log.start_of_last(lines)
-                if lines > 0 and at == log.first and log.missing:
-                    return at, _cut_line(log.missing)
-            at = at or 0
-            after = log.after_hole(at)
-            if after != at:
-                return after, _cut_line(after - at)
-            chunk = log.read(at)
-            return at + len(chunk), chunk
-    except FileNotFoundError:
-        return at, b""
 
 
 def _cut_line(missing: int) -> bytes:
@@ -71,7 +98,7 @@ def _cut_line(missing: int) -> bytes:
 
 
 @contextlib.contextmanager
-def open_log(path: Path) -> Iterator["OpenLog"]:
+def open_log(path: Path | str) -> Iterator["OpenLog"]:
     """Raises FileNotFoundError if there is no log."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -4,28 +4,33 @@ count of killed processes.
 Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpuyard.core.job.device_fault import find_device_fault
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
 from gpuyard.engines.common.job_logs import open_log
+from gpuyard.engines.common.spawn_program import headline
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
 
 
-def evidence_of(outcome: Outcome, log: str | None, kills_before: int | None) -> tuple[Shortage | None, str | None]:
-    """Return which memory a failed attempt ran out of, by its log or by the kernel's count, and what its log says about
-    a fault of its GPU; None where that is not the cause."""
-    if outcome.kind is not OutcomeKind.FAILED or log is None:
+def evidence_of(
+    outcome: Outcome, logs: Sequence[str | None], kills_before: int | None, key: str = "0.0"
+) -> tuple[Shortage | None, str | None]:
+    """Return which memory a failed attempt ran out of, by its logs or by the kernel's count, and what its logs say
+    about a fault of its GPU; None where that is not the cause. `key` is that of the attempt: what a file of the user
+    held before it does not count."""
+    if outcome.kind is not OutcomeKind.FAILED or not any(logs):
         return None, None
-    output = read_tail(Path(log))
-    recognised = recognise(output)
+    texts = [read_tail(Path(log)) for log in reversed(logs) if log is not None]
+    texts = [text.rpartition(headline(*key.split(".")))[2] for text in texts]
+    recognised = next(filter(None, map(recognise, texts)), None)
     if recognised is None and kills_before is not None:
         recognised = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
-    return recognised, find_device_fault(output) if recognised is None else None
+    return recognised, next(filter(None, map(find_device_fault, texts)), None) if recognised is None else None
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:

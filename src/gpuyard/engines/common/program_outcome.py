@@ -18,7 +18,7 @@ BEGAN = "began"
 
 def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
     """Raise UserError for zero bytes, lone UTF-16 surrogates and variables without a proper name."""
-    texts = (*launch.command, launch.cwd, launch.stdin or "", *environment, *environment.values())
+    texts = (*launch.command, launch.cwd, launch.stdin or "", *_outputs(launch), *environment, *environment.values())
     try:
         is_passable = b"\0" not in os.fsencode("".join(texts)) and "" not in environment
     except UnicodeEncodeError:
@@ -37,10 +37,16 @@ class StartContext(Struct, frozen=True, kw_only=True):
     directory: str | None = None
     program: str | None = None
     stdin: str | None = None
+    output: str | None = None
 
     @classmethod
     def of(cls, launch: Launch) -> Self:
-        return cls(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin)
+        output = " or ".join(_outputs(launch))
+        return cls(directory=launch.cwd, program=launch.command[0], stdin=launch.stdin, output=output)
+
+
+def _outputs(launch: Launch) -> list[str]:
+    return [path for path in (launch.output, launch.error) if path is not None]
 
 
 def outcome_of(word: str | None, context: StartContext) -> Outcome:
@@ -77,6 +83,8 @@ def _start_failure(word: str, context: StartContext) -> Outcome:
         "no-directory": context.directory or "of the job",
         "no-program": context.program or "of that name",
         "not-executable": context.program or "the program",
+        "no-output": context.output or "of the job",
+        "unsafe-output": context.output or "of the job",
     }.get(word, context.stdin or "of the job")
     reason = START_FAILURES[word].format(subject)
     return Outcome(kind=OutcomeKind.CANNOT_START, status=StartFailure(word).status, reason=reason)

@@ -9,11 +9,13 @@ import os
 import resource
 import signal
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.engines.common.unbegun_words import unbegun_word
 from gpuyard.system.passing_errors import passes
+from gpuyard.system.results_file import UnsafePathError, open_results
 
 LEASE_AT = 8
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
@@ -25,19 +27,25 @@ START_FAILURES = {
     "not-executable": "{} cannot be executed",
     "too-long": "the command with its environment is longer than the system allows",
     "no-log": "the log cannot be written",
+    "no-output": "the output {} cannot be written",
+    "unsafe-output": "the output {} cannot be written: it, or a link on its path, belongs to another user, or it is not"
+    " a plain file",
     "no-stdin": "the input {} cannot be read",
     "stdin-is-pipe": "the input {} is a named pipe: a file is needed",
 }
 
 
 class SpawnSpec(NamedTuple):
-    """`log` and `stdin` are paths; an empty `stdin` stands for /dev/null. `open_files` is the limit, if below ours."""
+    """`outputs` are paths with caps, for standard output and, if it gets a file of its own, for standard error. A cap
+    of 0 means a file that the user named. An empty `stdin` stands for /dev/null. `relay` is the start of a command that
+    runs the program; `open_files` is the limit, if below ours."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
     directory: str
-    log: str
+    outputs: tuple[tuple[str, int], ...]
     stdin: str
+    relay: tuple[str, ...] = ()
     open_files: int | None = None
 
 
@@ -78,19 +86,25 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
     Raises StartFailure, and writes the reason to the program's log. Raises NotBegun and leaves no empty log if a limit
     of the system prevents the start.
     """
-    log, stdin = _open_log(spec.log), null
+    opened: list[int] = []
     try:
+        for path, cap in spec.outputs:
+            opened.append(_open_log(path) if cap else _open_users_file(path, spec.environment))
+        log = opened[-1]
         _enter(spec.directory, log)
         stdin = _open_input(spec.stdin, null, log)
+        if stdin != null:
+            opened.append(stdin)
         path = _find(spec.command[0], spec.environment, log)
-        return _execute(path, spec, log, stdin, lease)
+        return _execute(path, spec, (stdin, opened[0], log), lease)
     except NotBegun:
-        with contextlib.suppress(OSError):
-            if not os.fstat(log).st_size:
-                os.unlink(spec.log)
+        for (path, cap), descriptor in zip(spec.outputs, opened, strict=False):
+            with contextlib.suppress(OSError):
+                if cap and not os.fstat(descriptor).st_size:
+                    os.unlink(path)
         raise
     finally:
-        for descriptor in {log, stdin} - {null}:
+        for descriptor in opened:
             os.close(descriptor)
 
 
@@ -99,6 +113,25 @@ def _open_log(path: str) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
+
+
+def headline(job_id: str, attempt: str) -> str:
+    """Return how the line begins that separates an attempt from what its output file held before."""
+    return f"--- gpuyard: job {job_id}, attempt {attempt}, "
+
+
+def _open_users_file(path: str, environment: Mapping[str, str]) -> int:
+    """Open a file that the user named. If it has content, a line separates that from what follows."""
+    try:
+        file = open_results(path)
+        if os.fstat(file).st_size:
+            begins = headline(environment.get("GPUYARD_JOB_ID", "?"), environment.get("GPUYARD_ATTEMPT", "?"))
+            os.write(file, f"{begins}{time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
+        return file
+    except UnsafePathError:
+        raise StartFailure("unsafe-output") from None
+    except OSError as error:
+        raise (NotBegun("output", error) if passes(error) else StartFailure("no-output")) from None
 
 
 def _enter(directory: str, log: int) -> None:
@@ -150,10 +183,15 @@ def _existing(candidates: Sequence[str]) -> tuple[list[str], OSError | None]:
     return existing, passing
 
 
-def _execute(path: str, spec: SpawnSpec, log: int, stdin: int, lease: int | None) -> int:
-    given = [(stdin, 0), (log, 1), (log, 2)] if lease is None else [(lease, LEASE_AT), (stdin, 0), (log, 1), (log, 2)]
+def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: int | None) -> int:
+    """Start the program with its standard streams."""
+    log = streams[2]
+    given = [*([] if lease is None else [(lease, LEASE_AT)]), *((each, target) for target, each in enumerate(streams))]
     by_shell = ("/bin/sh", path, *spec.command[1:])  # for a script without an interpreter line
-    for program, arguments in ((path, spec.command), ("/bin/sh", by_shell)):
+    ways = [(path, spec.command), ("/bin/sh", by_shell)]
+    if spec.relay:
+        ways = [(spec.relay[0], (*spec.relay, path, *spec.command))]
+    for program, arguments in ways:
         try:
             with _limited(spec.open_files):
                 return spawn_in_session(program, arguments, spec.environment, given)

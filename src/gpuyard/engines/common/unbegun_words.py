@@ -16,10 +16,11 @@ _FAILURES = {
     "lease": "the keeper cannot take over a lease",
     "directory": "its directory cannot be entered",
     "input": "its input cannot be read",
+    "output": "its output file cannot be written",
     "program": "its program cannot be read",
 }
 # Files that the job itself names: other jobs need not wait for them, unless the system lacks something.
-_OF_THE_JOB = frozenset({"directory", "input", "program"})
+_OF_THE_JOB = frozenset({"directory", "input", "output", "program"})
 _OF_THE_SYSTEM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 

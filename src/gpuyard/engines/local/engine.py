@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common import job_logs, oom_evidence
+from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
 from gpuyard.engines.local import keeper, process_tree
 from gpuyard.engines.local.keeper_connection import (
@@ -69,7 +69,7 @@ class _WatchedAttempt(Struct, frozen=True, kw_only=True):
     job_id: int
     attempt: int
     context: StartContext = StartContext()
-    log: str | None = None
+    logs: tuple[str | None, ...] = ()
     kills: int | None = None
 
 
@@ -142,7 +142,8 @@ class LocalEngine(PlacesNothing):
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
         own = self._own_keeper()
-        log = f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}"
+        outputs = job_logs.outputs_of(self._logs, launch)
+        log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         environment = {**launch.environment, process_tree.QUEUE: self.queue}
         check_arguments(launch, environment)
         if launch.folder is not None:
@@ -151,18 +152,19 @@ class LocalEngine(PlacesNothing):
         content = keeper.frame(
             (
                 launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
-                environment, launch.cwd, log, launch.stdin or "", launch.log_cap,
+                environment, launch.cwd, outputs, launch.stdin or "",
+                output_relay.command(outputs) if launch.timestamps else (),
             )
         )  # fmt: skip
         watched = _WatchedAttempt(
             job_id=launch.job_id,
             attempt=launch.attempt,
             context=StartContext.of(launch),
-            log=log,
+            logs=(log, error_log),
             kills=self._count_kills(),
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log)
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
@@ -247,7 +249,8 @@ class LocalEngine(PlacesNothing):
         alive = {*self._unreached, *(each.pid for each in self._keepers.values())}
         for attempt in attempts:
             name = (attempt.key, attempt.keeper_pid)
-            self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, log=attempt.log)
+            logs = (attempt.log, attempt.error_log)
+            self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, logs=logs)
             if attempt.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
@@ -327,7 +330,7 @@ class LocalEngine(PlacesNothing):
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         word = None if entry is None else entry.word
         outcome = outcome_of(word, watched.context)
-        shortage, device_fault = oom_evidence.evidence_of(outcome, watched.log, watched.kills)
+        shortage, device_fault = oom_evidence.evidence_of(outcome, watched.logs, watched.kills, name[0])
         return Ended(
             job_id=watched.job_id,
             attempt=watched.attempt,

@@ -48,8 +48,10 @@ from gpuyard.engines.common.spawn_program import (
 from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
-# Key, whether it has a lease, program and arguments, environment, directory, log, input, the log's cap in bytes.
-Launch = tuple[str, bool, tuple[str, ...], dict[str, str], str, str, str, int]
+# Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay.
+Launch = tuple[
+    str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...]
+]  # fmt: skip
 
 _CHUNK = 1 << 14
 _MOST_DESCRIPTORS = 253
@@ -92,10 +94,13 @@ class _DaemonLink:
 class _KeptJob:
     """A job whose program runs, or whose processes that were left behind run."""
 
-    __slots__ = ("key", "lease", "log", "marks")
+    __slots__ = ("key", "lease", "logs", "marks")
 
     def __init__(self, launch: Launch, lease: int | None) -> None:
-        self.key, self.log = launch[0], launch[5]
+        self.key = launch[0]
+        self.logs = {
+            path: cap for path, cap in launch[5] if cap
+        }  # without files of the user, which others may write to
         self.lease = lease
         self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
 
@@ -108,7 +113,7 @@ class _KeptJob:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if self.marks and self.marks.issubset(file.read().split(b"\0")):
                     return True
-            return any(os.readlink(f"/proc/{pid}/fd/{name}") == self.log for name in os.listdir(f"/proc/{pid}/fd"))
+            return any(os.readlink(f"/proc/{pid}/fd/{name}") in self.logs for name in os.listdir(f"/proc/{pid}/fd"))
         except OSError as error:  # it has ended, or is another user's
             return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -228,9 +233,10 @@ class Keeper:
                 raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise NotBegun("journal", self._journal_error)
-            pid = spawn(SpawnSpec(*launch[2:7], self._open_files), lease, self._null)
-            self._jobs[pid] = _KeptJob(launch, self._move_up(lease))
-            self._log_caps.add(launch[5], launch[7])
+            pid = spawn(SpawnSpec(*launch[2:], self._open_files), lease, self._null)
+            self._jobs[pid] = job = _KeptJob(launch, self._move_up(lease))
+            for path, cap in job.logs.items():
+                self._log_caps.add(path, cap)
         except StartFailure as failure:
             word = failure.word
         except MemoryError:
@@ -311,7 +317,8 @@ class Keeper:
     def _release(self, job: _KeptJob) -> None:
         if job.lease is not None:
             os.close(job.lease)
-        self._log_caps.remove(job.log)
+        for path in job.logs:
+            self._log_caps.remove(path)
 
     def _report(self, line: bytes) -> None:
         self._unwritten.append(line)

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -78,7 +78,9 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
     # Excluded processes are no parents here either: the daemon's children are the keeper and its jobs.
     excluded = (os.getpid(), attempt.keeper_pid, besides)
     others = {each.pid: each for each in _all_processes() if each.pid not in excluded and not each.is_dead}
-    found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, attempt.log)}
+    # Not files that the user named: several jobs, and programs outside of jobs, may append to one.
+    logs = {log for log in (attempt.log, attempt.error_log) if log is not None and log.startswith(f"{queue}/logs/")}
+    found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, logs)}
     sessions = {others[pid].session for pid in found if others[pid].session == pid}
     found |= {pid for pid, each in others.items() if each.session in sessions}
     new = found
@@ -139,13 +141,13 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-def _writes_to(pid: int, log: str | None) -> bool:
-    """Return whether the process has the log open for appending. A reader, such as `tail -f`, is not the job's."""
-    if log is None or not _IS_LINUX:
+def _writes_to(pid: int, logs: Collection[str]) -> bool:
+    """Return whether the process has a log open for appending. A reader, such as `tail -f`, is not the job's."""
+    if not logs or not _IS_LINUX:
         return False
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            if os.readlink(f"/proc/{pid}/fd/{name}") == log and _is_for_appending(pid, name):
+            if os.readlink(f"/proc/{pid}/fd/{name}") in logs and _is_for_appending(pid, name):
                 return True
     return False
 

@@ -41,7 +41,7 @@ SELECT DISTINCT
     json_extract(body, '$.task.other_log'), json_extract(body, '$.task.scheduler_log')
 FROM specs WHERE json_extract(body, '$.task.workspace') IS NOT NULL
 """
-_LOG = r"\d+\.\d+\.log"
+_LOG = r"\d+\.\d+(\.err)?\.log"
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 
 

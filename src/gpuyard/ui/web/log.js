@@ -39,7 +39,8 @@ function draw(line) {
 }
 
 export class Log {
-  constructor(jobId) {
+  /** `stream` is stdout, or stderr of a job whose standard error has a file of its own. */
+  constructor(jobId, stream = "stdout") {
     this.follows = true;
     this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
     this.note = el("span", {class: "hint"});
@@ -48,7 +49,7 @@ export class Log {
     this.node = el("div", {class: "logbox"}, this.lines, this.down);
     this.lines.addEventListener("scroll", () => this.onScroll());
     this.clear();
-    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}`, {
+    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}&stream=${stream}`, {
       onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
       onOpen: () => this.clear(),

@@ -42,7 +42,7 @@ def _never(*_: Any, **__: Any) -> NoReturn:
 
 def word_of(tmp_path: Path, **changes: Any) -> str:
     """Start a program that cannot be started, and return the word for it."""
-    spec = SpawnSpec(("true",), {"PATH": os.defpath}, "/", str(tmp_path / "log"), "")
+    spec = SpawnSpec(("true",), {"PATH": os.defpath}, "/", ((str(tmp_path / "log"), 1),), "")
     null = os.open(os.devnull, os.O_RDWR)
     try:
         with pytest.raises(StartFailure) as failure:
@@ -101,7 +101,7 @@ def test_an_unreadable_disk_on_the_path_hides_no_program_elsewhere(
     assert limit is not None
     assert limit.is_own
     null = os.open(os.devnull, os.O_RDWR)
-    spec = SpawnSpec(("true",), {"PATH": f"/broken:{os.defpath}"}, "/", str(tmp_path / "log"), "")
+    spec = SpawnSpec(("true",), {"PATH": f"/broken:{os.defpath}"}, "/", ((str(tmp_path / "log"), 1),), "")
     os.waitpid(spawn(spec, None, null), 0)
     os.close(null)
 

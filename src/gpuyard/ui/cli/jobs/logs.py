@@ -1,5 +1,6 @@
 """`gpuyard logs`: the output of a job. The command reads the log file itself; the daemon only gives its path."""
 
+import os
 import sys
 import time
 
@@ -14,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gpuyard.engines.common.job_logs import LogCursor
+
 VERB = Verb(
     """Print the output of a job: its standard output and standard error.
 
@@ -21,17 +24,22 @@ VERB = Verb(
     if only one job has that name.
 
     A line that was overwritten, as by a progress bar, is printed as a terminal would show it in the end; -f on a
-    terminal shows it move.
+    terminal shows it move. If standard error has a file of its own, it follows the output; with -f, both are printed as
+    they are written.
     """,
     (
         Option("follow", None, "Follow the output until the job has finished.", short="f"),
         Option("lines", "N", "Only the last N lines. [all]", short="n"),
         Option("attempt", "N", "The output of attempt N. [the last]"),
+        Option("stdout", None, "Only standard output, of a job submitted with --split-stderr or --error."),
+        Option("stderr", None, "Only standard error, of such a job."),
         Option("raw", None, "The bytes as the program wrote them."),
     ),
     ONE,
 )
 _POLL_S = 0.2
+# The options for each key of an attempt.
+_NAMES = {"log": "stdout", "error_log": "stderr"}
 
 
 def run(typed: Typed) -> int:
@@ -44,10 +52,11 @@ def run(typed: Typed) -> int:
             if number is not None:
                 missing = f"has no attempt {number}"
             raise UserError(f"job {watched.id} {missing}", hint=f"`gpuyard show {watched.id}` says more")
+        printer = _LogPrinter(watched, typed)
         if typed.flag("follow"):
-            _follow(watched, attempt, lines, is_last=number is not None, is_raw=typed.flag("raw"))
+            printer.follow(attempt, lines, is_last=number is not None)
         else:
-            _print(watched, attempt, lines, is_raw=typed.flag("raw"))
+            printer.print(attempt, lines)
     return 0
 
 
@@ -82,34 +91,65 @@ class _WatchedLog:
         return attempt is None or attempt["ended_at"] is not None
 
 
-def _print(watched: _WatchedLog, attempt: Answer, lines: int | None, *, is_raw: bool) -> None:
-    from pathlib import Path
+class _LogPrinter:
+    """Prints the files of an attempt: its log, and that of its standard error where it has one."""
 
-    from gpuyard.engines.common.job_logs import follow
+    def __init__(self, watched: _WatchedLog, typed: Typed) -> None:
+        self._watched = watched
+        self._is_raw = typed.flag("raw")
+        wanted = [key for key, name in _NAMES.items() if typed.flag(name)]
+        self._files = wanted or list(_NAMES)
 
-    log = Path(attempt["log"] or "")
-    if not log.is_file():
-        raise EnvironmentFault(f"the log of attempt {attempt['number']} of job {watched.id} is missing: {log}")
-    chunks = follow(log, lambda: True, lines)
-    _write(chunks if is_raw else _shown(chunks))
+    def print(self, attempt: Answer, lines: int | None) -> None:
+        from gpuyard.engines.common.job_logs import LogCursor, follow
 
+        files = self._files_of(attempt)
+        for path in files:
+            if not os.path.exists(path):
+                number = attempt["number"]
+                raise EnvironmentFault(f"the log of attempt {number} of job {self._watched.id} is missing: {path}")
+            if path != files[0] and os.path.getsize(path):
+                note("--- standard error ---")
+            _write(self._shown(follow([LogCursor(path, lines)], lambda: True)))
 
-def _follow(watched: _WatchedLog, attempt: Answer | None, lines: int | None, *, is_last: bool, is_raw: bool) -> None:
-    """Print this attempt as it is written, and the attempts after it unless `is_last`."""
-    from functools import partial
-    from pathlib import Path
+    def follow(self, attempt: Answer | None, lines: int | None, *, is_last: bool) -> None:
+        """Print this attempt as it is written, and the attempts after it unless `is_last`."""
+        from functools import partial
 
-    from gpuyard.engines.common.job_logs import follow
+        from gpuyard.engines.common.job_logs import LogCursor, follow
 
-    while attempt is not None:
-        number = attempt["number"]
-        if attempt["log"] is not None:
-            chunks = follow(Path(attempt["log"]), partial(watched.has_ended, number), lines)
-            _write(chunks if is_raw else _shown(chunks, is_live=sys.stdout.isatty()))
-        lines = None
-        attempt = None if is_last else _await_start(watched, number + 1)
-        if attempt is not None:
-            note(f"--- attempt {attempt['number']} ---")
+        cursors: list[LogCursor] = []
+        while attempt is not None:
+            number, files = attempt["number"], self._files_of(attempt)
+            if [cursor.path for cursor in cursors] != files:  # else the attempts share a file: go on in it
+                cursors = [LogCursor(path, lines) for path in files]
+            chunks = follow(cursors, partial(self._watched.has_ended, number))
+            _write(self._shown(chunks, is_live=sys.stdout.isatty()))
+            lines = None
+            attempt = None if is_last else _await_start(self._watched, number + 1)
+            if attempt is not None:
+                note(f"--- attempt {attempt['number']} ---")
+
+    def _files_of(self, attempt: Answer) -> list[str]:
+        if attempt["error_log"] is None and "log" not in self._files:
+            raise UserError(
+                f"the standard error of job {self._watched.id} is in the same log as its output",
+                hint="submit it with --split-stderr or --error to tell them apart",
+            )
+        return [attempt[key] for key in self._files if attempt[key] is not None]
+
+    def _shown(self, chunks: "Iterable[tuple[LogCursor, bytes]]", *, is_live: bool = False) -> "Iterator[bytes]":
+        """Yield what a terminal would show of each line. With `is_live`, what is written from now on is unchanged."""
+        from gpuyard.core.terminal_line import ShownLines
+
+        lines: dict[LogCursor, ShownLines | None] = {}
+        for cursor, chunk in chunks:
+            shown = lines.setdefault(cursor, None if self._is_raw else ShownLines())
+            yield chunk if shown is None else shown.feed(chunk)
+            if shown is not None and is_live and not chunk:
+                yield shown.shorten()
+                lines[cursor] = None
+        yield from (shown.finish() for shown in lines.values() if shown is not None)
 
 
 def _await_start(watched: _WatchedLog, number: int | None) -> Answer | None:
@@ -132,20 +172,6 @@ def _number(typed: Typed, name: str) -> int | None:
     if not text.isascii() or not text.isdigit():
         raise UserError(f"--{name} '{text}' is not a number", hint=f"write it as --{name} 20")
     return int(text)
-
-
-def _shown(chunks: "Iterable[bytes]", *, is_live: bool = False) -> "Iterator[bytes]":
-    """Yield what a terminal would show of each line. With `is_live`, yield what is written from now on unchanged."""
-    from gpuyard.core.terminal_line import ShownLines
-
-    lines, left = ShownLines(), iter(chunks)
-    for chunk in left:
-        yield lines.feed(chunk)
-        if is_live and not chunk:
-            yield lines.shorten()
-            yield from left
-            return
-    yield lines.finish()
 
 
 def _write(chunks: "Iterable[bytes]") -> None:

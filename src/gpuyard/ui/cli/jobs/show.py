@@ -113,6 +113,9 @@ def fact_lines(job: Answer) -> list[str]:
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
         ("notify", "; ".join(f"{each['target'] or 'as configured'} on {', '.join(each['events'])}" for each in notify)),
         ("log", job["log"]),
+        ("standard error", job["attempts"][-1]["error_log"] if job["attempts"] else None),
+        ("output", job["output"]),
+        ("error", job["error"]),
     ]
     shown = [(name, value) for name, value in facts if value] + _environment(job)
     return [f"{name}: {clean(value)}" for name, value in shown]

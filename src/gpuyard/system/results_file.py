@@ -1,0 +1,107 @@
+"""Opens a file that a user names for results, in a folder of any user, and creates the folders above it.
+
+No symbolic link on its path is followed unless it belongs to this user or root, even if another user puts one there
+meanwhile: each folder is opened relative to the one above it. The file has to be a regular file of this user without
+other names, or /dev/null. Uses the standard library alone.
+"""
+
+import errno
+import os
+import stat
+
+_PATH = getattr(os, "O_PATH", 0)  # needs no permission to list a folder
+_FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# As in the kernel.
+_MOST_LINKS = 40
+
+
+class UnsafePathError(Exception):
+    """Another user may have prepared this path; the text says what is in the way."""
+
+
+def open_results(path: str) -> int:
+    """Open the file at this absolute path for appending. Raises UnsafePathError, or OSError.
+
+    A new file and new folders get the permissions that the umask leaves."""
+    folder, pending, links = os.open("/", _FOLDER), path.split("/")[::-1], 0
+    try:
+        while True:
+            name = pending.pop()
+            if name in ("", ".") and pending:
+                continue
+            opened = _open_folder(name, folder) if any(pending) else _open_file(name, folder)
+            if isinstance(opened, str):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                pending += opened.split("/")[::-1]
+                opened = os.open("/" if opened.startswith("/") else ".", _FOLDER, dir_fd=folder)
+            elif not any(pending):
+                return _checked(opened, path)
+            os.close(folder)
+            folder = opened
+    finally:
+        os.close(folder)
+
+
+def _open_folder(name: str, above: int) -> int | str:
+    """Return the folder, or the target of a link."""
+    for _ in range(2):
+        try:
+            return os.open(name, _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            try:
+                os.mkdir(name, dir_fd=above)
+            except FileExistsError:  # made by another process just now
+                continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            return _target(name, above, error)
+    return os.open(name, _FOLDER, dir_fd=above)
+
+
+def _open_file(name: str, folder: int) -> int | str:
+    try:
+        return os.open(name or ".", _FILE, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return _target(name, folder, error)
+
+
+def _target(name: str, folder: int, error: OSError) -> str:
+    """Return where a link leads. Raises `error` if it is not a link."""
+    if not _PATH:
+        found, target = os.stat(name, dir_fd=folder, follow_symlinks=False), os.readlink(name, dir_fd=folder)
+    else:
+        link = os.open(name, _PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            found = os.fstat(link)
+            if not stat.S_ISLNK(found.st_mode):
+                raise error
+            target = os.readlink("", dir_fd=link)
+        finally:
+            os.close(link)
+    if found.st_uid not in (0, os.geteuid()):
+        raise UnsafePathError(f"{name} is a symbolic link of another user")
+    return target
+
+
+def _checked(file: int, path: str) -> int:
+    found = os.fstat(file)
+    why = None
+    if stat.S_ISCHR(found.st_mode) and os.path.samestat(found, os.stat(os.devnull)):
+        pass
+    elif not stat.S_ISREG(found.st_mode):
+        why = "not a regular file"
+    elif found.st_uid != os.geteuid():
+        why = "a file of another user"
+    elif found.st_nlink != 1:
+        why = "a file with a second name (a hard link)"
+    if why is not None:
+        os.close(file)
+        raise UnsafePathError(f"{path} is {why}")
+    os.set_blocking(file, True)
+    return file
