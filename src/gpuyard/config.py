@@ -23,6 +23,8 @@ from gpuyard.system.local_folder import sharing_problem
 from gpuyard.system.private_files import PrivateFileError, read_trusted
 from gpuyard.system.user_directories import state_directory, user_directory
 
+LOCK_DIR = "GPUYARD_LOCK_DIR"
+
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     banned: tuple[int | str, ...] = ()
@@ -199,7 +201,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> Config:
 
 def lease_dir() -> Path:
     """Return GPUYARD_LOCK_DIR, the configured directory, or this user's own directory, in that order."""
-    named = os.environ.get("GPUYARD_LOCK_DIR") or load_config().leases.directory
+    named = os.environ.get(LOCK_DIR) or load_config().leases.directory
     if named:
         path = Path(named).expanduser()
         if not path.is_absolute():

@@ -81,8 +81,8 @@ FAULTS = (
     Fault(
         id="leases-dead-file-of-another-user-used",
         file=f"{_LEASES}/lock_file.py",
-        old="            if os.fstat(self.descriptor).st_uid != os.geteuid() or ",
-        new="            if os.fstat(self.descriptor).st_uid < 0 or ",
+        old="            if status.st_uid != os.geteuid() or ",
+        new="            if status.st_uid < 0 or ",
         breaks="A lease of root is shown as a lease of the former owner of the reused file.",
         near=(f"{_TESTS}/test_ledger.py",),
     ),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from gpuyard.config import LOCK_DIR
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
 from gpuyard.connect.queue_host import hold_queue, refuse_other_machine
@@ -31,7 +32,9 @@ from gpuyard.engines.local.process_tree import RamMeter, jobs_of_queue
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.leases.directory_record import move_in
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.neighbours import announce
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Engine
 from gpuyard.probes.local_machine import local_machine
@@ -104,7 +107,11 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     folder, store = Path(home.folder), JobStore(database)
     clock = StoredClock(store, QueueQueries(database, store))
     me = this_process("gpuyard queue")
-    ledger, engine = open_ledger(), LocalEngine(folder, open_files=open_files)
+    ledger = open_ledger(is_queue=True)
+    moved = move_in(ledger.folder, {attempt.lease_id for _, attempt in store.live_attempts()})
+    announce(ledger.folder)
+    engine = LocalEngine(folder, open_files=open_files)
+    engine.variables[LOCK_DIR] = str(ledger.folder)
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder])
     loop = asyncio.get_running_loop()
 
@@ -125,6 +132,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         open_engine=open_cluster_engine,
         home=home,
     )
+    scheduler.controller.own_leases.hold(moved.copies)
     scheduler.listeners.append(lambda _: clock.save())
     if notice is not None:
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal"))
@@ -157,6 +165,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         routes.close()
         scheduler.close()
         publisher.close()
+        os.close(moved.record)
         _log.info("the daemon stops; running jobs go on")
 
 

@@ -92,3 +92,12 @@ def remove_drains(folder: Path, device_id: str) -> None:
         if any(drain.device_id == device_id and drain.uid == os.geteuid() for drain in found):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.path)
+
+
+def copy_drains(earlier: Path, folder: Path) -> None:
+    """Copy this user's drains into another directory. Call it while its mutex is held."""
+    with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
+        for entry in list(os.scandir(earlier)):
+            is_mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            if entry.name.endswith(DRAIN) and is_mine:
+                write_atomically(folder / entry.name, Path(entry.path).read_bytes(), exact_mode=0o644)

@@ -18,6 +18,7 @@ import msgspec
 from gpuyard.config import lease_dir
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.leases.directory_record import check_directory
 from gpuyard.leases.drains import DRAIN, LONGEST_REASON, DrainReader, add_drain, remove_drains
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
@@ -56,8 +57,10 @@ class HeldLease(LockFile):
 
 
 class Ledger:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, check: Callable[[Path], None] | None = None) -> None:
+        """`check` gets the directory before each claim, under the mutex, and raises if nothing may be claimed there."""
         self.folder = folder
+        self._check = check
         self._remade: set[str] = set()
         self._scan = LedgerScan(folder)
         self._drain_reader = DrainReader(folder)
@@ -110,6 +113,8 @@ class Ledger:
         granted: list[HeldLease] = []
         try:
             with hold_mutex(self.folder, timeout_s):
+                if self._check is not None:
+                    self._check(self.folder)
                 live = self._live()
                 wanted = decide(live.leases, live.tickets)
                 self._scan.dead = [name for name in self._scan.dead if name not in self._remade]
@@ -263,6 +268,9 @@ def _check_count(live: LedgerContents, wanted: int) -> None:
         )
 
 
-def open_ledger() -> Ledger:
-    """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own."""
-    return Ledger(prepare_directory(lease_dir()))
+def open_ledger(*, is_queue: bool = False) -> Ledger:
+    """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own.
+
+    Unless `is_queue`, claims are refused while this user's queue uses another directory.
+    """
+    return Ledger(prepare_directory(lease_dir()), None if is_queue else check_directory)

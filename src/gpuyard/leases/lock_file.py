@@ -136,9 +136,11 @@ class LockFile:
         old = f"{self._folder}/{spare}"
         try:
             self.descriptor = os.open(old, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if os.fstat(self.descriptor).st_uid != os.geteuid() or owner_locks.is_held(self.descriptor):
+            status = os.fstat(self.descriptor)
+            # The owner of the file is the owner of the lease. A file with two names is in another directory, too.
+            if status.st_uid != os.geteuid() or status.st_nlink > 1 or owner_locks.is_held(self.descriptor):
                 self.leave()
-                return False  # the owner of the file is the owner of the lease
+                return False
             _write_all(self.descriptor, content)
             # Never truncate to 0 bytes: some file systems then flush the file to disk at once.
             os.ftruncate(self.descriptor, len(content))

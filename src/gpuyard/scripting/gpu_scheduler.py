@@ -27,6 +27,7 @@ from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import HeldLease, open_ledger
+from gpuyard.leases.neighbours import announce
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.scripting.gpu_info import (
     all_banned_devices,
@@ -121,6 +122,7 @@ class GPUScheduler:
         enclosing = enclosing_lease(ledger, need)
         if enclosing is not None:
             return self._enter(None, enclosing, seen)
+        announce(ledger.folder)
         acquisition = Acquisition(
             ledger,
             snapshot,

@@ -249,6 +249,15 @@ def test_an_unheld_file_is_reused_under_the_new_name_and_a_held_file_is_not(tmp_
     other.release()
 
 
+def test_a_dead_file_with_a_second_name_is_not_used_again(tmp_path: Path) -> None:
+    LockFile(tmp_path / "a.lease", b"old").leave()
+    os.link(tmp_path / "a.lease", tmp_path / "elsewhere")
+    file = LockFile(tmp_path / "b.lease", b"mine", spare="a.lease")
+    assert not file.is_used_again
+    assert (tmp_path / "elsewhere").read_bytes() == b"old"
+    file.release()
+
+
 def test_a_spare_that_is_missing_or_not_a_file_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "link.lease").symlink_to(tmp_path / "elsewhere")
     for name, spare in (("a.lease", "gone.lease"), ("b.lease", "link.lease")):

@@ -98,6 +98,7 @@ class LocalEngine(PlacesNothing):
         folder = folder.absolute()
         self._open_files = open_files_limit() if open_files is None else open_files
         self.queue = str(folder)
+        self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
         self._logs = folder / "logs"
         self._keepers_at = f"{folder}/keepers"
         self._sessions_at = f"{folder}/sessions"
@@ -144,7 +145,7 @@ class LocalEngine(PlacesNothing):
         own = self._own_keeper()
         outputs = job_logs.outputs_of(self._logs, launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
-        environment = {**launch.environment, process_tree.QUEUE: self.queue}
+        environment = {**launch.environment, **self.variables}
         check_arguments(launch, environment)
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message

@@ -167,7 +167,7 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
     database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.(record|host)"
     yield from _files_named(folder, "the queue's database", database, "queue.*")
-    own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|file-system\..+"
+    own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|lease-directories|neighbours-checked|file-system\..+"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
 
 

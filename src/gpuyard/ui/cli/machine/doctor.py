@@ -19,8 +19,10 @@ from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
 from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import EnvironmentFault, ProbeError, UserError
+from gpuyard.leases.directory_record import check_directory
 from gpuyard.leases.ledger import Ledger, LedgerContents
 from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.leases.neighbours import describe, find_neighbours
 from gpuyard.probes.common.kernel_files import gpus_on_pci
 from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
@@ -41,10 +43,11 @@ _MUTEX_TIMEOUT_S = 2.0
 @deadline_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
-    """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored.
+    """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored, and
+    users who lease the same GPUs in another directory.
 
-    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, or a
-    process keeps the lease directory locked.
+    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, a
+    process keeps the lease directory locked, or your queue uses another one.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -56,10 +59,13 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     folders, folder_advice = check_folders()
     advice += [*_ledger_advice(), *folder_advice]
+    neighbours = find_neighbours(lease_dir())
+    notices += filter(None, [describe(neighbours, lease_dir())])
     if as_json:
         drains = [to_builtins(drain_row(drain)) for drain in contents.drains]
-        report = _report(checks, plugged, engines, advice)
-        say_json({**report, "ignored_records": to_builtins(contents.bad), "drains": drains, "folders": folders})
+        others = [{name: getattr(each, name) for name in ("uid", "user", "pid", "directory")} for each in neighbours]
+        more = {"ignored_records": to_builtins(contents.bad), "drains": drains, "folders": folders}
+        say_json({**_report(checks, plugged, engines, advice), **more, "neighbours": others})
     else:
         _print_report(checks, engines, advice, notices, folder_lines(folders))
     return 1 if advice else 0
@@ -124,12 +130,12 @@ def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
 
 
 def _ledger_advice() -> list[str]:
-    """Return who keeps the lease directory locked, if anyone does."""
+    """Return who keeps the lease directory locked, or why nothing can be leased in it."""
     folder = lease_dir()
     try:
         if folder.is_dir():
             with hold_mutex(folder, _MUTEX_TIMEOUT_S):
-                pass
+                check_directory(folder)
     except EnvironmentFault as error:
         return [f"{error}: {error.hint}"]
     except OSError:

@@ -20,9 +20,11 @@ from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger import HeldLease, open_ledger
+from gpuyard.leases.ledger import HeldLease, Ledger, open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.leases.neighbours import announce
 from gpuyard.probes.local_machine import snapshot
+from gpuyard.ui.cli.neighbour_note import note_neighbours
 from gpuyard.ui.cli.rich_output import seconds
 from gpuyard.ui.cli.terminal import is_terminal
 from gpuyard.visible_devices import visible_devices, visible_variables
@@ -66,11 +68,15 @@ def command(**typed: Any) -> int:
     with foreground.signals_for_the_main_thread():
         seen = snapshot()
     need = _need(typed, seen)
-    around = enclosing_lease(open_ledger(), need)
+    ledger = open_ledger()
+    around = enclosing_lease(ledger, need)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
         os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
-    held = _wait(typed, need, seen)
+    if need.devices:
+        announce(ledger.folder)
+        note_neighbours(ledger.folder)
+    held = _wait(typed, ledger, need, seen)
     started = foreground.ForegroundProgram(path=path, arguments=program, environment=_environment(held.lease, seen))
     return foreground.run_program(started, held.path, held.detach())
 
@@ -143,11 +149,11 @@ def _candidates(typed: dict[str, Any], seen: Snapshot) -> list[Device]:
     ]
 
 
-def _wait(typed: dict[str, Any], need: Need, seen: Snapshot) -> HeldLease:
+def _wait(typed: dict[str, Any], ledger: Ledger, need: Need, seen: Snapshot) -> HeldLease:
     """Wait for the lease. Standard error shows what is missing: a line updated in place, a new line in a pipe."""
     label = typed["label"] or os.path.basename(typed["program"][0])
     bound = load_config().queue.max_foreign_load_percent
-    acquisition = Acquisition(open_ledger(), snapshot, need, label=label, max_foreign_load_percent=bound)
+    acquisition = Acquisition(ledger, snapshot, need, label=label, max_foreign_load_percent=bound)
     in_place = is_terminal(sys.stderr)
     write = _write_in_place if in_place else print_to_stderr
     messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)

@@ -1,0 +1,181 @@
+"""The lease directory of a user's queue, as a file in its state folder: a user has one ledger at a time.
+
+The file `lease-directories` names the directory of the queue, and then earlier ones in which this user still holds
+leases.
+- Only the daemon writes it, and holds it (a write lock) while it runs.
+- A daemon with another directory than the recorded one takes along what this user holds there. It links the lease
+  files: a lock belongs to the file, so the holder holds it in both directories, without knowing, for as long as it
+  lives. On another file system the daemon makes copies for its jobs, and holds them itself. Then it changes the record.
+- Everything else that claims devices (`gpuyard run`, GPUScheduler) is refused while the queue runs with another
+  directory, or this user holds leases in a recorded directory that are missing in its own. It asks at each attempt,
+  under the mutex.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuyard.config import state_dir
+from gpuyard.errors import EnvironmentFault, WaitedTooLong
+from gpuyard.leases.drains import copy_drains
+from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
+from gpuyard.leases.ledger_scan import LedgerScan
+from gpuyard.leases.lock_file import LEASE, HeldFile, LockFile
+from gpuyard.system import owner_locks
+from gpuyard.system.private_files import open_own
+
+RECORD = "lease-directories"
+_MUTEX_TIMEOUT_S = 2.0
+_MAX_BYTES = 65536
+# Another file system, or one without links.
+_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+
+
+class MovedIn(NamedTuple):
+    """`record` is the descriptor that holds the record. `copies` are leases that this process holds, by id."""
+
+    record: int
+    copies: dict[str, LockFile]
+
+
+def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
+    """For the daemon: take this user's leases in the recorded directories along into `folder`, and record it.
+
+    `of_jobs` has the ids of the leases of running jobs. Raises EnvironmentFault if a lease cannot be taken along. A
+    process that waits in an earlier directory is refused at its next attempt (`check_directory`).
+    """
+    record = open_own(str(state_dir() / RECORD), os.O_RDWR | os.O_CREAT)
+    copies: dict[str, LockFile] = {}
+    try:
+        owner_locks.try_hold(record)
+        recorded = _read(record)
+        left = [each for each in recorded if not _is_same(each, folder) and each.is_dir()]
+        with contextlib.ExitStack() as mutexes:
+            for each in sorted({folder, *left}) if left else ():
+                # A directory that another process keeps locked grants nothing to this user's processes either.
+                with contextlib.suppress(WaitedTooLong):
+                    mutexes.enter_context(hold_mutex(each, _MUTEX_TIMEOUT_S))
+            for each in left:
+                copies |= _take_along(each, folder, of_jobs)
+            if left and left[0] == recorded[0]:
+                copy_drains(left[0], folder)
+            _write(record, [folder, *filter(_held, left)])
+    except BaseException:
+        os.close(record)
+        raise
+    return MovedIn(record, copies)
+
+
+def check_directory(folder: Path) -> None:
+    """Raise EnvironmentFault if this user's queue uses another directory, or holds leases that `folder` lacks.
+
+    Call it with the mutex of `folder`: while a daemon moves in, it has all mutexes.
+    """
+    try:
+        record = os.open(state_dir() / RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return  # there is no queue
+    try:
+        directories = _read(record) if os.fstat(record).st_uid == os.geteuid() else []
+        is_running = owner_locks.is_held(record)
+    finally:
+        os.close(record)
+    others = [each for each in directories if not _is_same(each, folder)]
+    if is_running and others and others[0] == directories[0]:
+        raise EnvironmentFault(
+            f"your queue uses the lease directory {others[0]}, but this is to use {folder}: GPUs would be given twice",
+            hint=f"set GPUYARD_LOCK_DIR={others[0]}, or move the queue: `gpuyard daemon restart` with the new setting",
+        )
+    here = {found.name for found in _held(folder)} if others else set()
+    for each in others:
+        missing = [found for found in _held(each) if found.name not in here]
+        if missing:
+            raise EnvironmentFault(
+                f"you hold {len(missing)} leases in {each}, which {folder} lacks: GPUs would be given twice",
+                hint=f"start the queue, which takes them along: `gpuyard daemon start`; or set GPUYARD_LOCK_DIR={each}",
+            )
+
+
+def queue_directory() -> Path | None:
+    """Return the lease directory of this user's queue, or None if there is no queue."""
+    try:
+        record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return next(iter(_read(record)), None)
+    finally:
+        os.close(record)
+
+
+def _take_along(earlier: Path, folder: Path, of_jobs: Container[str | None]) -> dict[str, LockFile]:
+    """Link all leases. Return copies of those that cannot be linked."""
+    copies: dict[str, LockFile] = {}
+    for found in _held(earlier):
+        try:
+            if _link(earlier, folder, found.name):
+                continue
+            if found.id not in of_jobs:
+                raise EnvironmentFault(
+                    f"the queue cannot move from the lease directory {earlier} to {folder}, on another file system, "
+                    f"while a script or `gpuyard run` of yours holds lease {found.id}",
+                    hint=f"wait for its end, or set GPUYARD_LOCK_DIR={earlier}",
+                )
+            copies[found.id] = LockFile(folder / found.name, found.content)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+    return copies
+
+
+def _link(earlier: Path, folder: Path, name: str) -> bool:
+    """Give the lease the same name in `folder`. Return False if a file there cannot be the same file as here."""
+    there = _status(folder / name)
+    if there is not None:
+        if there.st_uid != os.geteuid():
+            raise OSError(errno.EEXIST, f"{name} is another user's file", str(folder / name))
+        if os.path.samestat(there, os.stat(earlier / name)):
+            return True
+        os.unlink(folder / name)  # the copy that an earlier daemon held
+    try:
+        os.link(earlier / name, folder / name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NO_LINK:
+            return False
+        raise
+    return True
+
+
+def _held(folder: Path) -> list[HeldFile]:
+    """Return the leases of this user that are held, also those without shares."""
+    try:
+        found = [each for each in LedgerScan(folder).held_files() if each.uid == os.geteuid()]
+        return [each for each in found if each.name.endswith(LEASE)]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _read(record: int) -> list[Path]:
+    lines = os.pread(record, _MAX_BYTES, 0).split(b"\n")
+    return [Path(os.fsdecode(line)) for line in lines if line]
+
+
+def _write(record: int, directories: Sequence[Path]) -> None:
+    """Write in one call that does not shorten the file: a process killed here leaves the old record or the new one."""
+    content = b"".join(b"%s\n" % os.fsencode(each) for each in directories)
+    os.pwrite(record, content.ljust(os.fstat(record).st_size, b"\n"), 0)
+    os.ftruncate(record, len(content))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    first, second = _status(one), _status(other)
+    return one == other or (first is not None and second is not None and os.path.samestat(first, second))
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None

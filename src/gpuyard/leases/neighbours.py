@@ -1,0 +1,151 @@
+"""Who else leases the GPUs of this machine, in which directory.
+
+Each daemon, `gpuyard run` and GPUScheduler announces its lease directory by a listening unix socket with an abstract
+name (Linux). Such a socket is no file, ends with its process, and is listed for all users in /proc/net/unix. The kernel
+says which user listens, so no user can speak for another. Nothing is ever sent, and no decision depends on it: commands
+only print that users have different directories.
+
+The name is `gpuyard-leases/GPUS/DIRECTORY/PROCESS/PATH`: which GPUs (simulated ones are those of a folder), the device
+and inode of the directory, pid and a number, and as much of the path as fits. Processes in another network namespace,
+as in most containers, do not see it.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+from msgspec import Struct
+
+from gpuyard.config import simulated_devices, state_dir
+from gpuyard.core.printable_text import printable
+from gpuyard.core.units import format_count
+from gpuyard.system.process_identity import user_name
+from gpuyard.system.user_sockets import peer_pid, peer_uid
+
+_PREFIX = "gpuyard-leases/"
+_LONGEST_NAME = 106
+_LISTED = Path("/proc/net/unix")
+# Any user can announce thousands of directories.
+_MAX_ASKED, _MAX_READ = 200, 8 << 20
+_BACKLOG = 128
+_PROPOSED = "/var/lib/gpuyard"
+
+_announced: dict[str, int] = {}  # descriptors, which stay open
+_number = itertools.count()
+
+
+class Neighbour(Struct, frozen=True, kw_only=True):
+    """A process of another user with another lease directory. `directory` may be cut off, and names any text."""
+
+    uid: int
+    user: str
+    pid: int | None
+    directory: str
+    is_usable: bool = False
+
+
+def announce(folder: Path) -> None:
+    """Announce until this process ends that it leases GPUs in this directory, where the system has such sockets."""
+    with contextlib.suppress(OSError):
+        start = _name(folder)
+        if sys.platform != "linux" or start in _announced:
+            return
+        name = os.fsencode(f"{start}/{os.getpid()}-{next(_number)}/{folder}")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            listening.bind(b"\0" + name[:_LONGEST_NAME])
+            listening.listen(_BACKLOG)
+            _announced[start] = listening.detach()
+
+
+def find_neighbours(folder: Path) -> list[Neighbour]:
+    """Return one process of each other user that leases the same GPUs in another directory. Root counts as a user."""
+    with contextlib.suppress(OSError):
+        mine = _name(folder)
+        gpus = mine.rpartition("/")[0] + "/"
+        found: dict[int, Neighbour] = {}
+        names = [name for name in _listed() if name.startswith(gpus) and not name.startswith(f"{mine}/")]
+        for name in names[:_MAX_ASKED]:
+            asked = _ask(name)
+            if asked is not None and asked.uid != os.geteuid():
+                found.setdefault(asked.uid, asked)
+        return [found[uid] for uid in sorted(found)]
+    return []
+
+
+def describe(neighbours: list[Neighbour], folder: Path) -> str | None:
+    """Return one line about users with other lease directories, and how to share one; None without any."""
+    if not neighbours:
+        return None
+    first = neighbours[0]
+    more = f" and {format_count(len(neighbours) - 1, 'other user')}" if len(neighbours) > 1 else ""
+    process = f" (pid {first.pid})" if first.pid else ""
+    return (
+        f"{first.user}{process}{more} and you lease the same GPUs in different directories, {first.directory} and "
+        f"{folder}, and may both get the same GPU; to share: {_how_to_share(neighbours, folder)}"
+    )
+
+
+def _how_to_share(neighbours: list[Neighbour], folder: Path) -> str:
+    shared = next((each.directory for each in neighbours if each.is_usable), None)
+    if shared is not None:
+        return f"`export GPUYARD_LOCK_DIR={shared}`"
+    if folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
+        return f"they run `export GPUYARD_LOCK_DIR={folder}`"
+    return f"`sudo gpuyard leases init-shared {_PROPOSED}`, then all users `export GPUYARD_LOCK_DIR={_PROPOSED}`"
+
+
+def _name(folder: Path) -> str:
+    """Return the name without process and path: equal for all processes with these GPUs and this directory."""
+    gpus = "gpus"
+    if simulated_devices() is not None:
+        gpus = hashlib.blake2b(os.fsencode(state_dir() / "simulated"), digest_size=6).hexdigest()
+    return f"{_PREFIX}{gpus}/{_identity(folder)}"
+
+
+def _listed() -> list[str]:
+    with _LISTED.open("rb") as file:
+        lines = file.read(_MAX_READ).split(b"\n")
+    names = (line.rpartition(b" @")[2].decode("utf-8", "surrogateescape") for line in lines if b" @" in line)
+    return [name for name in names if name.startswith(_PREFIX)]
+
+
+def _ask(name: str) -> Neighbour | None:
+    """Return who listens. None if no process does, or if too many have asked it before."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(0)
+        try:
+            connection.connect(b"\0" + name.encode("utf-8", "surrogateescape"))
+        except OSError:
+            return None
+        uid = peer_uid(connection)
+        if uid is None:
+            return None
+        _, _, identity, _, directory = (*name.split("/", 4), "", "", "", "")[:5]
+        return Neighbour(
+            uid=uid,
+            user=user_name(uid),
+            pid=peer_pid(connection),
+            directory=printable(directory, _LONGEST_NAME) or "another",
+            is_usable=directory.isprintable() and _is_usable(directory, identity),
+        )
+
+
+def _is_usable(directory: str, identity: str) -> bool:
+    """Whether this user can share the directory, and can trust its owner: root."""
+    if _identity(directory) != identity or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return False
+    status = os.stat(directory)
+    return bool(status.st_mode & stat.S_ISVTX) and status.st_uid == 0
+
+
+def _identity(directory: str | Path) -> str:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return "none"
+    return f"{status.st_dev:x}-{status.st_ino:x}"
