@@ -1,8 +1,10 @@
 """A machine with GPUs of several vendors: a program gets those of one and sees no others, and lists tell them apart."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +88,7 @@ def test_lists_and_messages_name_the_vendor(mixed: QueueUnderTest) -> None:
     assert mixed.job(first)["gpu_labels"] == ["amd:0"]
     assert mixed.job(second)["gpu_labels"] == ["nvidia:0", "nvidia:1"]
     assert [row["label"] for row in mixed.get("/devices")["devices"]] == ["nvidia:0", "nvidia:1", "amd:0", "amd:1"]
+    assert "Programs get nvidia GPUs unless they name others, with --vendor or --device" in run("devices").stdout
     listed = run("queue").stdout
     assert "amd:0" in listed
     assert "nvidia:0,nvidia:1" in listed
@@ -129,6 +132,7 @@ def test_a_program_gets_only_its_devices_from_run(mixed: QueueUnderTest) -> None
 def test_the_configuration_chooses_the_vendor(mixed: QueueUnderTest) -> None:
     (mixed.home / "config.toml").write_text('[devices]\nvendor = "amd"\n')
     assert seen(mixed) == ["-1", "SIM-amd-0", "0", "0", "9999"]
+    assert seen(mixed, concurrency="1") == ["-1", "SIM-amd-0", "0", "0", "9999"]
     assert seen(mixed, vendor="nvidia")[0] in {"0", "1"}
     (mixed.home / "config.toml").write_text('[devices]\nvendor = "voodoo"\n')
     done = run("run", "--", "true")
@@ -150,6 +154,10 @@ def test_a_script_counts_the_gpus_of_one_vendor(own_home: Path, monkeypatch: pyt
     assert [info["uuid"] for info in get_gpu_info()] == ["SIM-nvidia-0", "SIM-nvidia-1"]
     with GPUScheduler(specific_gpus=[1]) as gpu_ids:
         assert gpu_ids == [1]
+    for_rocm = SimpleNamespace(version=SimpleNamespace(cuda=None, hip="6.4"))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch", for_rocm)
+        assert [info["uuid"] for info in get_gpu_info()] == ["SIM-amd-0", "SIM-amd-1"]
     with pytest.raises(UserError, match="3 nvidia GPUs needed"):
         GPUScheduler(num_gpus=3).acquire()
     with pytest.raises(UserError, match="of 2 vendors"):

@@ -422,4 +422,5 @@ def test_completion_offers_the_verbs_options_and_choices_of_the_queue() -> None:
 
     assert complete("gpuyard su") == {"submit", "suspend"}
     assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-each", "--after-failed"}
+    assert complete("gpuyard submit --vendor a") == {"amd", "apple"}
     assert complete("gpuyard daemon st") == {"start", "stop", "status"}

@@ -23,7 +23,7 @@ _ANSWERS_WITHIN_S = 20.0
 _MOST_SAME_NAMES = 100
 _JOB_VARIABLES = (
     "GPUYARD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK", "TMUX=", "TMUX_PANE=",
+    "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMUX=", "TMUX_PANE=",
 )  # fmt: skip
 # tmux fixes the length of a window's history when it creates the window, and creates a session with a window. So the
 # first window is a placeholder that is replaced at once; it ends by itself if that fails.

@@ -3,6 +3,8 @@
 import msgspec
 
 from gpuyard import Snapshot, snapshot
+from gpuyard.core.device_names import choose_vendor
+from gpuyard.core.lease import Need
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault
 from gpuyard.residency.memory.open_memory import is_simulated, torch_with_gpu
@@ -24,7 +26,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose_vram(device: str) -> Budget:
     machine = snapshot()
-    free = [mb for each in visible_devices(machine) if (mb := each.memory_free_mb) is not None]
+    _, devices = choose_vendor(Need(), visible_devices(machine), machine)
+    free = [mb for each in devices if (mb := each.memory_free_mb) is not None]
     has_device = is_simulated() or torch_with_gpu(device) is not None
     if not free or not has_device:
         available = _available_ram_mb(machine, "--vram-budget")

@@ -13,6 +13,8 @@ from importlib import metadata
 from typing import Any
 
 from gpuyard import GPUScheduler, snapshot
+from gpuyard.core.device_names import choose_vendor
+from gpuyard.core.lease import Need
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
@@ -142,6 +144,7 @@ def _candidates(torch: Any) -> list[str]:
         return []
     machine = snapshot()
     vendor = vendor or machine.devices[0].vendor
-    visible = [device.id for device in visible_devices(machine) if device.vendor is vendor]
+    _, found = choose_vendor(Need(vendor=vendor), visible_devices(machine), machine)
+    visible = [device.id for device in found]
     # If all are hidden from this process, GPUScheduler raises an error that says so.
     return visible or [device.id for device in machine.usable_devices() if device.vendor is vendor]

@@ -92,7 +92,11 @@ def _parameter_name(option: Option) -> str:
 def _click_option(option: Option) -> click.Option:
     names = [f"--{option.name}", *([f"-{option.short}"] if option.short else []), _parameter_name(option)]
     kind = {"is_flag": True} if option.is_flag else {"metavar": option.metavar, "multiple": option.is_repeatable}
-    return click.Option(names, help=option.text, **kind)
+
+    def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+        return [choice for choice in option.choices if choice.startswith(incomplete)]
+
+    return click.Option(names, help=option.text, shell_complete=complete if option.choices else None, **kind)
 
 
 def _click_argument(arguments: Arguments) -> click.Argument:

@@ -15,13 +15,20 @@ else:
 
 
 class Option:
-    """`--name METAVAR`, or a flag without a metavar; `short` is its one-letter form."""
+    """`--name METAVAR`, or a flag without a metavar; `short` is its one-letter form. Shells complete `choices`."""
 
-    def __init__(
-        self, name: str, metavar: str | None, text: str, *, short: str | None = None, is_repeatable: bool = False
+    def __init__(  # noqa: PLR0913 - the parts of an option
+        self,
+        name: str,
+        metavar: str | None,
+        text: str,
+        *,
+        short: str | None = None,
+        is_repeatable: bool = False,
+        choices: "Sequence[str]" = (),
     ) -> None:
         self.name, self.metavar, self.text = name, metavar, text
-        self.short, self.is_repeatable = short, is_repeatable
+        self.short, self.is_repeatable, self.choices = short, is_repeatable, choices
 
     @property
     def is_flag(self) -> bool:

@@ -23,9 +23,11 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     terminals show users if there are several, and tags if there are any.
     """
     ids = max((len(str(row["id"])) for row in page.rows), default=0)
-    gpus = max((cell_width(clean(devices_text(dict(row)))) for row in page.rows), default=0)
+    devices = [clean(devices_text(dict(row))) for row in page.rows]
+    gpus = max(map(cell_width, devices), default=0)
+    widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
     state = 12 if glyphs.is_unicode else 10
-    fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), 10), "VRAM": 7, "PRIO": 4, "TIME": 7}
+    fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
     if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
     if width >= _TAG_FROM and any(row["tag"] for row in page.rows):

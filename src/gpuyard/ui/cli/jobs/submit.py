@@ -26,7 +26,13 @@ VERB = Verb(
     """,
     (
         *(
-            Option(each.name, each.metavar, each.help_with_default, is_repeatable=each.is_repeatable)
+            Option(
+                each.name,
+                each.metavar,
+                each.help_with_default,
+                is_repeatable=each.is_repeatable,
+                choices=each.choices,
+            )
             for each in SUBMIT_OPTIONS.values()
             if not each.is_for_batch
         ),

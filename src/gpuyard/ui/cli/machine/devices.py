@@ -7,7 +7,8 @@ import click
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
-from gpuyard.core.lease import Drain
+from gpuyard.core.device_names import choose_vendor
+from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
@@ -39,6 +40,8 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # no
         return
     processes = describe_processes(pids_of(snapshot))
     say_lines(snapshot_lines(snapshot, frame(), expected=vendors_on_pci(), processes=processes))
+    if snapshot.is_mixed:
+        say(_vendor_text(snapshot, banned))
     for device_id, reason in closed_devices(snapshot, drains, banned).items():
         say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
 
@@ -87,6 +90,14 @@ def undrain(names: Sequence[str], *, as_json: bool) -> None:
         say_json({"undrained": ids})
     else:
         say(*(f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids))
+
+
+def _vendor_text(snapshot: Snapshot, banned: Sequence[str]) -> str:
+    preferred = load_config().devices.vendor
+    need, _ = choose_vendor(Need(), snapshot.usable_devices(), snapshot, banned=banned, preferred=preferred)
+    own = [snapshot.labels.get(each.id, each.id) for each in snapshot.unsplit_devices() if each.is_integrated]
+    note = f"; integrated graphics: {', '.join(own)}" if own else ""
+    return f"Programs get {need.vendor} GPUs unless they name others, with --vendor or --device{note}"
 
 
 def _label(device_id: str, snapshot: Snapshot) -> str:

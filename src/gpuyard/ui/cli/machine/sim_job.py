@@ -52,7 +52,8 @@ def command(  # noqa: PLR0913 - an option each
     known = Snapshot(taken_at=None, host=Host(), devices=devices.devices)
     visible = visible_device_ids(devices, os.environ) if device is None else find_devices([device], known)
     if not visible:
-        raise UserError("no simulated device is visible", hint="see CUDA_VISIBLE_DEVICES, or name one with --device")
+        names = ", ".join(f"{known.labels[each.id]} ({each.id})" for each in devices.devices)
+        raise UserError("no simulated device is visible", hint=f"name one with --device: {names}")
     try:
         with SimulatedUse(devices) as usage:
             usage.set_load(visible[0], load_percent)

@@ -1,0 +1,39 @@
+"""The environment of a workspace's task, whose settings may name another variable than CUDA_VISIBLE_DEVICES."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuyard.control.launch_command import launch_of
+from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Holder, Lease, Need, Share
+from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from tests.simulation.simulated_daemon import RULES
+
+MIXED = Snapshot(
+    taken_at=0.0,
+    host=Host(),
+    devices=tuple(Device(id=f"GPU-{each}", vendor=each, index=0) for each in (Vendor.NVIDIA, Vendor.AMD)),
+)
+
+
+@pytest.mark.parametrize(("vendor", "own", "place"), [
+    (Vendor.NVIDIA, {"MY_GPUS": "0"}, "gpu-nvidia-0"),
+    (Vendor.AMD, {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "GPU-amd"}, "gpu-amd-0"),
+])  # fmt: skip
+def test_the_variable_of_a_task_names_cuda_devices_and_never_hides_them(
+    vendor: Vendor, own: dict[str, str], place: str
+) -> None:
+    task = Task(workspace="/w", config="a", owner="o", marker="/m", record="/r", variable="MY_GPUS")
+    spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), task=task)
+    job = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0)
+    lease = Lease(id="a", holder=Holder(uid=0, user="", pid=1), shares=(Share(device_id=f"GPU-{vendor}"),), since=0.0)
+    held: Any = SimpleNamespace(lease=lease)
+    launch = launch_of(job, 1, held, MIXED, RULES)
+    names = ("MY_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    hidden = {"ROCR_VISIBLE_DEVICES": "-1"}
+    assert {name: launch.environment[name] for name in names if name in launch.environment} == {**hidden, **own}
+    assert launch.place == place
