@@ -4,7 +4,7 @@ import {act, actButton} from "./actions.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
-import {UNKNOWN, clock, duration, isKnown, memory, title} from "./format.js";
+import {UNKNOWN, clock, duration, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
 import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
@@ -121,7 +121,7 @@ export class JobPage {
     this.whyPart.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
     say(this.why.summary, why.summary);
-    const nameOf = (device) => (isKnown(why.device_labels[device]) ? `GPU ${why.device_labels[device]}` : device);
+    const nameOf = (device) => (why.device_labels[device] ? `GPU ${why.device_labels[device]}` : device);
     const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
     const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
     keep(this.why.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
