@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of
 from gpuyard.connect.fast_http import Closeable
+from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
@@ -40,6 +41,7 @@ T = TypeVar("T", bound=Struct)
 _LONGEST_TAIL = 4 * 1024 * 1024
 _LONGEST_REQUEST_S = 25.0
 _POLL_S = 0.5
+_IMPORTED_AT_ONCE = 500
 
 
 class Client(Closeable):
@@ -182,13 +184,29 @@ class Client(Closeable):
         """Keep jobs from starting."""
         return self._change("hold", ids, where)
 
-    def release(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
-        """Let held jobs start."""
-        return self._change("release", ids, where)
+    def release(self, *ids: Ids, where: Where | None = None, allow_missing: bool = False) -> ChangeSummary:
+        """Let held jobs start. `allow_missing`: as for `retry`."""
+        return self._run_again("release", ids, where, allow_missing=allow_missing)
 
-    def retry(self, *ids: Ids, where: Where | None = None, only: bool = False) -> ChangeSummary:
-        """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`."""
-        return self._change("retry", ids, where, only=only)
+    def retry(
+        self, *ids: Ids, where: Where | None = None, only: bool = False, allow_missing: bool = False
+    ) -> ChangeSummary:
+        """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`.
+
+        Values of secret variables, which are dropped when a job has ended, are taken from this process; with
+        `allow_missing` jobs run without those that it lacks.
+        """
+        return self._run_again("retry", ids, where, allow_missing=allow_missing, only=only)
+
+    def _run_again(
+        self, verb: str, ids: tuple[Ids, ...], where: Where | None, *, allow_missing: bool, **more: bool
+    ) -> ChangeSummary:
+        first = self._change(verb, ids, where, **more)
+        second = second_request(msgspec.to_builtins(first), allow_missing=allow_missing)
+        if second is None:
+            return first
+        answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more})
+        return _convert(merge(msgspec.to_builtins(first), answer), ChangeSummary)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
         """Move the GPU memory of running jobs to RAM, and pause them."""
@@ -229,9 +247,10 @@ class Client(Closeable):
             result = replace(result, running=self.status().under_way)
         return result
 
-    def clean(self, older_than: float | str) -> CleanResult:
-        """Remove jobs that finished longer ago than this, such as `"30d"`, and their logs."""
-        return self._post("/clean", {"older_than_s": _seconds(older_than)}, CleanResult)
+    def clean(self, older_than: float | str | None = None) -> CleanResult:
+        """Remove jobs that finished longer ago than this, such as `"30d"`, or than `[keep]` says; and logs beyond its
+        limits."""
+        return self._post("/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, CleanResult)
 
     def estimates(self, limit: int = 50) -> jobs.EstimateList:
         """Return estimates learned from past runs, the latest first."""
@@ -240,6 +259,27 @@ class Client(Closeable):
     def forget_estimates(self, *words: str, all: bool = False) -> jobs.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
         return self._post("/estimates/forget", {"words": list(words), "all": all}, jobs.ForgetResult)
+
+    def export_estimates(self) -> list[jobs.LearnedProfile]:
+        """Return all estimates, to import them on another machine."""
+        page = self._get("/estimates/export", jobs.ProfilePage)
+        found = page.estimates
+        while page.next is not None:
+            page = self._get("/estimates/export", jobs.ProfilePage, {"after": page.next})
+            found += page.estimates
+        return found
+
+    def import_estimates(
+        self, estimates: Iterable[jobs.LearnedProfile], *, overwrite: bool = False
+    ) -> jobs.ImportResult:
+        """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
+        left, imported, kept = list(estimates), 0, 0
+        while left:
+            piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
+            body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
+            result = self._post("/estimates/import", body, jobs.ImportResult)
+            imported, kept = imported + result.imported, kept + result.kept
+        return jobs.ImportResult(imported=imported, kept=kept)
 
     def stop(self) -> StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""

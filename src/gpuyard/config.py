@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,16 @@ from msgspec import Meta, Struct
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot, Vendor
-from gpuyard.core.units import parse_size
+from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.system.local_folder import sharing_problem
 from gpuyard.system.private_files import PrivateFileError, read_trusted
 from gpuyard.system.user_directories import state_directory, user_directory
 
 LOCK_DIR = "GPUYARD_LOCK_DIR"
+FOREVER = "forever"
+# Less would delete jobs before a script that waits for them has seen their end.
+_LEAST_KEPT_S, _LEAST_LOGS_MB = 3600.0, 1.0
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +103,49 @@ class WebConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_only: bool = False
 
 
+class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long finished jobs and their logs are kept; "forever" is no limit."""
+
+    jobs: str = "90d"
+    logs: str = FOREVER
+    log_bytes: str | int = "20G"
+    secret_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.jobs_s, self.logs_s, self.most_log_mb  # raise if they cannot be parsed
+
+    @property
+    def jobs_s(self) -> float | None:
+        """For how many seconds finished jobs are kept; None: without limit."""
+        return _parse_limit("jobs", self.jobs, parse_duration, _LEAST_KEPT_S)
+
+    @property
+    def logs_s(self) -> float | None:
+        return _parse_limit("logs", self.logs, parse_duration, _LEAST_KEPT_S)
+
+    @property
+    def most_log_mb(self) -> float | None:
+        """The size of all logs together; None: without limit."""
+        text = f"{self.log_bytes}B" if isinstance(self.log_bytes, int) else self.log_bytes
+        return _parse_limit("log_bytes", text, parse_size, _LEAST_LOGS_MB)
+
+
+def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: float) -> float | None:
+    if text == FOREVER:
+        return None
+    example, shortest = ("20G", "1M") if parse is parse_size else ("90d", "1h")
+    advice = f'write it as "{example}", "{shortest}" at least, or "{FOREVER}" to keep all'
+    try:
+        value = parse(text)
+    except UserError as error:
+        raise ValueError(f"{key}: {error}; {advice}") from None
+    if value < least:
+        raise ValueError(f"{key} = '{text}' is too little; {advice}")
+    if not text.strip()[-1].isalpha():
+        raise ValueError(f"{key} = '{text}' has no unit; {advice}")
+    return value
+
+
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that all cluster engines have."""
 
@@ -144,6 +191,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slurm: SlurmConfig = SlurmConfig()
     ray: RayConfig = RayConfig()
     web: bool | WebConfig = False
+    keep: KeepConfig = KeepConfig()
 
     @property
     def page(self) -> WebConfig:
@@ -234,6 +282,6 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    known = [name for section in (*sections, SlurmConfig, RayConfig) for name in section.__struct_fields__]
+    known = [name for section in (*sections, KeepConfig, SlurmConfig, RayConfig) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

@@ -115,6 +115,7 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
         "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
         "retry_on": ["failed", "timeout", "oom", "device"], "retry_delay_s": None, "on_reboot": None,
         "log_cap_mb": 256.0, "output": None, "error": None, "values": {}, "environment_names": ["HOME", "TOKEN"],
+        "dropped": [],
         "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
         "growth": None, "advice": [],
         "memory": {"basis": "declared", "given_mb": 8192.0, "alone": False, "runs": None, "same_command": None},

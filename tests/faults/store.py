@@ -104,9 +104,9 @@ FAULTS = (
     ),
     Fault(
         id="store-awaited-jobs-are-forgotten",
-        file=f"{_STORE}/queue_queries.py",
-        old='"AND others.ended_at IS NULL) ORDER BY ended_at LIMIT ?"',
-        new='"AND others.ended_at IS NOT NULL) ORDER BY ended_at LIMIT ?"',
+        file=f"{_STORE}/old_jobs.py",
+        old="            if found.keys() >= set(",
+        new="            if found.keys() <= set(",
         breaks="`gpuyard clean` deletes jobs that other jobs depend on.",
         near=(f"{_TESTS}/test_queue_queries.py",),
     ),
@@ -121,7 +121,7 @@ FAULTS = (
     Fault(
         id="store-older-schema-is-used",
         file=f"{_STORE}/database.py",
-        old="    elif version < SCHEMA_VERSION:\n",
+        old="    elif version < SCHEMA_VERSION and not migrate(connection, Path(name), version, SCHEMA_VERSION):\n",
         new="    elif version < 0:\n",
         breaks="The daemon uses a database with missing columns, and fails at the first change.",
         near=(f"{_TESTS}/test_database.py",),

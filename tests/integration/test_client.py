@@ -26,7 +26,7 @@ with Client() as queue:
     print(queue.logs(job), end="")
 """
 # Commands that are not about the queue: a script has other means for them.
-NOT_FOR_SCRIPTS = {"daemon", "export", "notify", "web"}
+NOT_FOR_SCRIPTS = {"backup", "restore", "daemon", "export", "notify", "web"}
 
 
 @pytest.fixture
@@ -127,7 +127,10 @@ def test_the_queue_as_a_whole(either: Client) -> None:
     either.wait(job)
     assert either.drain(wait=True) == replace(either.drain(), running=0)
     assert either.estimates().estimates[0].label
-    assert either.forget_estimates(all=True).forgotten >= 1
+    learned = either.export_estimates()
+    assert either.forget_estimates(all=True).forgotten == len(learned) >= 1
+    assert either.import_estimates(learned).imported == len(learned)
+    assert either.import_estimates(learned).kept == len(learned)
     assert either.clean(0).jobs == 1
     with pytest.raises(NotThere) as missing:
         either.show(job)

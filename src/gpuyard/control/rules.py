@@ -24,6 +24,7 @@ class Rules(Struct, frozen=True, kw_only=True):
       `settle_s` seconds (None: never), others may share its device.
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
+    - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
     """
 
     limits: SchedulingLimits
@@ -35,6 +36,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     ram_reserve_mb: float = 2048.0
     engine: str = ""
     devices: DeviceConfig = DeviceConfig()
+    secret_names: tuple[str, ...] = ()
 
 
 class HostGates:

@@ -5,7 +5,7 @@ Such requests are generators: they yield after each piece and return the answer.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -14,12 +14,14 @@ from msgspec.structs import replace
 from gpuyard.control.add_submission import PIECE, InPieces, SubmissionIntake, batched
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
+from gpuyard.control.delete_finished import delete_finished
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState
+from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState, can
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import Submission
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
+from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.snapshot import Sample, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
@@ -27,6 +29,7 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
 from gpuyard.store.job_store import JobStore
+from gpuyard.store.old_jobs import FinishedJob
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.visible_devices import named_visible
 
@@ -39,6 +42,13 @@ class ChangeResult(Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...]
     unchanged: tuple[UnchangedJob, ...] = ()
     revived: tuple[int, ...] = ()
+
+
+class Supply(Struct, frozen=True, kw_only=True):
+    """Values for variables whose values were dropped; `allow_missing`: jobs may run without some."""
+
+    values: dict[str, str] = {}
+    allow_missing: bool = False
 
 
 class UserRequests:
@@ -56,6 +66,7 @@ class UserRequests:
             self.retry_only: RETRY,
         }
         self._revived: set[int] = set()  # by the piece of a change that is being made
+        self._supply = Supply()  # of the change that is being made
         intake = SubmissionIntake(self._transitions, clock, self._selected_ids)
         self.submit, self.drop_refused = intake.submit, intake.drop_refused
 
@@ -91,7 +102,12 @@ class UserRequests:
     def retry(self, job: Job, now: float) -> None:
         """Run a finished job again, and let the jobs wait again that were skipped because of it."""
         self.retry_only(job, now)
-        self._revived.update(self._transitions.dependants.revive(job.id, now))
+        revived = self._transitions.dependants.revive(job.id, now)
+        for lacking, names in self._supply_secrets(revived).items():
+            dependant = self._store.job(lacking)
+            if dependant is not None and can(dependant.state, JobEvent.HOLD):
+                self._transitions.apply(dependant, JobEvent.HOLD, now, _lacking_text(names))
+        self._revived.update(revived)
 
     def retry_only(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
@@ -127,8 +143,11 @@ class UserRequests:
             raise UserError(f"it is {job.state}, not suspended")
         self._transitions.resume_when_memory_is_free(job.id, now)
 
-    def change(self, selection: JobSelection, act: Act) -> InPieces[ChangeResult]:
-        """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged."""
+    def change(self, selection: JobSelection, act: Act, supply: Supply | None = None) -> InPieces[ChangeResult]:
+        """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged.
+
+        With a `supply`, jobs whose secrets were dropped get them again, and are unchanged if it lacks some.
+        """
         changed: list[int] = []
         refused: list[UnchangedJob] = []
         revived: set[int] = set()
@@ -138,8 +157,9 @@ class UserRequests:
             following = next(pieces, None)
             # The sync of the last commit covers those before it.
             with self._transitions.in_step(), self._store.transaction(is_synced=following is None):
-                self._revived = revived
-                done, not_done = self._change_piece(piece, selection.states, act)
+                self._revived, self._supply = revived, supply or Supply()
+                lacking = {} if supply is None else self._supply_secrets(piece)
+                done, not_done = self._change_piece(piece, selection.states, act, lacking)
             changed += done
             refused += not_done
             piece = following
@@ -147,8 +167,12 @@ class UserRequests:
         others = revived - set(changed)
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
+    def _supply_secrets(self, job_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+        """Return the jobs that lack values of variables, and which."""
+        return self._store.specs.supply(job_ids, self._supply.values, allow_missing=self._supply.allow_missing)
+
     def _change_piece(
-        self, piece: list[int], only: Sequence[JobState], act: Act
+        self, piece: list[int], only: Sequence[JobState], act: Act, lacking: Mapping[int, tuple[str, ...]]
     ) -> tuple[list[int], list[UnchangedJob]]:
         """Change the jobs for which that needs no more than SQL together, and the others one by one."""
         now = self._clock.now()
@@ -157,10 +181,14 @@ class UserRequests:
             for job_id, state in self._queries.states_of(piece).items()
             if (not only or state in only) and not self._store.is_arriving(job_id)
         }
+        refused = [
+            UnchangedJob(id=job_id, state=states.pop(job_id), reason=_lacking_text(names), variables=names)
+            for job_id, names in lacking.items()
+            if job_id in states
+        ]
         change = self._changes_of_many.get(act)
         together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
         changed = list(together)
-        refused: list[UnchangedJob] = []
         for job_id in sorted(states.keys() - set(together)):
             state = states[job_id]
             try:
@@ -216,18 +244,18 @@ class UserRequests:
             self._transitions.estimates.clear_cache()
             return self._queries.delete_profiles(fingerprints)
 
-    def clean(self, older_than_s: float) -> InPieces[list[tuple[int, int]]]:
-        """Delete old finished jobs; return their ids and numbers of attempts. The caller removes their logs."""
-        before = self._clock.now() - older_than_s
-        gone: list[tuple[int, int]] = []
-        while piece := self._queries.deletable(before, PIECE):
-            with self._store.transaction():
-                self._queries.delete_jobs([job_id for job_id, _ in piece])
-            gone += piece
-            yield
-        with self._store.transaction():
-            self._queries.delete_unreferenced()
-        return gone
+    def import_estimates(self, profiles: Mapping[str, Profile], *, replace_known: bool) -> int:
+        """Add profiles by fingerprint; return how many. Profiles that were learned here stay unless `replace_known`."""
+        with self._store.transaction(is_synced=True):
+            self._transitions.estimates.clear_cache()
+            added = [each for each in profiles if replace_known or self._store.profile(each) is None]
+            for fingerprint in added:
+                self._store.set_profile(fingerprint, profiles[fingerprint])
+            return len(added)
+
+    def clean(self, older_than_s: float) -> InPieces[list[FinishedJob]]:
+        """Delete old finished jobs, and return them. The caller removes their logs."""
+        return delete_finished(self._store, self._queries, self._clock.now() - older_than_s)
 
 
 def fit_to_machine(
@@ -281,6 +309,10 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
     if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one
         return None
     return tuple(device.id for device in named_visible(visible, snapshot))
+
+
+def _lacking_text(names: Sequence[str]) -> str:
+    return f"gpuyard keeps no secrets of jobs that have ended: set {', '.join(names)}, or add --allow-missing"
 
 
 def _not_found(what: str) -> UserError:

@@ -373,4 +373,5 @@ def read_rules() -> Rules:
         ram_reserve_mb=config.suspend.ram_reserve_mb,
         engine=queue.engine,
         devices=config.devices,
+        secret_names=config.keep.secret_names,
     )

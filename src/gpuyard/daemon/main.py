@@ -155,12 +155,13 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
-    restoring = asyncio.create_task(_restore_socket(server))
+    tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
     try:
         ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
-        restoring.cancel()
+        for task in tasks:
+            task.cancel()
         server.close()
         routes.close()
         scheduler.close()

@@ -1,14 +1,15 @@
 """Answers about jobs: rows, details, why one waits, its history and log; about batches, tasks and learned estimates."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpuyard.core.cluster.export import ExportedJob
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
+from gpuyard.core.memory.estimates import KEPT_PEAKS
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.scheduling.wait_reasons import Reason
@@ -146,7 +147,8 @@ class NotifyRow(Struct, frozen=True, kw_only=True):
 
 
 class JobDetails(JobRow, frozen=True, kw_only=True):
-    """`environment` is None unless its values were asked for: they may be secrets."""
+    """`environment` is None unless its values were asked for: they may be secrets. `dropped` are the variables whose
+    values looked secret, and are not kept after the job has ended."""
 
     cwd: str
     stdin: str | None
@@ -165,6 +167,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     values: dict[str, str]
     environment_names: list[str]
     environment: dict[str, str] | None
+    dropped: tuple[str, ...]
     need: Need
     preempts: bool
     on_preempt: OnPreempt
@@ -328,6 +331,41 @@ class EstimateList(Struct, frozen=True, kw_only=True):
 
     estimates: list[EstimateRow]
     more: bool
+
+
+Amount = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An estimate as it is exported: `runs` successful runs with their durations, the peaks of the last ones on one
+    device, and `floor_mb`, memory that was not enough. `kind` is command or program."""
+
+    fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
+    kind: Literal["command", "program"]
+    label: Annotated[str, Meta(max_length=1000)]
+    runs: Annotated[int, Meta(ge=0, le=1_000_000_000)]
+    least_s: Amount | None = None
+    mean_s: Amount | None = None
+    most_s: Amount | None = None
+    peaks_mb: Annotated[list[Amount], Meta(max_length=KEPT_PEAKS)] = []
+    floor_mb: Amount | None = None
+    ram_mb: Amount | None = None
+    load_percent: Amount | None = None
+    seen_at: Iso
+
+
+class ProfilePage(Struct, frozen=True, kw_only=True):
+    """`next` is the `after` of the next page, null on the last one."""
+
+    estimates: list[LearnedProfile]
+    next: str | None
+
+
+class ImportResult(Struct, frozen=True, kw_only=True):
+    """`kept` counts estimates that were learned here, and stay."""
+
+    imported: int
+    kept: int
 
 
 class ForgetResult(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,10 @@ _QUEUE = (
     _post("pause", "/pause", "Start no more jobs.", queue.PauseResult),
     _post("unpause", "/unpause", "Start jobs again.", queue.PauseResult),
     _post("drain", "/drain", "Let running jobs finish, and start no more.", queue.PauseResult),
-    _post("clean", "/clean", "Remove old finished jobs and their logs.", queue.CleanResult, requests.CleanRequest),
+    _post(
+        "clean", "/clean", "Remove old finished jobs, and logs beyond the limits.", queue.CleanResult,
+        requests.CleanRequest,
+    ),
     _post("stop", "/stop", "Stop the daemon; jobs keep running.", queue.StopResult, requests.StopRequest),
 )  # fmt: skip
 
@@ -81,7 +84,7 @@ _JOBS = (
     ),
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),
-    _change("release", "Let held jobs start."),
+    _change("release", "Let held jobs start.", requests.RunAgainRequest),
     _change("retry", "Run finished jobs again, and those skipped because of them.", requests.RetryRequest),
     _change("suspend", "Move the device memory of jobs to RAM, and pause them."),
     _change("resume", "Continue suspended jobs when their memory fits."),
@@ -104,6 +107,14 @@ _BATCHES = (
     _get(
         "estimates", "/estimates", "Estimates learned from past runs, the latest first.", jobs.EstimateList,
         requests.EstimatesQuery,
+    ),
+    _get(
+        "export_estimates", "/estimates/export", "Estimates to import on another machine, a page at a time.",
+        jobs.ProfilePage, requests.ProfilesQuery,
+    ),
+    _post(
+        "import_estimates", "/estimates/import", "Add estimates of another machine.", jobs.ImportResult,
+        requests.ImportRequest,
     ),
     _post(
         "forget_estimates", "/estimates/forget", "Forget estimates.", jobs.ForgetResult, requests.ForgetRequest

@@ -30,6 +30,18 @@ class QueueState(Struct, frozen=True, kw_only=True):
     notices: list[str]
 
 
+class KeptFiles(Struct, frozen=True, kw_only=True):
+    """What the queue keeps: the size of its database and of all logs, as of the last round of cleaning (null before
+    the first); and the limits of `[keep]`, null where there is none."""
+
+    database_bytes: int
+    logs: int | None
+    log_bytes: int | None
+    keep_jobs_s: float | None
+    keep_logs_s: float | None
+    keep_log_bytes: int | None
+
+
 class DaemonStatus(QueueState, frozen=True, kw_only=True):
     """`managed`: a service manager or a terminal runs the daemon in the foreground. `under_way` counts live jobs,
     without those that a user suspended; `viewers` the open event streams. `step_us` is the duration of the last
@@ -45,6 +57,7 @@ class DaemonStatus(QueueState, frozen=True, kw_only=True):
     under_way: int
     viewers: int
     step_us: float | None
+    kept: KeptFiles
 
 
 class PauseResult(QueueState, frozen=True, kw_only=True):
@@ -69,14 +82,26 @@ class SubmitResult(Struct, frozen=True, kw_only=True):
 
 
 class UnchangedJob(Struct, frozen=True, kw_only=True):
+    """`variables` are those that it lacks, because gpuyard keeps no secrets of jobs that have ended."""
+
     id: int
     state: JobState
     reason: str
+    variables: tuple[str, ...] = ()
+
+
+class LackingJobs(Struct, frozen=True, kw_only=True):
+    """Jobs that a request with the values of these variables would change."""
+
+    ids: str
+    count: int
+    variables: list[str]
 
 
 class ChangeSummary(Struct, frozen=True, kw_only=True):
     """`changed` lists ids such as `"17-20"`; `unchanged` has at most 100 jobs, `unchanged_count` the number of all.
-    `revived` lists jobs that had been skipped because of jobs that are retried, and wait again."""
+    `revived` lists jobs that had been skipped because of jobs that are retried, and wait again. `lacking` are those of
+    the unchanged jobs that lack values of variables."""
 
     changed: str
     count: int
@@ -84,6 +109,7 @@ class ChangeSummary(Struct, frozen=True, kw_only=True):
     unchanged_count: int
     revived: str = ""
     revived_count: int = 0
+    lacking: LackingJobs | None = None
 
 
 class UnsuccessfulJob(Struct, frozen=True, kw_only=True):
@@ -107,9 +133,10 @@ class WaitResult(Struct, frozen=True, kw_only=True):
 
 
 class CleanResult(Struct, frozen=True, kw_only=True):
-    """The number of jobs that were removed, and the size of their logs."""
+    """The number of jobs and of logs that were removed, and the size of these logs on disk."""
 
     jobs: int
+    logs: int
     bytes: int
 
 

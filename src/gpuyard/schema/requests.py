@@ -12,6 +12,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, read_line
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
+from gpuyard.schema.jobs import LearnedProfile
 
 _STATE = "|".join(JobState)
 _JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
@@ -98,6 +99,10 @@ class EstimatesQuery(Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
 
+class ProfilesQuery(Struct, frozen=True, kw_only=True):
+    after: Annotated[str, Meta(description="the `next` of the page before")] = ""
+
+
 class DeviceHistoryQuery(Struct, frozen=True, kw_only=True):
     span: Annotated[Literal["10m", "1h", "24h"], Meta(description="how far back")] = "10m"
 
@@ -126,20 +131,28 @@ class ChangeRequest(Struct, frozen=True, kw_only=True):
     where: JobMatch | None = None
 
 
+class RunAgainRequest(ChangeRequest, frozen=True, kw_only=True):
+    """`environment` has values for the variables that the jobs lack: gpuyard keeps no secrets of jobs that have ended.
+    With `allow_missing` they run without those that it does not have."""
+
+    environment: dict[str, str] = {}
+    allow_missing: bool = False
+
+
 class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
-class RetryRequest(ChangeRequest, frozen=True, kw_only=True):
+class RetryRequest(RunAgainRequest, frozen=True, kw_only=True):
     """With `only`, jobs that were skipped because of these stay rejected."""
 
     only: bool = False
 
 
 class CleanRequest(Struct, frozen=True, kw_only=True):
-    """The jobs that ended at least this long ago, in seconds or such as "30d"."""
+    """The jobs that ended at least this long ago, in seconds or such as "30d"; default: what `[keep]` says."""
 
-    older_than_s: Annotated[float, Meta(extra_json_schema={"minimum": 0})] | Duration
+    older_than_s: Annotated[float, Meta(extra_json_schema={"minimum": 0})] | Duration | None = None
 
 
 class TagRequest(Struct, frozen=True, kw_only=True):
@@ -162,6 +175,13 @@ class ForgetRequest(Struct, frozen=True, kw_only=True):
 
     words: list[str] = []
     all: bool = False
+
+
+class ImportRequest(Struct, frozen=True, kw_only=True):
+    """Estimates as they are exported, at most 1000. Those that were learned here stay, unless `replace` is true."""
+
+    estimates: Annotated[list[LearnedProfile], Meta(max_length=1000)]
+    replace: bool = False
 
 
 class StopRequest(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.store.migrations import migrate
 from gpuyard.store.queue_record import QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
@@ -254,7 +255,7 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
             f"a newer gpuyard made {name}: it has schema {version}, and this version reads schema {SCHEMA_VERSION}",
             hint="use the newer gpuyard",
         )
-    elif version < SCHEMA_VERSION:
+    elif version < SCHEMA_VERSION and not migrate(connection, Path(name), version, SCHEMA_VERSION):
         raise EnvironmentFault(
             f"an unreleased gpuyard made {name}: it has schema {version}, and this version reads schema "
             f"{SCHEMA_VERSION}",

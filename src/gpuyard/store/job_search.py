@@ -226,13 +226,16 @@ class _QueueOrder:
         return len(self._queues) <= 1
 
     def section(self) -> Section:
-        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ?"
+        query = "SELECT count(*) FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ?"
         size = sum(self._execute(query, (queue.lane.id,)).fetchone()[0] for queue in self._queues)
         return Section(size, self._ids)
 
     def _ids(self, offset: int, count: int) -> list[int]:
         if self.is_single_lane:
-            query = "SELECT id FROM jobs WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ? OFFSET ?"
+            query = (
+                "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? "
+                "ORDER BY id LIMIT ? OFFSET ?"
+            )
             return [row[0] for row in self._execute(query, (self._queues[0].lane.id, count, offset))]
         query = "SELECT id FROM queue_order WHERE rank >= ? ORDER BY rank LIMIT ?"
         return [row[0] for row in self._execute(query, (offset, count))]

@@ -5,7 +5,7 @@ The cost of a read does not grow with the number of queued jobs: one index finds
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -20,6 +20,7 @@ from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.dependency_store import DependencyStore
 from gpuyard.store.refused_submissions import RefusedSubmissions
+from gpuyard.store.specs import StoredSpecs
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """
@@ -48,7 +49,8 @@ class JobStore(DependencyStore):
         self.refused = RefusedSubmissions(database, lambda: self.arriving)
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
-        self.spec = lru_cache(maxsize=512)(self._read_spec)
+        self.specs = StoredSpecs(database)
+        self.spec = self.specs.read
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
     @contextlib.contextmanager
@@ -138,8 +140,7 @@ class JobStore(DependencyStore):
             for table, column in (("dependencies", "job"), ("events", "job"), ("jobs", "id")):
                 self._execute(f"DELETE FROM {table} WHERE {column} BETWEEN ? AND ?", (first, last))  # noqa: S608
             self._execute("DELETE FROM submissions WHERE id = ?", (submission,))
-            self._execute("DELETE FROM specs WHERE id = ?", (spec,))
-            self.spec.cache_clear()  # a later spec may get its id
+            self.specs.delete_unused([spec])
             self.arriving.discard(submission)
 
     def reserve_ids_up_to(self, job_id: int) -> None:
@@ -147,8 +148,7 @@ class JobStore(DependencyStore):
             self.set_setting("next_id", str(job_id + 1))
 
     def add_spec(self, spec: JobSpec) -> int:
-        row = (row_codec.spec_to_text(spec), row_codec.printable(" ".join(spec.command)))
-        return self._execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0
+        return self.specs.add(spec)
 
     def ensure_lane(self, lane: Lane) -> int:
         """Return the id of the stored lane that equals `lane`; add it if there is none."""
@@ -184,9 +184,10 @@ class JobStore(DependencyStore):
         lanes = map(self._lane, self._column(_READY_LANES))
         return [LaneQueue(lane=lane, jobs=self._ready_in(lane.id)) for lane in lanes if lane.batch not in self.arriving]
 
-    def clear_lane_cache(self) -> None:
-        """Forget all lanes that were read. Call it after lanes were deleted: a later lane may get their ids."""
-        self._lane.cache_clear()
+    def delete_unused_lanes(self, lanes: Iterable[int]) -> None:
+        query = "DELETE FROM lanes WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE lane = lanes.id)"
+        self._db.executemany(query, [(lane,) for lane in lanes])
+        self._lane.cache_clear()  # a later lane may get their ids
 
     def has_ready(self) -> bool:
         return self._value("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1") is not None
@@ -196,7 +197,7 @@ class JobStore(DependencyStore):
 
     def count_ahead(self, lane: Lane, job_id: int) -> int:
         """Return the number of queued jobs before this job in its lane."""
-        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND lane = ? AND id < ?"
+        query = "SELECT count(*) FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? AND id < ?"
         return int(self._value(query, (lane.id, job_id)))
 
     def change_state(  # noqa: PLR0913 - the columns that change with a job's state
@@ -340,7 +341,7 @@ class JobStore(DependencyStore):
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
         query = (
-            "SELECT id, coalesce(queued_at, submitted_at) FROM jobs "
+            "SELECT id, coalesce(queued_at, submitted_at) FROM jobs INDEXED BY jobs_ready "
             "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
         )
         last, limit = 0, _FIRST_PAGE
@@ -348,9 +349,6 @@ class JobStore(DependencyStore):
             for job_id, queued_at in found:
                 yield Candidate(job_id=job_id, queued_at=queued_at)
             last, limit = found[-1][0], _NEXT_PAGE
-
-    def _read_spec(self, spec_id: int) -> JobSpec:
-        return row_codec.spec_from_text(self._value("SELECT body FROM specs WHERE id = ?", (spec_id,)))
 
     def _read_lane(self, lane_id: int) -> Lane:
         return row_codec.lane_from_text(lane_id, self._value("SELECT body FROM lanes WHERE id = ?", (lane_id,)))

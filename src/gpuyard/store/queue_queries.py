@@ -1,4 +1,4 @@
-"""QueueQueries: the queries of users about the queue, in SQL, and changes and the deletion of many jobs."""
+"""QueueQueries: the queries of users about the queue, in SQL, and changes of many jobs."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +13,10 @@ from gpuyard.core.memory.estimates import Profile
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
+from gpuyard.store.old_jobs import OldJobs
 
 # 500 ranges fit into the first line of a request; 20,000 ids are read in a few milliseconds.
 _MAX_RANGES, _MAX_IDS = 500, 20_000
-# An array of a million jobs with different commands would leave a million profiles behind.
-_MAX_PROFILES = 50_000
 # Jobs of an incomplete submission are in a lane of their own.
 SUBMISSION_IS_COMPLETE = (
     "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
@@ -28,11 +27,11 @@ _read_profile = msgspec.json.Decoder(Profile).decode
 
 class QueueQueries:
     def __init__(self, database: Database, store: JobStore) -> None:
-        self._db = database
         self._execute = database.execute
         self._value = database.value
         self._column = database.column
         self._store = store
+        self.old_jobs = OldJobs(database, store)
 
     def last_id(self) -> int:
         """Return the highest id that any job ever got."""
@@ -88,30 +87,17 @@ class QueueQueries:
             return ranges
         return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
 
-    def delete_unreferenced(self) -> None:
-        """Delete batches, lanes and submissions without jobs, and the oldest profiles. Call it in a transaction."""
-        self._execute(
-            "DELETE FROM batches WHERE NOT EXISTS (SELECT 1 FROM submissions AS sent JOIN jobs "
-            "ON jobs.id BETWEEN sent.first_id AND sent.last_id WHERE sent.first_id = batches.first_id)"
-        )
-        self._execute("DELETE FROM lanes WHERE id NOT IN (SELECT DISTINCT lane FROM jobs)")
-        self._execute(
-            "DELETE FROM submissions WHERE is_complete AND NOT EXISTS "
-            "(SELECT 1 FROM jobs WHERE id BETWEEN first_id AND last_id)"
-        )
-        self._execute(
-            "DELETE FROM profiles WHERE seen_at <= "
-            "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
-            (_MAX_PROFILES,),
-        )
-        self._store.clear_lane_cache()
-
     # Estimates
 
     def profiles(self, limit: int) -> list[tuple[str, Profile]]:
         """Return fingerprints and profiles, the last used first."""
         query = "SELECT fingerprint, body FROM profiles ORDER BY seen_at DESC, fingerprint LIMIT ?"
         return [(fingerprint, _read_profile(body)) for fingerprint, body in self._execute(query, (limit,)).fetchall()]
+
+    def profiles_after(self, fingerprint: str, limit: int) -> list[tuple[str, Profile]]:
+        """Return the next fingerprints in order, with their profiles."""
+        query = "SELECT fingerprint, body FROM profiles WHERE fingerprint > ? ORDER BY fingerprint LIMIT ?"
+        return [(each, _read_profile(body)) for each, body in self._execute(query, (fingerprint, limit)).fetchall()]
 
     def delete_profiles(self, fingerprints: Sequence[str] | None) -> int:
         """Delete these profiles (None: all) and return how many there were. Call it in a transaction."""
@@ -200,28 +186,6 @@ class QueueQueries:
         )
         query = "INSERT INTO events (job, at, kind, text) SELECT value, ?, ?, ? FROM json_each(?)"
         self._execute(query, (at, state, reason, ids))
-
-    def deletable(self, before: float, limit: int) -> list[tuple[int, int]]:
-        """Return ids and attempt counts of jobs that finished before then and that no unfinished job depends on."""
-        query = (
-            "SELECT id, attempts FROM jobs WHERE ended_at < ? AND NOT EXISTS ("
-            "SELECT 1 FROM dependencies JOIN jobs AS others ON others.id = dependencies.job WHERE on_job = jobs.id "
-            "AND others.ended_at IS NULL) ORDER BY ended_at LIMIT ?"
-        )
-        return self._execute(query, (before, limit)).fetchall()
-
-    def delete_jobs(self, job_ids: Sequence[int]) -> None:
-        """Delete these jobs, and their specs if no other job has them. Call it in a transaction."""
-        among, ids = "IN (SELECT value FROM json_each(?))", (json.dumps(job_ids),)
-        specs = set(self._column(f"SELECT spec FROM jobs WHERE id {among}", ids))  # noqa: S608 - our own text
-        for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
-                              ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
-            self._execute(f"DELETE FROM {table} WHERE {column} {among}", ids)  # noqa: S608
-        self._db.executemany(
-            "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec = ?)",
-            [(spec, spec) for spec in specs],
-        )
-        self._store.spec.cache_clear()
 
     def _jobs(self, chosen: str, parameters: tuple[Any, ...]) -> list[Job]:
         rows = self._execute(f"SELECT {row_codec.JOB_COLUMNS} FROM jobs {chosen}", parameters).fetchall()  # noqa: S608

@@ -33,7 +33,9 @@ _read_progress = attrgetter(*PROGRESS_COLUMNS.split(", "))
 
 def spec_to_text(spec: JobSpec) -> str:
     """Encode with the standard library: msgspec rejects the lone surrogates of a non-UTF-8 environment variable."""
-    return json.dumps(to_builtins(spec))
+    fields = to_builtins(spec)
+    del fields["dropped"]
+    return json.dumps(fields)
 
 
 def spec_from_text(text: str) -> JobSpec:

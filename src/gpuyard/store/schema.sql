@@ -7,8 +7,8 @@ CREATE TABLE settings (
 
 INSERT INTO settings VALUES ('next_id', '1');
 
--- `body` (JSON) is shared by all jobs of a submission. `command` is the command as a search matches it; its index is
--- scanned in place of the table, whose rows are long.
+-- `body` (JSON) is shared by all jobs of a submission; values of variables that look secret are in `secrets`, not in it.
+-- `command` is the command as a search matches it; its index is scanned in place of the table, whose rows are long.
 CREATE TABLE specs (
     id INTEGER PRIMARY KEY,
     body TEXT NOT NULL,
@@ -16,6 +16,17 @@ CREATE TABLE specs (
 );
 
 CREATE INDEX specs_by_command ON specs (command);
+
+-- `body` (JSON): the values of the variables that look secret. They are deleted when all jobs of the spec have ended,
+-- and the spec is then in `dropped_secrets`.
+CREATE TABLE secrets (
+    spec INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+);
+
+CREATE TABLE dropped_secrets (
+    spec INTEGER PRIMARY KEY
+);
 
 -- A token makes a submission count once even if it is sent several times. Jobs of an incomplete submission are not
 -- listed and do not start.
@@ -83,6 +94,7 @@ CREATE INDEX jobs_finished ON jobs (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX jobs_by_name ON jobs (name) WHERE name IS NOT NULL;
 CREATE INDEX jobs_by_tag ON jobs (tag) WHERE tag <> '';
 CREATE INDEX jobs_by_spec ON jobs (spec);
+CREATE INDEX jobs_by_lane ON jobs (lane);
 
 CREATE TRIGGER count_insert AFTER INSERT ON jobs BEGIN
     UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;

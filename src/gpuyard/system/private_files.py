@@ -111,6 +111,12 @@ def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
 def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
     """Return the content of a file that only this user and root can change, also through links of theirs. Raises
     FileNotFoundError if it does not exist."""
+    with open(open_trusted(path, instead), "rb") as file:
+        return file.read()
+
+
+def open_trusted(path: str, instead: str = _OTHER_HOME) -> int:
+    """Open a file for reading, as `read_trusted` does."""
     real, found = _follow(path, instead)
     if found is None:
         raise FileNotFoundError(path)
@@ -122,10 +128,11 @@ def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
         raise PrivateFileError(
             f"other users can write to {path}", hint=f"check its content, then `chmod go-w {path}`; or {instead}"
         )
-    with open(os.open(real, os.O_RDONLY | _SAFELY), "rb") as file:
-        if not os.path.samestat(os.fstat(file.fileno()), found):
-            raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
-        return file.read()
+    file = os.open(real, os.O_RDONLY | _SAFELY)
+    if not os.path.samestat(os.fstat(file), found):
+        os.close(file)
+        raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
+    return file
 
 
 def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:

@@ -100,5 +100,5 @@ def test_cleaning_takes_as_many_statements_for_many_jobs_as_for_few(queue_db: Qu
         seen = queue_db.statements(lambda: list(requests.clean(0.0)))
         return len(set(seen))
 
-    assert statements(10) == statements(150)
+    assert statements(10) == statements(45)
     assert queue_db.db.value("SELECT count(*) FROM jobs") == queue_db.db.value("SELECT count(*) FROM specs") == 0

@@ -5,10 +5,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.control.delete_finished import delete_finished
 from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection
+from gpuyard.store.old_jobs import FinishedJob
 from tests.unit.store import QueueDb, end_attempt, full_scans
 
 # Selecting
@@ -109,12 +111,13 @@ def test_no_user_query_scans_all_jobs(queue_db: QueueDb) -> None:
     queue_db.finish(1, 5.0)
     queries = queue_db.queries
     for act in (
-        lambda: queries.finished(10), lambda: queries.deletable(10.0, 10), lambda: queries.events(1),
+        lambda: queries.old_jobs.page(FinishedJob(0, 0, 10.0), 10), lambda: queries.old_jobs.ended_before([1], 9.0),
+        lambda: queries.finished(10), lambda: queries.events(1),
         lambda: queries.in_state([JobState.HELD, JobState.RUNNING], 10), lambda: queries.first_unfinished(1, 3),
         lambda: queries.ranges(JobSelection(names=("big",), tags=("night",), ranges=((1, 2),))),
         lambda: list(queries.ids(1, 3)), lambda: queries.count_in([(1, 3)], JobState.QUEUED),
         lambda: queries.jobs_in(1, 3, 10), lambda: queries.submission_of(1),
-        lambda: queries.delete_jobs([1]),
+        lambda: queries.old_jobs.delete([1]),
     ):  # fmt: skip
         assert full_scans(queue_db.plan_of(act)) == []
 
@@ -158,23 +161,53 @@ def test_the_record_of_a_batch_is_deleted_with_its_last_run(queue_db: QueueDb) -
     for gone in (first, second):
         assert queue_db.store.batch_state(first) == "kept"
         with queue_db.store.transaction():
-            queue_db.queries.delete_jobs([gone])
-            queue_db.queries.delete_unreferenced()
+            queue_db.queries.old_jobs.delete([gone])
     assert queue_db.store.batch_state(first) is None
     assert queue_db.store.batch_state(other) == "kept"
 
 
-def test_old_jobs_are_deletable_once_no_job_depends_on_them(queue_db: QueueDb) -> None:
-    old, awaited, new, waiting = queue_db.add(4)
-    queue_db.store.add_dependencies([waiting], [Dependency(job_id=awaited)])
-    for job_id, at in ((old, 10.0), (awaited, 11.0), (new, 99.0)):
-        queue_db.run(job_id)
-        end_attempt(queue_db.store, job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), at)
+def deleted(queue_db: QueueDb, before: float) -> list[int]:
+    """Return the ids of the jobs that are deleted with those that ended before this time."""
+    pieces = delete_finished(queue_db.store, queue_db.queries, before)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            return sorted(job.id for job in done.value)
+
+
+def test_an_old_job_is_deleted_once_no_job_depends_on_it(queue_db: QueueDb) -> None:
+    old, awaited, between, new, waiting = queue_db.add(5)
+    queue_db.store.add_dependencies([between], [Dependency(job_id=awaited)])
+    queue_db.store.add_dependencies([waiting], [Dependency(job_id=between)])
+    for job_id, at in ((old, 10.0), (awaited, 11.0), (between, 12.0), (new, 99.0)):
         queue_db.finish(job_id, at)
-    assert queue_db.queries.deletable(50.0, 10) == [(old, 1)]
+    assert deleted(queue_db, 50.0) == [old]
     queue_db.finish(waiting, 98.0)
-    assert queue_db.queries.deletable(50.0, 10) == [(old, 1), (awaited, 1)]
-    assert queue_db.queries.deletable(50.0, 1) == [(old, 1)]
+    assert deleted(queue_db, 50.0) == []  # it could be retried
+    assert deleted(queue_db, 98.5) == [awaited, between, waiting]
+
+
+def test_a_long_chain_and_jobs_of_many_pieces_are_deleted_whatever_ended_first(queue_db: QueueDb) -> None:
+    ids = queue_db.add(130)
+    for earlier, later in pairwise(ids):
+        queue_db.store.add_dependencies([later], [Dependency(job_id=earlier)])
+    for job_id in ids:
+        queue_db.finish(job_id, 200.0 - job_id if job_id % 2 else 5.0)
+    assert deleted(queue_db, 300.0) == ids
+    for table in ("jobs", "specs", "lanes", "submissions", "dependencies"):
+        assert queue_db.db.value(f"SELECT count(*) FROM {table}") == 0
+
+
+def test_a_piece_of_deleting_costs_the_same_however_many_jobs_there_are(queue_db: QueueDb) -> None:
+    def most(count: int) -> int:
+        for job_id in [each for _ in range(count) for each in queue_db.add(is_array=True, group_limit=1)]:
+            queue_db.finish(job_id, 5.0)
+        pieces = delete_finished(queue_db.store, queue_db.queries, 9.0)
+        return max(queue_db.effort_of(lambda: next(pieces, None)) for _ in range(count // 50 + 3))
+
+    few = most(100)
+    assert most(800) < 1.5 * few
 
 
 def test_deleting_a_job_deletes_all_its_rows_and_no_others(queue_db: QueueDb) -> None:
@@ -187,7 +220,7 @@ def test_deleting_a_job_deletes_all_its_rows_and_no_others(queue_db: QueueDb) ->
         queue_db.store.add_event(job_id, 10.0, "queued")
         queue_db.finish(job_id, 10.0)
     with queue_db.store.transaction():
-        queue_db.queries.delete_jobs([gone, alone])
+        queue_db.queries.old_jobs.delete([gone, alone])
     for table, column in (("jobs", "id"), ("attempts", "job"), ("events", "job")):
         assert queue_db.db.execute(f"SELECT {column} FROM {table}").fetchall() == [(stays,)]
     assert queue_db.store.dependencies(stays) == []

@@ -77,7 +77,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`."""
+    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
+
+    `secrets` are the variables that look secret. After its jobs have ended their values are `dropped`: they are not in
+    `environment` any more.
+    """
 
     command: tuple[str, ...]
     cwd: str
@@ -110,6 +114,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
     split_stderr: bool = False  # standard error gets a log of its own
     timestamps: bool = False  # each line begins with the time
+    secrets: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def learns_memory(self) -> bool:

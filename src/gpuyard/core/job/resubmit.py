@@ -27,6 +27,12 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
     for name, value in options.items():
         if value is not None and name in SUBMIT_OPTIONS and SUBMIT_OPTIONS[name].makes_many:
             raise UserError(f"--{name} makes many jobs, and resubmit makes one", hint="use `gpuyard submit`")
+    given = _names(options.get("env"))
+    if missing := [name for name in spec.dropped if name not in given]:
+        raise UserError(
+            f"gpuyard keeps no secrets of jobs that have ended: job {job.id} lacks {', '.join(missing)}",
+            hint=f"give it with env, such as {missing[0]}=…; {missing[0]}= runs without it",
+        )
     request = SubmissionRequest(
         cwd=spec.cwd,
         environment=spec.environment,
@@ -96,6 +102,12 @@ def _change_options(before: dict[str, Any], changes: dict[str, Any]) -> dict[str
         and not (moves and (SUBMIT_OPTIONS[name].is_local or name == "engine-option"))
     }
     return {**kept, **changes}
+
+
+def _names(variables: str | list[str] | None) -> set[str]:
+    """Return the names of the variables that the option `env` sets."""
+    texts = [variables] if isinstance(variables, str) else variables or []
+    return {str(each).partition("=")[0] for each in texts}
 
 
 def _digits(number: float | None) -> str | None:

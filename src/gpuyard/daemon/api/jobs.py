@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 from msgspec.structs import asdict, replace
 
-from gpuyard.control.user_requests import Act
+from gpuyard.control.user_requests import Act, Supply
 from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
@@ -22,7 +22,7 @@ from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.errors import UserError
 from gpuyard.schema import requests
 from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
-from gpuyard.schema.queue import ChangeSummary, QueueState, UnchangedJob, WaitResult
+from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob, WaitResult
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
@@ -144,8 +144,11 @@ class JobHandler:
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
         revived: list[int] = []
+        supply = None
+        if isinstance(body, requests.RunAgainRequest):
+            supply = Supply(values=body.environment, allow_missing=body.allow_missing)
         for selection in await self._selections(body):
-            changed = await run_in_pieces(self._scheduler.requests.change(selection, act))
+            changed = await run_in_pieces(self._scheduler.requests.change(selection, act, supply))
             ids += changed.ids
             unchanged += changed.unchanged
             revived += changed.revived
@@ -159,6 +162,7 @@ class JobHandler:
             unchanged_count=len(unchanged),
             revived=format_ids(revived),
             revived_count=len(revived),
+            lacking=_lacking(unchanged),
         )
 
     async def _selections(self, body: requests.ChangeRequest) -> list[JobSelection]:
@@ -176,6 +180,14 @@ class JobHandler:
             JobSelection(ranges=ranges[first : first + _RANGES_AT_ONCE], states=wanted.states)
             for first in range(0, len(ranges), _RANGES_AT_ONCE)
         ]
+
+
+def _lacking(unchanged: Sequence[UnchangedJob]) -> LackingJobs | None:
+    jobs = [job for job in unchanged if job.variables]
+    if not jobs:
+        return None
+    variables = sorted({name for job in jobs for name in job.variables})
+    return LackingJobs(ids=format_ids(job.id for job in jobs), count=len(jobs), variables=variables)
 
 
 def queue_state(scheduler: SchedulerLoop) -> QueueState:

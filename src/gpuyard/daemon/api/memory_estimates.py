@@ -1,4 +1,4 @@
-"""Answers about memory: what the next run of a job gets and why, learned estimates, and advice."""
+"""Answers about memory: what the next run of a job gets and why, and advice."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,22 +9,13 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
-from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate, prediction_error
+from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.preallocation import preallocation_advice
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
-from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
-from gpuyard.errors import UserError
-from gpuyard.schema.jobs import EstimateList, EstimateRow, ForgetResult, NextMemory
-from gpuyard.schema.requests import EstimatesQuery, ForgetRequest
-
-_MOST = 1_000_000
-_SHORTEST_FINGERPRINT = 6
-_HEX = frozenset("0123456789abcdef")
-
+from gpuyard.schema.jobs import NextMemory
 
 # What a job gets
 
@@ -75,12 +66,6 @@ def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "g
     return "learned" if known is not None else "unknown"
 
 
-def _write_down(scheduler: SchedulerLoop) -> None:
-    """Write estimates to the store that are still in memory."""
-    with scheduler.store.transaction():
-        scheduler.controller.transitions.estimates.save()
-
-
 # Advice
 
 
@@ -102,53 +87,3 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     if attempt.ended_at is None and attempt.pid is not None:
         traces += "\n" + loaded_libraries(attempt.pid)
     return preallocation_advice(job.argv, job.spec.environment, traces, peak, total)
-
-
-# Estimates
-
-
-def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile) -> EstimateRow:
-    off = prediction_error(profile)
-    return copy_fields(
-        profile,
-        EstimateRow,
-        fingerprint=fingerprint,
-        kind="command" if profile.is_exact else "program",
-        runs=profile.count,
-        measured_runs=len(profile.peaks_mb),
-        memory_mb=memory_estimate(profile),
-        peak_mb=max(profile.peaks_mb, default=None),
-        off_percent=None if off is None else 100.0 * off,
-        seen_at=wall_time(scheduler, profile.seen_at),
-    )
-
-
-def estimate_list(scheduler: SchedulerLoop, query: EstimatesQuery) -> EstimateList:
-    """Return estimates, the latest first."""
-    _write_down(scheduler)
-    limit = min(query.limit, MOST_ROWS)
-    found = scheduler.queries.profiles(limit + 1)
-    return EstimateList(estimates=[_make_estimate(scheduler, *each) for each in found[:limit]], more=len(found) > limit)
-
-
-def forget_estimates(scheduler: SchedulerLoop, request: ForgetRequest) -> ForgetResult:
-    if bool(request.words) == request.all:
-        raise UserError("which estimates should be forgotten?", hint='send {"words": ["train.py"]} or {"all": true}')
-    _write_down(scheduler)
-    found = None if request.all else _find(scheduler.queries.profiles(_MOST), request.words)
-    return ForgetResult(forgotten=scheduler.requests.forget_estimates(found))
-
-
-def _find(profiles: Sequence[tuple[str, Profile]], words: Sequence[str]) -> list[str]:
-    """Return the fingerprints that start with one of the words; or those whose command contains all words together."""
-    hexes = [word for word in words if len(word) >= _SHORTEST_FINGERPRINT and _HEX.issuperset(word)]
-    by_start = [[each for each, _ in profiles if each.startswith(word)] for word in hexes]
-    if len(hexes) == len(words) and all(by_start):
-        return sorted({fingerprint for found in by_start for fingerprint in found})
-    text = " ".join(words).strip()
-    if not text:
-        raise UserError("no estimate is named", hint="name a part of the command, or write --all")
-    found = [fingerprint for fingerprint, profile in profiles if text in profile.label]
-    if not found:
-        raise UserError(f"no estimate matches '{text}'", hint="`gpuyard estimates` lists all estimates")
-    return found

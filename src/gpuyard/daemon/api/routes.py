@@ -6,7 +6,6 @@ tools expect them. `gpuyard.schema.operations` describes each: requests are deco
 
 import asyncio
 import contextlib
-import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -23,8 +22,13 @@ from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
 from gpuyard.daemon.api.job_logs import JobLogs
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
-from gpuyard.daemon.api.memory_estimates import estimate_list, forget_estimates
-from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
+from gpuyard.daemon.api.learned_estimates import (
+    estimate_list,
+    export_estimates,
+    forget_estimates,
+    import_estimates,
+)
+from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
 from gpuyard.daemon.api.wall_time import wall_time
@@ -32,14 +36,13 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
 from gpuyard.daemon.monitor.timeline import Timeline
+from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
-from gpuyard.engines.common.job_logs import error_log_of, path_of
-from gpuyard.engines.registry import log_folders
-from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.errors import StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
 from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
 from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
@@ -75,6 +78,7 @@ class Routes:
         self._is_managed = is_managed
         self.events = EventStreams(scheduler, self.handle)
         self.web = PageListener(self.handle, Path(paths.state_folder()))
+        self.retention = Retention(scheduler, Path(paths.state_folder()))
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
         self.table: dict[RouteKey, Route] = {
@@ -119,6 +123,8 @@ class Routes:
             ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
             ("GET", "/tasks"): partial(task_list, scheduler),
             ("GET", "/estimates"): partial(estimate_list, scheduler),
+            ("GET", "/estimates/export"): partial(export_estimates, scheduler),
+            ("POST", "/estimates/import"): partial(import_estimates, scheduler),
             ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
             ("GET", "/devices"): devices.devices,
             ("POST", "/devices/drain"): devices.drain,
@@ -136,6 +142,7 @@ class Routes:
         self.web.close()
         self._reader.close()
         self._reports.close()
+        self.retention.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():
@@ -174,6 +181,7 @@ class Routes:
             under_way=self._count_under_way(),
             viewers=self.events.viewers,
             step_us=None if scheduler.step_s is None else scheduler.step_s * 1e6,
+            kept=self.retention.kept_files(),
         )
 
     def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:
@@ -198,12 +206,9 @@ class Routes:
     async def _clean(self, body: CleanRequest) -> CleanResult:
         age = body.older_than_s
         seconds = parse_duration(age) if isinstance(age, str) else age
-        if seconds < 0:
+        if seconds is not None and seconds < 0:
             raise UserError(f"older_than_s: {seconds:g} is negative", hint="send seconds, or a time such as 30d")
-        removed = await run_in_pieces(self._scheduler.requests.clean(seconds))
-        folders = log_folders(Path(paths.state_folder()))
-        freed = await asyncio.get_running_loop().run_in_executor(None, _remove_log, folders, removed)
-        return CleanResult(jobs=len(removed), bytes=freed)
+        return await self.retention.apply(seconds, is_urgent=True)
 
     def _count_under_way(self) -> int:
         """Return the number of live jobs that will end without a user's help: not those that a user suspended."""
@@ -225,18 +230,3 @@ def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
 
 def _respond(answer: Struct) -> HttpAnswer:
     return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))
-
-
-def _remove_log(folders: list[Path], removed: list[tuple[int, int]]) -> int:
-    freed = 0
-    for folder, (job_id, attempts) in itertools.product(folders, removed):
-        logs = (path_of(folder, job_id, attempt) for attempt in range(1, attempts + 1))
-        for path in itertools.chain.from_iterable((log, error_log_of(log)) for log in logs):
-            try:
-                freed += path.stat().st_size
-                path.unlink()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise EnvironmentFault(f"{path} cannot be removed: {error.strerror}") from error
-    return freed

@@ -13,6 +13,7 @@ from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
+from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
 from gpuyard.core.lease import Drain
 from gpuyard.core.notify.subscriptions import is_url
@@ -82,6 +83,8 @@ class SubmissionHandler:
             devices = load_config().devices
             submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
             notes += _drain_notes(submission.spec, snapshot, scheduler.ledger.read_drains())
+        names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
+        submission = replace(submission, spec=replace(submission.spec, secrets=names))
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:

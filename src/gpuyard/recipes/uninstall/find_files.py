@@ -165,7 +165,8 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
-    database = r"queue\.db(\.damaged-[\w-]+)?(-wal|-shm)?|queue\.(record|host)"
+    aside = r"\.(damaged|before-restore|schema)-[\w-]+"
+    database = rf"queue\.db({aside})?(-wal|-shm)?|queue\.(record|host)|\.[0-9a-f]{{16}}\.(backup|restore)"
     yield from _files_named(folder, "the queue's database", database, "queue.*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|lease-directories|neighbours-checked|file-system\..+"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")

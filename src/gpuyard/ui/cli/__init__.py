@@ -40,14 +40,16 @@ JOB_VERBS = {
 }
 
 SERVICE_VERBS = {
-    "clean": "Delete old finished jobs and their logs.",
+    "backup": "Write a backup of the queue to a file, also while it runs.",
+    "clean": "Delete old finished jobs, and logs beyond the limits.",
     "daemon": "Start, stop, restart or inspect the daemon that runs the queue.",
     "drain": "Let running jobs finish, and start no new ones.",
-    "estimates": "List or delete learned estimates of memory and time.",
+    "estimates": "List, delete, export or import learned estimates of memory and time.",
     "export": "Write a script that submits waiting jobs to Slurm or Ray.",
     "notify": "Send a test notification.",
     "pause": "Start no new jobs; running jobs continue.",
     "report": "Sum up a week: GPU-hours, waits, unused memory and failures, with a chart.",
+    "restore": "Replace the queue by a backup.",
     "unpause": "Let jobs start again after `pause` or `drain`.",
     "web": "Open the queue's web page, and print its address.",
 }
@@ -77,6 +79,7 @@ PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "ma
 SHARED_MODULES = {
     **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "change_verbs"),
     **dict.fromkeys(("drain", "pause", "unpause"), "pause_verbs"),
+    **dict.fromkeys(("backup", "restore"), "backup"),
 }
 QUEUE_VERBS = {**JOB_VERBS, **SERVICE_VERBS}
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}

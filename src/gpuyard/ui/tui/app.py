@@ -15,6 +15,7 @@ from textual.containers import Horizontal
 from textual.widgets import Input, Static
 from textual.worker import Worker
 
+from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
@@ -268,8 +269,12 @@ class Top(App[None]):
         await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
 
     async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> None:
+        ask = self._subscriptions.stream.ask
         try:
-            self._show_notice(describe(await self._subscriptions.stream.ask("POST", path, body=body)))
+            answer = await ask("POST", path, body=body)
+            if (second := second_request(answer)) is not None:
+                answer = merge(answer, await ask("POST", path, body=second))
+            self._show_notice(describe(answer))
         except GpuyardError as error:
             self._show_notice(failed(error))
 

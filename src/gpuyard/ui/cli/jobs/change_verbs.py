@@ -1,5 +1,6 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
+from gpuyard.connect.supply_secrets import VERBS, merge, second_request
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import JOB_VERBS
@@ -9,6 +10,9 @@ from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
 
 _MOST_SHOWN = 20
+_ALLOW_MISSING = Option(
+    "allow-missing", None, "Run it even if this shell lacks secret variables whose values were dropped."
+)
 _IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
 
 
@@ -22,7 +26,8 @@ class ChangeVerb:
         self, name: str, details: str, done: str, not_done: str | None = None, flags: "tuple[Option, ...]" = ()
     ) -> None:
         """`flags` are sent with the ids, under their names."""
-        self.VERB = Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", (*flags, JSON), SEVERAL)
+        options = (*flags, _ALLOW_MISSING, JSON) if name in VERBS else (*flags, JSON)
+        self.VERB = Verb(f"{JOB_VERBS[name]}\n\n{details}\n\n{_IDS_HELP}", options, SEVERAL)
         self._flags = [flag.name for flag in flags]
         self._name, self._done, self._not_done = name, done, not_done or f"is not {done}"
 
@@ -74,7 +79,8 @@ COMMANDS = {
     "retry": ChangeVerb(
         "retry",
         "They keep their ids and their earlier logs: each attempt has a log of its own. Jobs that were skipped because "
-        "of them wait again, and so do those that were skipped because of these.",
+        "of them wait again, and so do those that were skipped because of these. Values of secret variables, such as "
+        "HF_TOKEN, are dropped when a job has ended: they are taken from this shell.",
         "queued again",
         flags=(Option("only", None, "Leave jobs that were skipped because of these as they are."),),
     ),
@@ -91,6 +97,9 @@ COMMANDS = {
 def _change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
+    second = second_request(answer, allow_missing=typed.flag("allow-missing"))
+    if second is not None:
+        answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second}))
     say_answer(typed, answer, *([f"{done} {answer['changed']}{revived_text(answer)}"] if answer["count"] else []))
     # A finished job that cannot be retried has another reason, which has to be named.
     counts_finished = verb != "retry" and _selects_many(str(body["ids"]))

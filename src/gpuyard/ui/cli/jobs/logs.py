@@ -107,7 +107,10 @@ class _LogPrinter:
         for path in files:
             if not os.path.exists(path):
                 number = attempt["number"]
-                raise EnvironmentFault(f"the log of attempt {number} of job {self._watched.id} is missing: {path}")
+                raise EnvironmentFault(
+                    f"the log of attempt {number} of job {self._watched.id} is missing: {path}",
+                    hint="[keep] in config.toml says how long logs are kept, and how many",
+                )
             if path != files[0] and os.path.getsize(path):
                 note("--- standard error ---")
             _write(self._shown(follow([LogCursor(path, lines)], lambda: True)))

@@ -152,7 +152,11 @@ def _after_text(dependency: Answer) -> str:
 
 
 def _environment(job: Answer) -> "list[tuple[str, str]]":
-    values = job["environment"]
+    values, dropped = job["environment"], job["dropped"]
+    return _variables(job, values) + ([("dropped", " ".join(dropped))] if dropped else [])
+
+
+def _variables(job: Answer, values: "dict[str, str] | None") -> "list[tuple[str, str]]":
     if values is None:
         return [("environment", " ".join(sorted(job["environment_names"])))]
     return [("environment", f"{name}={value}") for name, value in sorted(values.items())]

@@ -1,24 +1,24 @@
-"""`gpuyard clean`: deletes old finished jobs and their logs."""
+"""`gpuyard clean`: deletes old finished jobs, and logs beyond the limits."""
 
 from gpuyard.core.units import format_bytes, format_count, parse_duration
-from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 
 VERB = Verb(
-    """Delete old finished jobs and their logs.
+    """Delete old finished jobs, and logs beyond the limits of [keep] in config.toml.
+
+    The daemon does so by itself once an hour. A job that another job depends on is kept as long as that is.
 
     \b
-    gpuyard clean --older-than 30d
+    gpuyard clean                    what [keep] says: jobs after 90 days, logs beyond 20 GB
+    gpuyard clean --older-than 30d   and all jobs that ended more than 30 days ago, with their logs
     """,
-    (Option("older-than", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h."), JSON),
+    (Option("older-than", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [[keep] jobs]"), JSON),
 )
 
 
 def run(typed: Typed) -> int:
     age = typed.text("older-than")
-    if age is None:
-        raise UserError("which jobs should be deleted?", hint="write it as gpuyard clean --older-than 30d")
-    answer = request("POST", "/clean", body={"older_than_s": parse_duration(age)})
-    jobs, logs = format_count(answer["jobs"], "job"), format_bytes(answer["bytes"])
-    return say_answer(typed, answer, f"deleted {jobs} and {logs} of logs")
+    answer = request("POST", "/clean", body={} if age is None else {"older_than_s": parse_duration(age)})
+    jobs, logs = format_count(answer["jobs"], "job"), format_count(answer["logs"], "log")
+    return say_answer(typed, answer, f"deleted {jobs} and {logs} ({format_bytes(answer['bytes'])})")

@@ -1,11 +1,12 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
 from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
-from gpuyard.core.units import format_count, format_duration
+from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.jobs.job_text import FINISHED
 from gpuyard.ui.cli.terminal import note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 from gpuyard.version import __version__
 
 TYPE_CHECKING = False
@@ -130,8 +131,26 @@ def _status(typed: Typed) -> int:
         f"queue: {', '.join(counts) or 'empty'}{pauses}",
         f"socket: {status['socket']}",
         f"files: {status['state_dir']}",
+        f"kept: {_kept(status)}",
         *(f"! {notice}" for notice in status["notices"]),
     )
+
+
+def _kept(status: Answer) -> str:
+    kept = status["kept"]
+    finished = sum(status["counts"][state] for state in FINISHED)
+    jobs = f"{format_count(finished, 'finished job')} ({_limit(kept['keep_jobs_s'], format_duration)})"
+    limits = [_limit(kept["keep_log_bytes"], format_bytes)]
+    if kept["keep_logs_s"] is not None:
+        limits.append(_limit(kept["keep_logs_s"], format_duration))
+    logs = "logs"
+    if kept["logs"] is not None:
+        logs = f"{format_count(kept['logs'], 'log')} of {format_bytes(kept['log_bytes'])}"
+    return f"{jobs}, {logs} ({', '.join(limits)}), database {format_bytes(kept['database_bytes'])}"
+
+
+def _limit(value: float | None, text: "Callable[[float], str]") -> str:
+    return "no limit" if value is None else f"limit {text(value)}"
 
 
 def _connect_if_running(on_notice: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:

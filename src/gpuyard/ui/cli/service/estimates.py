@@ -1,7 +1,7 @@
-"""`gpuyard estimates`: lists and deletes learned estimates of memory and time."""
+"""`gpuyard estimates`: lists, deletes, exports and imports learned estimates of memory and time."""
 
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
-from gpuyard.errors import UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.jobs.queue import read_limit
 from gpuyard.ui.cli.terminal import paint, table_lines
@@ -9,7 +9,7 @@ from gpuyard.ui.cli.text_table import Column
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
-    """List or delete learned estimates of the memory and time that programs need.
+    """List, delete, export or import learned estimates of the memory and time that programs need.
 
     KIND is command (one exact command line) or program (any command line of that program without an estimate of its
     own). MEMORY is what the next run gets, PEAK the highest recent use, OFF the error of the last prediction.
@@ -18,13 +18,16 @@ VERB = Verb(
     gpuyard estimates forget 6bc82145      by ID; several are possible
     gpuyard estimates forget train.py      all with this text in their command
     gpuyard estimates forget --all
+    gpuyard estimates export FILE          all, as JSON; - is standard output
+    gpuyard estimates import FILE          on another machine: what was learned there stays
     """,
     (
         Option("limit", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
         Option("all", None, "With `forget`: all estimates."),
+        Option("replace", None, "With `import`: replace estimates that were learned here."),
         JSON,
     ),
-    Arguments("[forget ID...|TEXT]", is_many=True),
+    Arguments("[forget ID...|TEXT | export FILE | import FILE]", is_many=True),
 )
 _COLUMNS = (
     Column("ID"),
@@ -41,14 +44,24 @@ _COLUMNS = (
 )
 _SHORT_ID = 8
 _OTHER_LINES = 3
+_FORMAT = "gpuyard estimates 1"
+_MAKES_ONE = "`gpuyard estimates export FILE` makes such a file"
+_AT_ONCE = 500
 
 
 def run(typed: Typed) -> int:
     verb, *names = typed.arguments or ["list"]
     if verb == "forget":
         return _forget(typed, names)
+    if verb in ("export", "import"):
+        if len(names) != 1:
+            raise UserError(f"`gpuyard estimates {verb}` takes one file", hint=f"write gpuyard estimates {verb} FILE")
+        return (_export if verb == "export" else _import)(typed, names[0])
     if typed.arguments:
-        raise UserError(f"`gpuyard estimates` has no command '{verb}'", hint="write gpuyard estimates forget TEXT")
+        raise UserError(
+            f"`gpuyard estimates` has no command '{verb}'",
+            hint="write gpuyard estimates forget TEXT, export FILE or import FILE",
+        )
     if typed.flag("all"):
         raise UserError("--all needs `forget`", hint="--limit 1000 lists more")
     answer = request("GET", "/estimates", {"limit": str(read_limit(typed, "estimates", _OTHER_LINES))})
@@ -72,6 +85,59 @@ def _cells(estimate: Answer) -> list[str]:
         format_time(estimate["seen_at"])[:-3],
         estimate["label"],
     ]
+
+
+def _export(typed: Typed, name: str) -> int:
+    import json
+    import sys
+
+    from gpuyard.system.atomic_files import write_atomically
+
+    answer = request("GET", "/estimates/export")
+    found = answer["estimates"]
+    while answer["next"] is not None:
+        answer = request("GET", "/estimates/export", {"after": answer["next"]})
+        found += answer["estimates"]
+    content = json.dumps({"format": _FORMAT, "estimates": found}, indent=1, ensure_ascii=False) + "\n"
+    if name == "-":
+        sys.stdout.write(content)
+        return 0
+    try:
+        write_atomically(name, content.encode(), exact_mode=0o600)
+    except OSError as error:
+        raise EnvironmentFault(f"{name} cannot be written: {error.strerror}") from error
+    return say_answer(typed, {"file": name, "estimates": len(found)}, f"wrote {format_count(len(found), 'estimate')}")
+
+
+def _import(typed: Typed, name: str) -> int:
+    estimates = _read_file(name)
+    total = {"imported": 0, "kept": 0}
+    for start in range(0, len(estimates), _AT_ONCE):
+        body = {"estimates": estimates[start : start + _AT_ONCE], "replace": typed.flag("replace")}
+        answer = request("POST", "/estimates/import", body=body, is_repeatable=True)
+        total = {key: total[key] + answer[key] for key in total}
+    kept = f"; {total['kept']} were learned here and stay (--replace replaces them)" if total["kept"] else ""
+    return say_answer(typed, total, f"imported {format_count(total['imported'], 'estimate')}{kept}")
+
+
+def _read_file(name: str) -> "list[Answer]":
+    import json
+    import sys
+
+    try:
+        if name == "-":
+            content = json.load(sys.stdin)
+        else:
+            with open(name, encoding="utf-8") as file:
+                content = json.load(file)
+    except OSError as error:
+        raise EnvironmentFault(f"{name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is not JSON: {error}", hint=_MAKES_ONE) from None
+    found = content.get("estimates") if isinstance(content, dict) and content.get("format") == _FORMAT else None
+    if not isinstance(found, list):
+        raise UserError(f"{name} has no exported estimates", hint=_MAKES_ONE)
+    return found
 
 
 def _forget(typed: Typed, names: list[str]) -> int:

@@ -1,0 +1,165 @@
+"""Keeps what `[keep]` in config.toml says, and deletes the rest: old finished jobs, logs, and secrets of ended jobs.
+
+Rules:
+- No piece of work holds up the loop for more than a few milliseconds, and all together take a tenth of its time at
+  most. Log files are listed and removed in a thread.
+- The log of a job that has not finished is never removed: it runs, or may be retried.
+- What cannot be deleted now, such as on a full disk, is deleted in a later round.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from gpuyard.config import KeepConfig, load_config
+from gpuyard.control.add_submission import InPieces
+from gpuyard.control.controller import Step
+from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.engines.local.process_tree import jobs_of_queue
+from gpuyard.engines.registry import log_folders
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.schema.queue import CleanResult, KeptFiles
+from gpuyard.store.database import convert_sqlite_errors
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_FIRST_AFTER_S, _EVERY_S = 60.0, 3600.0
+# After the last end of a job, so that a retry in this time needs no new values.
+_DROP_SECRETS_AFTER_S = 5.0
+# Work takes one part of the loop's time in this many.
+_PARTS = 10.0
+_IDS_AT_ONCE = 500
+_MB = 1048576.0
+
+
+class Retention:
+    def __init__(self, scheduler: SchedulerLoop, folder: Path) -> None:
+        self._scheduler = scheduler
+        self._folder = folder
+        self._finished = -1
+        self._has_ended = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "gpuyard-keep")
+        self._logs: tuple[int, int] | None = None  # number and size of all logs after the last round
+        self._keep = load_config().keep
+        scheduler.listeners.append(self._on_step)
+        scheduler.config_listeners.append(self._reload)
+
+    def _reload(self) -> None:
+        self._keep = load_config().keep
+
+    async def run(self) -> None:
+        """Apply the limits a minute after the start, then once an hour. Drop secrets after jobs have ended."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _FIRST_AFTER_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._has_ended.wait()
+                    await asyncio.sleep(_DROP_SECRETS_AFTER_S)
+            try:
+                await self._drop_secrets()
+                if loop.time() >= due:
+                    due = loop.time() + _EVERY_S
+                    await self.apply()
+            except GpuyardError as error:
+                _log.error("what [keep] in config.toml says cannot be applied now: %s", error)
+
+    async def apply(self, older_than_s: float | None = None, *, is_urgent: bool = False) -> CleanResult:
+        """Delete jobs that finished longer ago than this, or than [keep] says, and logs that are beyond its limits.
+
+        `is_urgent`: a user waits for it, and it takes more of the loop's time.
+        """
+        keep = self._keep
+        age = keep.jobs_s if older_than_s is None else older_than_s
+        async with self._lock:
+            with convert_sqlite_errors():
+                cleaning = self._scheduler.requests.clean(age) if age is not None else None
+                gone = [] if cleaning is None else await self._work(cleaning, is_urgent=is_urgent)
+                removed, problem = await self._remove_logs(keep, {job.id for job in gone})
+        if gone or removed:
+            _log.info("deleted %d finished jobs and %d logs", len(gone), len(removed))
+        if problem is not None:
+            raise EnvironmentFault(problem, hint="remove it, or see the owner and mode of its folder")
+        return CleanResult(jobs=len(gone), logs=len(removed), bytes=sum(log.size for log in removed))
+
+    async def _remove_logs(self, keep: KeepConfig, gone: set[int]) -> tuple[list[LogFile], str | None]:
+        in_thread = asyncio.get_running_loop().run_in_executor
+        logs = await in_thread(self._thread, list_logs, log_folders(self._folder))
+        # Programs of an earlier queue in this folder may still write logs of jobs that this queue does not know.
+        running = await in_thread(self._thread, jobs_of_queue, str(self._folder))
+        old = gone | await self._ended_before(logs, keep.logs_s)
+        # After the logs were listed: each log in the list of a job that was submitted since is of an earlier queue.
+        unfinished = self._scheduler.queries.unfinished()
+        most = None if keep.most_log_mb is None else keep.most_log_mb * _MB
+
+        def remove() -> tuple[list[LogFile], str | None]:
+            jobs = {log.job_id for log in logs}
+            kept = {each for each in jobs if any(first <= each <= last for first, last in unfinished)}
+            return remove_logs(surplus(logs, kept | running.keys(), old, most))
+
+        removed, problem = await in_thread(self._thread, remove)
+        size = sum(log.size for log in logs) - sum(log.size for log in removed)
+        self._logs = len(logs) - len(removed), size
+        return removed, problem
+
+    async def _ended_before(self, logs: Sequence[LogFile], age_s: float | None) -> set[int]:
+        """Return the jobs that ended longer ago than this. A step of the wall clock does not make a log old: both its
+        file and the queue's clock must say so."""
+        if age_s is None:
+            return set()
+        jobs = list({log.job_id for log in logs if log.changed_at < time.time() - age_s})
+        before, found = self._scheduler.clock.now() - age_s, set[int]()
+        for start in range(0, len(jobs), _IDS_AT_ONCE):
+            found |= self._scheduler.queries.old_jobs.ended_before(jobs[start : start + _IDS_AT_ONCE], before)
+            await asyncio.sleep(0)
+        return found
+
+    def kept_files(self) -> KeptFiles:
+        keep, path = self._keep, self._scheduler.database.path
+        files = (file for file in (path, Path(f"{path}-wal")) if file.exists())
+        logs, size = self._logs or (None, None)
+        return KeptFiles(
+            database_bytes=sum(file.stat().st_size for file in files),
+            logs=logs,
+            log_bytes=size,
+            keep_jobs_s=keep.jobs_s,
+            keep_logs_s=keep.logs_s,
+            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * _MB),
+        )
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # Secrets
+
+    def _on_step(self, _: Step) -> None:
+        finished = self._scheduler.controller.transitions.finished
+        if finished != self._finished and self._scheduler.store.specs.may_have_secrets:
+            self._finished = finished
+            self._has_ended.set()
+
+    async def _drop_secrets(self) -> None:
+        if self._has_ended.is_set():
+            self._has_ended.clear()
+            with convert_sqlite_errors():
+                await self._work(self._scheduler.store.specs.drop_secrets(), is_urgent=False)
+
+    async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
+        """Do all pieces, with a pause after each for everything else that the daemon does."""
+        while True:
+            started = time.perf_counter()
+            try:
+                next(pieces)
+            except StopIteration as done:
+                self._scheduler.wake()  # after a step the database is saved, and its write-ahead log emptied
+                result: T = done.value
+                return result
+            took = time.perf_counter() - started
+            await asyncio.sleep(0 if is_urgent else _PARTS * took)

@@ -1,0 +1,233 @@
+"""Backups of the queue's database: made while the daemon runs, and restored while it does not.
+
+- A backup is one file, a database of the same schema, without secrets. It is made from one moment, and nothing waits
+  for it.
+- A restored queue never runs a job by itself: a job that had not finished is held, because it may have run since the
+  backup was made, or run on the machine that the backup comes from.
+- The database before a restore, or before a migration, is kept beside the new one.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+
+from msgspec import Struct
+
+from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING
+from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.store.copy_database import NEW_FILE, copy_database
+from gpuyard.store.database import SCHEMA_VERSION, convert_sqlite_errors, open_reader
+from gpuyard.store.queue_record import QueueProgress, QueueRecord
+from gpuyard.system.private_files import open_trusted
+
+_MAGIC = b"SQLite format 3\0"
+_LOST = json.dumps({"kind": "lost", "status": None, "reason": "it ran when the backup was made"})
+_UNFINISHED = ", ".join(f"'{state}'" for state in sorted(LIVE | WAITING))
+
+
+class BackupContent(Struct, frozen=True, kw_only=True):
+    """What a backup holds. `waiting` are all jobs that had not finished."""
+
+    finished: int
+    waiting: int
+    estimates: int
+    bytes: int
+
+
+class Restored(Struct, frozen=True, kw_only=True):
+    """`aside` is the database before, if there was one; `begun` are held jobs that have begun since the backup."""
+
+    content: BackupContent
+    aside: str | None
+    begun: list[int]
+
+
+# Make
+
+
+def back_up(database: Path, target: Path, *, overwrite: bool = False) -> BackupContent:
+    """Write a backup that only this user can read. Raises UserError if `target` exists and `overwrite` is not set."""
+    if os.path.lexists(target) and not overwrite:
+        raise UserError(f"{target} exists", hint="name another file, or add --force to replace it")
+    if not database.exists():
+        raise UserError("there is no queue yet", hint="`gpuyard submit` makes one")
+    draft = database.with_name(f".{os.urandom(8).hex()}.backup")
+    with contextlib.closing(open_reader(database)) as reader, convert_sqlite_errors():
+        copy_database(reader, draft)
+    try:
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy, convert_sqlite_errors():
+            copy.execute("PRAGMA secure_delete = ON")
+            copy.execute("BEGIN")
+            copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
+            copy.execute("DELETE FROM secrets")
+            copy.execute("COMMIT")
+            found = _count(copy, os.path.getsize(draft))
+        _write(draft, target, overwrite=overwrite)
+        return found
+    finally:
+        os.unlink(draft)
+
+
+def _write(draft: Path, target: Path, *, overwrite: bool) -> None:
+    """Copy the draft to a folder that may be another user's: no link there is followed, and nothing of others changed.
+
+    The target has its name once it is complete.
+    """
+    beside = target.with_name(f".{os.urandom(8).hex()}.gpuyard")
+    try:
+        with open(os.open(beside, NEW_FILE, 0o600), "wb") as file, draft.open("rb") as content:
+            shutil.copyfileobj(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if overwrite:
+            os.replace(beside, target)
+        else:
+            os.link(beside, target)
+    except OSError as error:
+        hint = "name a file in a folder that exists, that you can write to and that has enough space"
+        raise EnvironmentFault(f"{target} cannot be written: {error.strerror}", hint=hint) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+# Restore
+
+
+def count_unfinished(database: Path) -> dict[str, int]:
+    """Return the number of unfinished jobs by state; none without a database, or if it cannot be read."""
+    if not database.exists():
+        return {}
+    try:
+        with contextlib.closing(open_reader(database)) as reader:
+            query = f"SELECT state, jobs FROM counts WHERE jobs > 0 AND state IN ({_UNFINISHED})"  # noqa: S608
+            return dict(reader.execute(query).fetchall())
+    except (sqlite3.DatabaseError, StoreFault):
+        return {}  # it is set aside
+
+
+@contextlib.contextmanager
+def checked_backup(source: Path, folder: Path) -> Iterator[Path]:
+    """Copy a backup into the queue's folder, and check it there, where no other user can change it any more. Yield the
+    path of the copy, which is removed unless `restore` has used it."""
+    draft = folder / f".{os.urandom(8).hex()}.restore"
+    try:
+        _copy_trusted(source, draft)
+        try:
+            _check(source, draft)
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{source} is damaged: {error}", hint="use another backup") from error
+        yield draft
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def restore(draft: Path, database: Path, begun: Mapping[int, int]) -> Restored:
+    """Replace the queue's database by a checked backup. The caller holds the daemon's lock.
+
+    `begun` is the highest attempt that has begun for each job, according to the keepers' journal.
+    """
+    record = QueueRecord(database.with_name("queue.record"))
+    try:
+        progress = QueueProgress(record.progress.generation + 1, record.progress.last_id)
+        content, again = _prepare(draft, progress, begun)
+        aside = _keep_before(database)
+        os.replace(draft, database)
+        record.write(progress)
+    finally:
+        record.close()
+    return Restored(content=content, aside=aside, begun=again)
+
+
+def _copy_trusted(source: Path, draft: Path) -> None:
+    try:
+        with open(open_trusted(str(source), "copy it to a folder of yours"), "rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise UserError(f"{source} is not a backup of gpuyard", hint="`gpuyard backup FILE` makes one")
+            file.seek(0)
+            with open(os.open(draft, NEW_FILE, 0o600), "wb") as copy:
+                shutil.copyfileobj(file, copy)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {source}", hint="name the file that `gpuyard backup` wrote") from error
+    except OSError as error:
+        raise EnvironmentFault(f"{source} cannot be copied to {draft.parent}: {error.strerror}") from error
+
+
+def _check(source: Path, draft: Path) -> None:
+    """Raise UserError unless it has the tables and triggers of this version, and nothing else."""
+    with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+        version = copy.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise UserError(
+                f"{source} has schema {version}, and this gpuyard reads schema {SCHEMA_VERSION}",
+                hint="restore it with the version of gpuyard that made it",
+            )
+        if _tables(copy) != _own_tables() or copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise UserError(f"{source} is damaged, or not a backup of gpuyard", hint="use another backup")
+
+
+def _prepare(draft: Path, progress: QueueProgress, begun: Mapping[int, int]) -> tuple[BackupContent, list[int]]:
+    """Hold all unfinished jobs. Return what there is, and the held jobs that have begun since the backup was made."""
+    with convert_sqlite_errors(), contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+        copy.execute("PRAGMA synchronous = FULL")
+        copy.execute("BEGIN")
+        query = "SELECT id, attempts FROM jobs WHERE ended_at IS NULL"
+        again = [job_id for job_id, attempts in copy.execute(query) if begun.get(job_id, 0) > attempts]
+        at = copy.execute("SELECT max(coalesce(ended_at, started_at, submitted_at)) FROM jobs").fetchone()[0]
+        copy.execute("UPDATE attempts SET ended_at = ?, outcome = ? WHERE ended_at IS NULL", (at, _LOST))
+        reason = "restored from a backup: `gpuyard release` runs it"
+        copy.execute(
+            "UPDATE jobs SET state = 'held', due_at = NULL, reason = CASE WHEN state = 'held' THEN reason ELSE ? END "
+            "WHERE ended_at IS NULL",
+            (reason,),
+        )
+        since = "restored from a backup, and it has begun since: `gpuyard release` runs it a second time"
+        copy.executemany("UPDATE jobs SET reason = ? WHERE id = ?", [(since, job_id) for job_id in again])
+        copy.execute(
+            "INSERT INTO events (job, at, kind, text) SELECT id, ?, 'held', reason FROM jobs WHERE ended_at IS NULL",
+            (at,),
+        )
+        next_id = int(copy.execute("SELECT value FROM settings WHERE name = 'next_id'").fetchone()[0])
+        settings = [("generation", progress.generation), ("next_id", max(next_id, progress.last_id + 1))]
+        copy.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", [(name, str(n)) for name, n in settings])
+        copy.execute("COMMIT")
+        return _count(copy, os.path.getsize(draft)), again
+
+
+def _keep_before(database: Path) -> str | None:
+    """Keep the present database beside the new one, with what its write-ahead log holds. Return its path."""
+    if not database.exists():
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    aside = f"{database}.before-restore-{stamp}"
+    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(sqlite3.connect(database)) as before:
+        before.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    os.link(database, aside)
+    for suffix in ("-wal", "-shm"):  # of a damaged database: it could not be moved into its file
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{database}{suffix}", f"{aside}{suffix}")
+    return aside
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    return sorted(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
+
+
+def _own_tables() -> list[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript((resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8"))
+        return _tables(empty)
+
+
+def _count(connection: sqlite3.Connection, size: int) -> BackupContent:
+    jobs = dict(connection.execute("SELECT state, jobs FROM counts").fetchall())
+    finished = sum(count for state, count in jobs.items() if state in FINISHED)
+    estimates = connection.execute("SELECT count(*) FROM profiles").fetchone()[0]
+    return BackupContent(finished=finished, waiting=sum(jobs.values()) - finished, estimates=estimates, bytes=size)

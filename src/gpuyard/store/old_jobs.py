@@ -1,0 +1,88 @@
+"""Deletes finished jobs in pieces that take milliseconds each, with all that belongs to them alone.
+
+A job is kept as long as a kept job depends on it, even if that has finished: it could be retried, and would then run as
+if it depended on nothing.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from gpuyard.store.database import Database
+from gpuyard.store.job_store import JobStore
+
+# An array of a million jobs with different commands would leave a million profiles behind.
+_MAX_PROFILES = 50_000
+
+
+class FinishedJob(Struct, frozen=True):
+    id: int
+    attempts: int
+    ended_at: float
+
+
+class OldJobs:
+    def __init__(self, database: Database, store: JobStore) -> None:
+        self._db = database
+        self._store = store
+
+    def page(self, after: FinishedJob, limit: int) -> list[FinishedJob]:
+        """Return the next jobs that finished before this one, the last finished first: so jobs come before those that
+        they depend on."""
+        query = (
+            "SELECT id, attempts, ended_at FROM jobs WHERE (ended_at, id) < (?, ?) AND ended_at IS NOT NULL "
+            "ORDER BY ended_at DESC, id DESC LIMIT ?"
+        )
+        return [FinishedJob(*row) for row in self._db.execute(query, (after.ended_at, after.id, limit)).fetchall()]
+
+    def deletable(self, page: Sequence[FinishedJob]) -> list[FinishedJob]:
+        """Return those jobs of the page that no job depends on, apart from those of the page that are deleted, too."""
+        if not self._store.has_dependencies:
+            return list(page)
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? LIMIT ?"
+        found: dict[int, FinishedJob] = {}
+        for job in page:
+            if found.keys() >= set(self._db.column(query, (job.id, len(page)))):
+                found[job.id] = job
+        return list(found.values())
+
+    def ended_before(self, job_ids: Sequence[int], before: float) -> set[int]:
+        """Return those of these jobs that ended before then, and those that do not exist."""
+        query = "SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?)) AND (ended_at < ?) IS NOT TRUE"
+        return set(job_ids) - set(self._db.column(query, (json.dumps(job_ids), before)))
+
+    def delete(self, job_ids: Sequence[int]) -> None:
+        """Delete these jobs, and their specs, lanes, submissions and batches if no other job has them.
+
+        Call it in a transaction.
+        """
+        among, ids = "IN (SELECT value FROM json_each(?))", (json.dumps(job_ids),)
+        found = set(self._db.execute(f"SELECT spec, lane FROM jobs WHERE id {among}", ids).fetchall())  # noqa: S608
+        query = (
+            "SELECT (SELECT id FROM submissions WHERE first_id <= value ORDER BY first_id DESC LIMIT 1) "
+            "FROM json_each(?)"
+        )
+        submissions = set(self._db.column(query, ids))
+        for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
+                              ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
+            self._db.execute(f"DELETE FROM {table} WHERE {column} {among}", ids)  # noqa: S608
+        self._store.specs.delete_unused({spec for spec, _ in found})
+        self._store.delete_unused_lanes({lane for _, lane in found})
+        self._delete_submissions(submissions)
+
+    def delete_old_profiles(self) -> None:
+        self._db.execute(
+            "DELETE FROM profiles WHERE seen_at <= "
+            "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
+            (_MAX_PROFILES,),
+        )
+
+    def _delete_submissions(self, submissions: Iterable[int | None]) -> None:
+        query = (
+            "SELECT id, first_id FROM submissions WHERE id = ? AND is_complete AND NOT EXISTS "
+            "(SELECT 1 FROM jobs WHERE jobs.id BETWEEN first_id AND last_id)"
+        )
+        empty = [row for each in submissions for row in self._db.execute(query, (each,)).fetchall()]
+        self._db.executemany("DELETE FROM submissions WHERE id = ?", [(number,) for number, _ in empty])
+        self._db.executemany("DELETE FROM batches WHERE first_id = ?", [(first,) for _, first in empty])

@@ -1,0 +1,136 @@
+"""Stores the specs of jobs. Values of variables that look secret have a table of their own, and do not stay.
+
+Rules:
+- A spec's secrets are deleted once all its jobs have ended. SQLite then overwrites them (`secure_delete`), and saving
+  the database removes them from the write-ahead log.
+- A job whose secrets were dropped does not run again before a user has supplied them, or said that it runs without.
+"""
+
+import contextlib
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import JobSpec
+from gpuyard.store import row_codec
+from gpuyard.store.database import Database
+
+# Jobs of a spec that are looked at before other requests are served.
+_PAGE = 1000
+
+
+class StoredSpecs:
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self.read = lru_cache(maxsize=512)(self._read)
+        self.may_have_secrets = True
+        self._unfinished: dict[int, int] = {}  # a job that was found unfinished, by spec
+        self._supplied = 0  # number of calls of `supply`
+
+    def add(self, spec: JobSpec) -> int:
+        secrets = {name: spec.environment[name] for name in spec.secrets}
+        others = {name: value for name, value in spec.environment.items() if name not in secrets}
+        body = row_codec.spec_to_text(replace(spec, environment=others))
+        row = (body, row_codec.printable(" ".join(spec.command)))
+        number = self._db.execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0
+        if secrets:
+            self._keep(number, secrets)
+        return number
+
+    def delete_unused(self, numbers: Iterable[int]) -> None:
+        """Delete those of these specs that no job has. Call it in a transaction."""
+        unused = [
+            (number,)
+            for number in numbers
+            if self._db.value("SELECT 1 FROM jobs WHERE spec = ? LIMIT 1", (number,)) is None
+        ]
+        with self._overwriting():
+            for table, column in (("secrets", "spec"), ("dropped_secrets", "spec"), ("specs", "id")):
+                self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", unused)  # noqa: S608 - our own names
+        self.read.cache_clear()  # a later spec may get its id
+
+    # Secrets
+
+    def drop_secrets(self) -> Generator[None, None, None]:
+        """Delete the secrets of all specs whose jobs have all ended; yield after each piece of work."""
+        for spec in self._db.column("SELECT spec FROM secrets"):
+            if (yield from self._is_over(spec)):
+                self._drop(spec)
+            yield
+        self.may_have_secrets = self._db.value("SELECT 1 FROM secrets LIMIT 1") is not None
+
+    def supply(
+        self, job_ids: Sequence[int], values: Mapping[str, str], *, allow_missing: bool
+    ) -> dict[int, tuple[str, ...]]:
+        """Give those of these jobs their secrets again whose secrets were dropped. Call it in a transaction.
+
+        Return the jobs that lack values, and which. With `allow_missing` they run without them.
+        """
+        self._supplied += 1
+        query = (
+            "SELECT id, spec FROM jobs WHERE id IN (SELECT value FROM json_each(?)) "
+            "AND spec IN (SELECT spec FROM dropped_secrets)"
+        )
+        lacking = {}
+        for job_id, number in self._db.execute(query, (json.dumps(job_ids),)).fetchall():
+            spec = self.read(number)
+            missing = tuple(name for name in spec.dropped if name not in values)
+            if missing and not allow_missing:
+                lacking[job_id] = missing
+            elif spec.dropped:
+                self._keep(number, {name: values[name] for name in spec.dropped if name in values})
+        return lacking
+
+    def _keep(self, number: int, secrets: Mapping[str, str]) -> None:
+        # Not with ensure_ascii=False: a value may have bytes that are not UTF-8.
+        self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (number, json.dumps(secrets)))
+        self._db.execute("DELETE FROM dropped_secrets WHERE spec = ?", (number,))
+        self.read.cache_clear()
+        self.may_have_secrets = True
+
+    def _is_over(self, spec: int) -> Generator[None, None, bool]:
+        """Return whether all jobs of the spec have ended; yield after each page. The last job is tried first, as jobs
+        of an array start in order."""
+        first = self._unfinished.get(spec)
+        if first is not None and self._db.value("SELECT ended_at IS NULL FROM jobs WHERE id = ?", (first,)):
+            return False
+        supplied, below = self._supplied, 1 << 62
+        query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
+        while page := self._db.execute(query, (spec, below, _PAGE)).fetchall():
+            unfinished = next((job_id for job_id, ended_at in page if ended_at is None), None)
+            if unfinished is not None:
+                self._unfinished[spec] = unfinished
+                return False
+            below = page[-1][0]
+            if len(page) == _PAGE:
+                yield
+        return supplied == self._supplied  # else a job that was looked at may have been queued again
+
+    def _drop(self, spec: int) -> None:
+        with self._overwriting(), self._db.transaction():
+            self._db.execute("DELETE FROM secrets WHERE spec = ?", (spec,))
+            self._db.execute("INSERT OR IGNORE INTO dropped_secrets VALUES (?)", (spec,))
+            if self._db.value("SELECT 1 FROM secrets LIMIT 1") is None:
+                # Rows may have moved within the table's pages: without a condition SQLite overwrites the pages whole.
+                self._db.execute("DELETE FROM secrets")
+        self._unfinished.pop(spec, None)
+        self.read.cache_clear()
+
+    @contextlib.contextmanager
+    def _overwriting(self) -> Iterator[None]:
+        self._db.execute("PRAGMA secure_delete = ON")
+        try:
+            yield
+        finally:
+            self._db.execute("PRAGMA secure_delete = OFF")
+
+    def _read(self, number: int) -> JobSpec:
+        spec = row_codec.spec_from_text(self._db.value("SELECT body FROM specs WHERE id = ?", (number,)))
+        if not spec.secrets:
+            return spec
+        kept = self._db.value("SELECT body FROM secrets WHERE spec = ?", (number,))
+        if kept is None:
+            return replace(spec, dropped=spec.secrets)
+        return replace(spec, environment={**spec.environment, **json.loads(kept)})

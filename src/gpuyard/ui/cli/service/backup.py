@@ -1,0 +1,121 @@
+"""`gpuyard backup` and `gpuyard restore`: a copy of the queue's history, estimates and waiting jobs, and its return."""
+
+from gpuyard.connect.fast_http import NoDaemon, connect
+from gpuyard.core.units import format_bytes, format_count
+from gpuyard.errors import UserError
+from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+
+_FILE = Arguments("FILE")
+
+
+class BackupVerb:
+    VERB = Verb(
+        """Write a backup of the queue to FILE, also while it runs.
+
+        It holds all jobs with their history, the learned estimates, and waiting jobs; no logs, and no values of secret
+        variables. Only you can read it.
+        """,
+        (Option("force", None, "Replace FILE if it exists."), JSON),
+        _FILE,
+    )
+
+    def run(self, typed: Typed) -> int:
+        from pathlib import Path
+
+        from msgspec import to_builtins
+
+        from gpuyard.connect.paths import state_folder
+        from gpuyard.store.backup import back_up
+
+        _write_estimates()
+        target = Path(typed.arguments[0]).expanduser().absolute()
+        found = back_up(Path(state_folder()) / "queue.db", target, overwrite=typed.flag("force"))
+        answer = {"file": str(target), **to_builtins(found)}
+        return say_answer(typed, answer, f"wrote {target}: {_describe(answer)}")
+
+
+class RestoreVerb:
+    VERB = Verb(
+        """Replace the queue by a backup.
+
+        Jobs that had not finished when the backup was made come back as held, because they may have run since: `gpuyard
+        release` runs them. The queue before is kept in a file beside it. Refused while jobs run or wait.
+        """,
+        (
+            Option("force", None, "Replace a queue with unfinished jobs; running programs go on without it."),
+            JSON,
+        ),
+        _FILE,
+    )
+
+    def run(self, typed: Typed) -> int:
+        from pathlib import Path
+
+        from msgspec import to_builtins
+
+        from gpuyard.connect.daemon_lock import hold_daemon_lock
+        from gpuyard.connect.paths import lock_path, state_folder
+        from gpuyard.engines.local.keeper_connection import begun_attempts
+        from gpuyard.store.backup import checked_backup, count_unfinished, restore
+        from gpuyard.system.private_files import make_folder
+
+        source, folder = Path(typed.arguments[0]).expanduser().absolute(), Path(state_folder())
+        unfinished = count_unfinished(folder / "queue.db")
+        if unfinished and not typed.flag("force"):
+            states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
+            raise UserError(
+                f"the queue has jobs that have not finished: {states}",
+                hint="wait for them or cancel them; or add --force: the queue before is kept beside it",
+            )
+        make_folder(str(folder))
+        with checked_backup(source, folder) as draft:
+            _stop_daemon()
+            with hold_daemon_lock(lock_path()):
+                done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal"))
+        answer = to_builtins(done)
+        request("GET", "/status")  # starts the daemon
+        return say_answer(typed, answer, *_restored_lines(source, answer))
+
+
+COMMANDS = {"backup": BackupVerb(), "restore": RestoreVerb()}
+
+
+def _restored_lines(source: object, answer: Answer) -> list[str]:
+    lines = [f"restored {source}: {_describe(answer['content'])}"]
+    if answer["content"]["waiting"]:
+        lines.append("the waiting jobs are held: `gpuyard queue --state held` lists them, `gpuyard release` runs them")
+    if answer["begun"]:
+        from gpuyard.core.job.selection import format_ids
+
+        lines.append(f"! of these have begun since the backup: {format_ids(answer['begun'])}; `gpuyard show` says more")
+    if answer["aside"]:
+        lines.append(f"the queue before is in {answer['aside']}")
+    return lines
+
+
+def _describe(content: Answer) -> str:
+    counted = [format_count(content[kind], f"{kind} job") for kind in ("finished", "waiting")]
+    return ", ".join([*counted, format_count(content["estimates"], "estimate"), format_bytes(content["bytes"])])
+
+
+def _write_estimates() -> None:
+    """Have a running daemon write down what it has learned last."""
+    try:
+        with connect(start=False, on_notice=lambda _: None) as daemon:
+            daemon.request("GET", "/estimates", {"limit": "0"})
+    except NoDaemon:
+        return
+
+
+def _stop_daemon() -> None:
+    from gpuyard.connect.daemon_lock import await_end
+    from gpuyard.connect.paths import lock_path
+
+    try:
+        with connect(start=False, on_notice=lambda _: None) as daemon:
+            pid = daemon.request("GET", "/status")["pid"]
+            daemon.request("POST", "/stop", body={"reason": "`gpuyard restore`"})
+    except NoDaemon:
+        return
+    await_end(lock_path(), pid)

@@ -1,0 +1,80 @@
+"""The daemon keeps what `[keep]` says by itself, and leaves the loop to others meanwhile."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.daemon import retention as retention_module
+from gpuyard.daemon.retention import Retention
+from gpuyard.errors import StoreFault
+from tests.unit.daemon.test_loop import DEADLINE_S, LoopFixture, open_loop
+
+DAY_S = 86_400.0
+
+
+async def finished_jobs(loop: LoopFixture, *ages_s: float) -> list[int]:
+    """Return jobs that ended this long ago."""
+    store, ids = loop.scheduler.store, []
+    for age in ages_s:
+        ids.append(await loop.submit())
+        with store.transaction():
+            store.change_state(ids[-1], JobState.SUCCEEDED, ended_at=loop.clock.now() - age)
+    return ids
+
+
+def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with open_loop(own_home) as loop:
+            old, recent = await finished_jobs(loop, 91 * DAY_S, 89 * DAY_S)
+            logs = own_home / "logs"
+            logs.mkdir(exist_ok=True)
+            for job_id in (old, recent):
+                (logs / f"{job_id}.1.log").touch()
+            retention = Retention(loop.scheduler, own_home)
+            real, failures, applied = retention.apply, [StoreFault("the disk is full")], asyncio.Event()
+
+            async def apply() -> None:
+                if failures:
+                    raise failures.pop()
+                await real()
+                applied.set()
+
+            monkeypatch.setattr(retention, "apply", apply)
+            monkeypatch.setattr(retention_module, "_FIRST_AFTER_S", 0.0)
+            monkeypatch.setattr(retention_module, "_EVERY_S", 0.01)
+            task = asyncio.create_task(retention.run())
+            async with asyncio.timeout(DEADLINE_S):
+                await applied.wait()
+            task.cancel()
+            retention.close()
+            assert (loop.scheduler.store.job(old), failures, retention.kept_files().logs) == (None, [], 1)
+            assert loop.scheduler.store.job(recent) is not None
+            assert [path.name for path in logs.iterdir()] == [f"{recent}.1.log"]
+
+    asyncio.run(story())
+
+
+def test_deleting_many_jobs_lets_other_tasks_run_after_each_piece(own_home: Path) -> None:
+    async def story() -> None:
+        async with open_loop(own_home) as loop:
+            await finished_jobs(loop, *[91 * DAY_S] * 120)
+            retention, turns = Retention(loop.scheduler, own_home), 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.create_task(count())
+            done = await retention.apply()
+            counting.cancel()
+            retention.close()
+            assert (done.jobs, done.logs) == (120, 0)
+            assert turns > 5
+
+    asyncio.run(story())
