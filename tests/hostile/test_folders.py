@@ -20,6 +20,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.recipes.uninstall.find_files import find
 from gpuyard.store.database import open_database
+from gpuyard.system import local_folder
 from gpuyard.system.private_files import PrivateFileError
 from tests.fakes.queue_command import run
 from tests.fakes.site import ProcessSite
@@ -306,3 +307,45 @@ def test_log_of_a_job_behind_a_link(place: Path, profile: Path) -> None:
     command = [*node_supervisor.command(submissions.path("t"), submissions.digest("t")), "0"]
     assert subprocess.run(command, check=False).returncode != 0
     assert profile.read_text() == PRECIOUS
+
+
+@pytest.fixture
+def on_network_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A state folder on a network disk, and the folder on a local disk that takes its place, in a stand-in of /var/tmp
+    in which every user can create files."""
+    base, mounts = place / "var-tmp", place / "mounts"
+    base.mkdir()
+    base.chmod(0o1777)
+    mounts.write_text(f"1 1 4095:1 / / rw - ext4 x rw\n2 1 4095:2 / {place}/home rw - nfs4 server:/home rw\n")
+    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(mounts))
+    monkeypatch.setattr(local_folder, "_BASES", (f"{base}/gpuyard-{{uid}}",))
+    monkeypatch.setattr(local_folder, "_found", {})
+    return place / "home" / "gpuyard", base / f"gpuyard-{os.geteuid()}"
+
+
+@attack(
+    "make the folder in /var/tmp that takes the place of a home on a network disk first",
+    before="held",
+    now="refused: the victim's commands name the folder and its owner, and how to use another",
+)
+def test_folder_in_place_of_a_network_disk(on_network_disk: tuple[Path, Path]) -> None:
+    home, instead = on_network_disk
+    act_as(BEN, os.mkdir, str(instead), 0o777)
+    with pytest.raises(EnvironmentFault, match=f"{instead} belongs to the user {BEN}") as caught:
+        local_folder.find_local_folder(str(home))
+    assert caught.value.hint == "set XDG_STATE_HOME to a folder on a local disk that is yours alone"
+    assert os.listdir(instead) == []
+
+
+@attack(
+    "make that folder a link to another folder of the victim",
+    before="held",
+    now="refused",
+)
+def test_link_in_place_of_a_network_disk(on_network_disk: tuple[Path, Path], profile: Path) -> None:
+    home, instead = on_network_disk
+    act_as(BEN, os.symlink, str(profile.parent), str(instead))
+    before = sorted(os.listdir(profile.parent))
+    with pytest.raises(EnvironmentFault, match=f"the symbolic link {instead} belongs to the user {BEN}"):
+        local_folder.find_local_folder(str(home))
+    assert sorted(os.listdir(profile.parent)) == before

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +96,9 @@ def test_on_a_network_disk_each_machine_has_a_queue_on_its_own_disk(host: Make, 
     assert (tmp_path / "where").read_text() == "bravo\n"
 
     # The configuration stays in the home; scripts lease GPUs without the queue.
+    script = "from gpuyard import GPUScheduler\nwith GPUScheduler() as gpus: print(gpus)"
+    leased = alpha.shell('exec "$@"', sys.executable, "-c", script)
+    assert (leased.returncode, leased.stdout) == (0, "[1]\n"), leased.stderr
     (tmp_path / "disk" / ".config/gpuyard").mkdir(parents=True)
     (tmp_path / "disk" / ".config/gpuyard/config.toml").write_text("[devices]\nbanned = [1]\n")
     assert alpha.gpuyard("run", "--gpus", "2", "--wait", "1s", "--", "true").returncode != 0

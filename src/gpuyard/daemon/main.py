@@ -42,9 +42,11 @@ from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+from gpuyard.system.kept_from_cleaning import kept_from_cleaning
 from gpuyard.system.open_files import raise_open_files_limit
 from gpuyard.system.private_files import check_entries, make_folder
 from gpuyard.system.process_identity import this_process
+from gpuyard.system.user_directories import find_state_directory
 from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
@@ -92,7 +94,12 @@ def run_daemon(*, is_managed: bool = False) -> int:
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
         refuse_other_machine(str(folder))
-        with hold_daemon_lock(paths.lock_path()) as has_lock, hold_queue(str(folder)) as is_ours:
+        is_replacement = find_state_directory().problem is not None
+        with (
+            kept_from_cleaning(str(folder)) if is_replacement else contextlib.nullcontext(),
+            hold_daemon_lock(paths.lock_path()) as has_lock,
+            hold_queue(str(folder)) as is_ours,
+        ):
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
                 home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
