@@ -71,7 +71,7 @@ def test_a_job_gets_cards_of_one_vendor_and_sees_no_others(desktop: QueueUnderTe
     both = desktop.shell("true", gpus="2")
     desktop.wait(both)
     assert desktop.job(both)["gpu_labels"] == ["nvidia:0", "nvidia:1"]
-    with pytest.raises(UserError, match=r"3 nvidia GPUs needed, but only 2 can be used; usable are 1 amd and 1 amd"):
+    with pytest.raises(UserError, match=r"3 nvidia GPUs needed, but only 2 can be used; this machine has 1 amd, 1 amd"):
         desktop.shell("true", gpus="3")
     with pytest.raises(UserError, match="nvidia:0, amd:0 are GPUs of 2 vendors"):
         desktop.shell("true", device="amd:0,nvidia:0")

@@ -53,7 +53,8 @@ def _with_vendor(
             )
         return replace(need, vendor=next(iter(vendors), need.vendor)) if snapshot.is_mixed else need
     is_open = need.vendor is None and need.model is None
-    vendor = need.vendor or (preferred if is_open else None)
+    is_preference_needed = is_open and (snapshot.is_mixed or preferred not in vendors)
+    vendor = need.vendor or (preferred if is_preference_needed else None)
     if vendor is None and snapshot.is_mixed and allowed:
         vendor = max(allowed, key=lambda each: (not each.is_integrated, each.memory_total_mb or 0.0)).vendor
     left = [each for each in allowed if vendor in (None, each.vendor)]
@@ -69,9 +70,9 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
     if len(candidates) < need.devices:
         hint = "`gpuyard devices` lists all GPUs; CUDA_VISIBLE_DEVICES or a ban may exclude some"
         if need.vendor is not None or need.only_discrete:
-            hint = (
-                "a program gets GPUs of one vendor, which --vendor (in a script: vendor=) or vendor under [devices] in "
-                "the configuration chooses; integrated graphics have to be named"
+            hint += (
+                ". A program gets GPUs of one vendor: --vendor (in a script: vendor=) and vendor under [devices] in "
+                "the configuration choose it; integrated graphics have to be named"
             )
         raise UserError(
             f"{format_count(need.devices, kind)} needed, but only {len(candidates)} can be used{_counts(snapshot)}",
@@ -97,7 +98,7 @@ def _counts(snapshot: Snapshot) -> str:
         f"{each.vendor}{' (integrated)' if each.is_integrated else ''}" for each in snapshot.usable_devices()
     )
     texts = [f"{count} {kind}" for kind, count in sorted(kinds.items())]
-    return f"; usable are {' and '.join(texts)}" if len(texts) > 1 or snapshot.is_mixed else ""
+    return f"; this machine has {', '.join(texts)}" if len(texts) > 1 or snapshot.is_mixed else ""
 
 
 def _list_labels(devices: Sequence[Device], snapshot: Snapshot) -> str:

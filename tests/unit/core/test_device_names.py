@@ -70,7 +70,14 @@ def test_devices_that_are_named_may_be_integrated_and_are_of_one_vendor() -> Non
 @pytest.mark.parametrize("snapshot", [machine(GREEN), machine(XE), machine(GREEN, card(Vendor.NVIDIA, 1, 80))])
 def test_on_a_machine_with_one_vendor_a_need_stays_as_it_is(snapshot: Snapshot) -> None:
     for need in (Need(), Need(vendor=Vendor.NVIDIA), Need(model="H200")):
-        assert choose_vendor(need, snapshot.usable_devices(), snapshot)[0] == need
+        for preferred in (None, snapshot.devices[0].vendor):
+            assert choose_vendor(need, snapshot.usable_devices(), snapshot, preferred=preferred)[0] == need
+
+
+def test_a_configured_vendor_that_the_machine_lacks_is_not_replaced() -> None:
+    need, found = choose_vendor(Need(), [GREEN], machine(GREEN), preferred=Vendor.AMD)
+    with pytest.raises(UserError, match=r"1 amd GPU needed, but only 0 can be used$"):
+        check_possible(need, found, machine(GREEN))
 
 
 def test_a_banned_vendor_is_not_the_default() -> None:
@@ -80,7 +87,7 @@ def test_a_banned_vendor_is_not_the_default() -> None:
 
 def test_an_impossible_request_names_the_devices_of_each_vendor() -> None:
     need, found = choose_vendor(Need(devices=3), DESKTOP.usable_devices(), DESKTOP)
-    counts = r"usable are 1 amd and 1 amd \(integrated\) and 1 nvidia"
+    counts = r"this machine has 1 amd, 1 amd \(integrated\), 1 nvidia"
     with pytest.raises(UserError, match=f"3 nvidia GPUs needed, but only 1 can be used; {counts}"):
         check_possible(need, found, DESKTOP)
     large = Need(vendor=Vendor.AMD, memory=FixedMemory(20 * GB))
