@@ -88,6 +88,9 @@ class Client(Closeable):
             body["configuration"] = digest_of(list(command), directory)
             if sent.get("stdin") is not None:
                 sent["stdin"] = os.path.abspath(sent["stdin"])
+            if sent.get("mount"):
+                mounts = [sent["mount"]] if isinstance(sent["mount"], str) else sent["mount"]
+                sent["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
         elif cwd is not None:
             body["cwd"] = os.fspath(cwd)
         if environment is not None:

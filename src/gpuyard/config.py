@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuyard.core.device_names import banned_ids
+from gpuyard.core.job.container import CONTAINER_TOOLS
 from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.snapshot import Snapshot, Vendor
 from gpuyard.core.units import parse_duration, parse_size
@@ -181,6 +182,15 @@ class RayConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     most_jobs: Annotated[int, Meta(ge=1)] = 1000
 
 
+class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tool: str = "auto"
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tool not in ("auto", *CONTAINER_TOOLS):
+            raise ValueError(f"tool = '{self.tool}' is unknown; write \"auto\", {', '.join(CONTAINER_TOOLS)}")
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: DeviceConfig = DeviceConfig()
     leases: LeaseConfig = LeaseConfig()
@@ -190,6 +200,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     notify: NotifyConfig = NotifyConfig()
     slurm: SlurmConfig = SlurmConfig()
     ray: RayConfig = RayConfig()
+    containers: ContainersConfig = ContainersConfig()
     web: bool | WebConfig = False
     keep: KeepConfig = KeepConfig()
 
@@ -282,6 +293,7 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    known = [name for section in (*sections, KeepConfig, SlurmConfig, RayConfig) for name in section.__struct_fields__]
+    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig)
+    known = [name for section in (*sections, *more) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

@@ -6,13 +6,14 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
+from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.core.snapshot import Host, Reading, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Reading, Snapshot, Vendor
 
 
 class Clock(Protocol):
@@ -75,6 +76,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     error: str | None = None  # file for standard error, None for that of standard output
     split_stderr: bool = False  # standard error gets a log of its own
     timestamps: bool = False  # each line of output begins with the time
+    container: Container | None = None
+    devices: tuple[Device, ...] = ()  # what a `container` is given
 
     @property
     def key(self) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.units import parse_size
@@ -39,9 +40,11 @@ _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SimulatedShare(Struct, frozen=True, kw_only=True):
-    """The use of one process, by device id. `suspended_mb` is its memory while it is suspended."""
+    """The use of one process, by device id. `suspended_mb` is its memory while it is suspended. `pid` is its number in
+    `namespace`, the inode of its PID namespace; 0 if that is the reader's."""
 
     pid: int
+    namespace: int = 0
     memory_mb: dict[str, float] = {}
     load_percent: dict[str, float] = {}
     suspended_mb: dict[str, float] = {}
@@ -90,8 +93,30 @@ class SharesFolder:
                 if not owner_locks.is_held(descriptor):
                     path.unlink()  # in a sticky directory another user's stays
                 elif (share := read(descriptor)) is not None:
-                    found[path] = share
+                    found[path] = _as_seen_here(share)
         return found
+
+
+def pid_namespace() -> int:
+    """Return the inode of this process's PID namespace; 0 where the system has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _as_seen_here(share: SimulatedShare) -> SimulatedShare:
+    """Return the share with the pid that its process has here, as a driver reports it. Processes in containers have
+    other pids; a process that is not found, such as another user's, keeps its number."""
+    if share.namespace in (0, pid_namespace()):
+        return share
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, StopIteration):
+            if os.stat(f"/proc/{name}/ns/pid").st_ino == share.namespace:
+                lines = Path(f"/proc/{name}/status").read_text(encoding="ascii", errors="replace").splitlines()
+                if next(line for line in lines if line.startswith("NSpid:")).split()[-1] == str(share.pid):
+                    return replace(share, pid=int(name), namespace=pid_namespace())
+    return share
 
 
 @contextlib.contextmanager

@@ -18,6 +18,22 @@ FAULTS = (
         near=(f"{_TESTS}/test_keeper.py",),
     ),
     Fault(
+        id="engines-container-of-a-killed-client-stays",
+        file=f"{_ENGINES}/containers/started_containers.py",
+        old="if status is not None and status < _LEAST_SUSPECT_STATUS:",
+        new="if status is not None:",
+        breaks="A container goes on, with its GPU, after the client of docker that started it was killed.",
+        near=(f"{_TESTS}/test_containers_docker.py",),
+    ),
+    Fault(
+        id="engines-secrets-on-the-command-line-of-containers",
+        file=f"{_ENGINES}/containers/started_containers.py",
+        old="variables=tuple(variables_to_pass(environment)),",
+        new='variables=tuple(f"{name}={environment[name]}" for name in variables_to_pass(environment)),',
+        breaks="All users of the machine can read the environment of jobs in containers with `ps`.",
+        near=(f"{_TESTS}/test_containers_docker.py",),
+    ),
+    Fault(
         id="engines-keeper-greets-too-early",
         file=f"{_ENGINES}/local/keeper.py",
         old="        while self._receive():\n            pass\n",

@@ -5,9 +5,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import pytest
+
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need, UnknownMemory
@@ -58,6 +60,25 @@ def transitions_with_leases(*lease_ids: str) -> Iterator[JobTransitions]:
     transitions.reload()
     with closing(database):
         yield transitions
+
+
+@pytest.mark.parametrize("foreign_mb", [0.0, 10_000.0], ids=["idle", "a container's program"])
+def test_work_outside_of_a_job_keeps_it_from_being_learned_to_need_nothing(foreign_mb: float) -> None:
+    """As of `bash train.sh` with a `docker run` in it: the program is no process of the job."""
+    me = this_process("gpuyard queue")
+    with transitions_with_leases("one") as transitions, program(None) as container:
+        observer = UsageTracker(transitions, QueueLedger(open_ledger(), me), me)
+        for now, used_mb in enumerate([0.0, 0.0, 0.0, 0.0, foreign_mb, 0.0, 0.0], 1):
+            processes = (Process(pid=container, memory_mb=used_mb),) if used_mb else ()
+            device = Device(
+                id="G0", vendor=Vendor.NVIDIA, memory_total_mb=24_000.0, memory_used_mb=used_mb, processes=processes
+            )
+            snapshot = Snapshot(taken_at=float(now), host=Host(), devices=(device,))
+            observer.note(Sample(snapshot=snapshot), now=float(now))
+        job = transitions.live[1].job
+        with transitions.in_step():
+            transitions.end(1, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 8.0)
+        assert transitions.estimates.predicted_mb(job) == (None if foreign_mb else 256.0)
 
 
 def test_a_process_whose_environment_names_no_lease_counts_for_no_job() -> None:

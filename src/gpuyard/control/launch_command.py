@@ -1,14 +1,18 @@
 """How an attempt is launched: its command, and an environment that names its devices, its lease and the job."""
 
 import os
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from gpuyard.control.rules import Rules
 from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.output_files import fill_pattern
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.scheduling.plan import Start
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.visible_devices import visible_variables
@@ -38,7 +42,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     }
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
-    visible = visible_variables(devices, snapshot, by_uuid=rules.devices.shows_uuids) if selects_devices else {}
+    by_uuid = rules.devices.shows_uuids
+    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
     task = job.spec.task
     # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
     is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
@@ -65,6 +70,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         error=_output_path(job, job.spec.error, number),
         split_stderr=job.spec.split_stderr,
         timestamps=job.spec.timestamps,
+        container=job.spec.container,
+        devices=tuple(devices) if job.spec.container is not None else (),
     )
 
 
@@ -82,6 +89,20 @@ def _output_path(job: Job, pattern: str | None, number: int) -> str | None:
         "host": os.uname().nodename.partition(".")[0],
     }
     return os.path.join(job.spec.cwd, fill_pattern(pattern, own, job.values))
+
+
+def _visible(
+    devices: Sequence[Device], snapshot: Snapshot, container: Container | None, *, by_uuid: bool
+) -> dict[str, str]:
+    """Return the variables that select the devices. In a container that has no other devices they count from 0, and
+    NVIDIA's are named by UUID."""
+    if container is None or not container.maps_devices or any(device.is_simulated for device in devices):
+        return visible_variables(devices, snapshot, by_uuid=by_uuid)
+    inside = [replace(device, index=index) for index, device in enumerate(devices)]
+    visible = visible_variables(inside, replace(snapshot, devices=tuple(inside)), by_uuid=True)
+    if "ROCR_VISIBLE_DEVICES" in visible:  # a position in the host's topology
+        visible["ROCR_VISIBLE_DEVICES"] = visible["HIP_VISIBLE_DEVICES"]
+    return visible
 
 
 def attempt_of(  # noqa: PLR0913 - everything that is known at the start

@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate, FinishedRun, Profile, estimate, find_program, fingerprints, learn
@@ -72,7 +73,7 @@ class LearnedEstimates:
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """Update both profiles with an attempt that has ended."""
-        run = _finished_run(attempt, outcome, now)
+        run = _finished_run(job, attempt, outcome, now)
         if run is None:
             return
         for fingerprint, is_exact in zip(_fingerprints(job), (True, False), strict=True):
@@ -115,7 +116,8 @@ def _command(job: Job) -> tuple[str, ...]:
 
 def _fingerprints(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
-    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration, job.spec.need.vendor)
+    image = "" if job.spec.container is None else job.spec.container.image
+    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
 
 
 def _new_profile(job: Job, *, is_exact: bool) -> Profile:
@@ -125,7 +127,15 @@ def _new_profile(job: Job, *, is_exact: bool) -> Profile:
     return Profile(label=" ".join(words)[:_MAX_LABEL], is_exact=is_exact)
 
 
-def _finished_run(attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
+def _uses_nothing(job: Job, attempt: Attempt, usage: Usage, now: float) -> bool:
+    """Return whether the attempt is known to have used no device. Never for a command that starts a container itself,
+    nor if foreign memory was seen: its work may run outside the job's processes."""
+    if usage.peak_mb is not None or usage.saw_foreign or usage.idle_looks < _MIN_IDLE_SAMPLES:
+        return False
+    return attempt.ran_s(now) >= _MIN_IDLE_S and bare_container_tool(job.argv) is None
+
+
+def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
     """Return what can be learned from an attempt with this outcome, or None."""
     usage = attempt.usage or Usage()
     run = FinishedRun(
@@ -137,8 +147,8 @@ def _finished_run(attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun
         at=now,
     )
     if outcome.kind is OutcomeKind.SUCCEEDED:
-        if usage.peak_mb is None and usage.idle_looks >= _MIN_IDLE_SAMPLES and attempt.ran_s(now) >= _MIN_IDLE_S:
-            run = replace(run, peak_mb=0.0)  # it does not use its device
+        if _uses_nothing(job, attempt, usage, now):
+            run = replace(run, peak_mb=0.0)
         return replace(run, seconds=attempt.ran_s(now), is_whole=True)
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))

@@ -68,6 +68,8 @@ class UsageTracker:
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
             if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
+            elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
+                usage = replace(usage, saw_foreign=True)
             self._transitions.note_usage(attempt.job_id, usage)
 
     def _lease_of(self, attempt: Attempt) -> Lease:
@@ -184,6 +186,22 @@ class UsageTracker:
 def _is_unused(device: Device | None) -> bool:
     """Return whether no process at all is on the device, our own included."""
     return device is not None and device.processes == () and (device.memory_used_mb or 0.0) < _NOTHING_MB
+
+
+def _is_since(snapshot: Snapshot, attempt: Attempt) -> bool:
+    """Return whether the snapshot was taken since the attempt began: before, the last job may still be in it."""
+    return snapshot.taken_at is None or snapshot.taken_at >= attempt.since
+
+
+def _has_foreign(
+    attempt: Attempt, devices: Mapping[str, Device], measured: Mapping[tuple[str, str], float | None]
+) -> bool:
+    """Return whether memory is in use on its devices that belongs to no job, such as that of a container's program."""
+    for device in filter(None, map(devices.get, attempt.devices)):
+        known = sum((used or 0.0 for (_, device_id), used in measured.items() if device_id == device.id), 0.0)
+        if (device.memory_used_mb or 0.0) - known > _NOTHING_MB:
+            return True
+    return False
 
 
 def _own_load(

@@ -92,7 +92,8 @@ def _divide(
 class LeaseFinder:
     """Finds the leases of a process through its environment and its ancestors.
 
-    Process and lease must belong to the same user: users cannot hide memory behind the lease of another.
+    Process and lease must belong to the same user: users cannot hide memory behind the lease of another. The program of
+    a container, which is no descendant of the lease's holder, counts to the lease that its environment names.
     """
 
     def __init__(self, leases: Sequence[Lease]) -> None:

@@ -19,7 +19,7 @@ from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
-from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
+from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices, pid_namespace
 
 _IDLE_W, _FULL_W = 25.0, 300.0
 _IDLE_C, _FULL_C = 35.0, 75.0
@@ -74,7 +74,7 @@ class SimulatedUse:
         folder = self._devices.shares
         try:
             with folder.locked():
-                self._descriptor = folder.add(SimulatedShare(pid=os.getpid()))
+                self._descriptor = folder.add(SimulatedShare(pid=os.getpid(), namespace=pid_namespace()))
         except OSError as error:
             raise EnvironmentFault(
                 f"simulated devices cannot be used: {self._devices.folder}: {error.strerror}",

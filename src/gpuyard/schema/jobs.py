@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gpuyard.core.cluster.export import ExportedJob
+from gpuyard.core.job.container import Container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
@@ -173,6 +174,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     on_preempt: OnPreempt
     cpus: int | None
     engine_options: tuple[str, ...]
+    container: Container | None
     notify: list[NotifyRow]
     growth: GrownNeed | None
     after: list[DependencyRow]

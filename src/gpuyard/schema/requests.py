@@ -298,6 +298,9 @@ class SubmitKwargs(TypedDict, total=False):
     array: str | None
     sweep: Texts | None
     env: Texts | None
+    image: str | None
+    mount: Texts | None
+    container_option: Texts | None
     stdin: str | None
     on_reboot: Literal["requeue", "hold", "fail"] | None
     notify: Texts | None

@@ -45,7 +45,7 @@ class WakeablePoll:
         ready = [descriptor for descriptor, _ in self._poll.poll(0)]
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        return [watched[descriptor] for descriptor in ready if descriptor != self._wakeup]
+        return [watched[descriptor] for descriptor in ready if descriptor in watched]
 
     def close(self) -> None:
         if self._poll is not None:

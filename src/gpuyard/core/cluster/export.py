@@ -40,6 +40,7 @@ class NotExported(StrEnum):
     OUTPUT = "output", "files for output (--output, --error), --split-stderr and --timestamps"
     GRACE = "grace", "the grace period before a job is killed (--grace)"
     REBOOT = "reboot", "what happens after a restart of the machine (--on-reboot)"
+    CONTAINER = "container", "the container (--image): the command runs on the host"
     OPTIONS = "options", "options for another engine (--engine-option)"
     TAGS = "tags", "limits on jobs of a tag ([queue.tags])"
     PRIORITY = "priority", "the priority, except that jobs of higher priority are submitted earlier"
@@ -115,4 +116,5 @@ def _features_used(job: Job) -> dict[NotExported, bool]:
         NotExported.LOG_CAP: spec.log_cap_mb != DEFAULT_LOG_CAP_MB,
         NotExported.OUTPUT: bool(spec.output or spec.error or spec.split_stderr or spec.timestamps),
         NotExported.REBOOT: spec.on_reboot is not None,
+        NotExported.CONTAINER: spec.container is not None,
     }

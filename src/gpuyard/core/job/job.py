@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from gpuyard.core.job.container import Container
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
@@ -114,6 +115,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
     split_stderr: bool = False  # standard error gets a log of its own
     timestamps: bool = False  # each line begins with the time
+    container: Container | None = None  # set for a program that runs in a container
     secrets: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
@@ -186,6 +188,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     grew_at_s: float = 0.0  # when its device memory last grew, to `levels_mb`
     levels_mb: dict[str, float] = {}
     idle_looks: int = 0  # number of samples in which no process at all was on its devices
+    saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
 
     @property
     def peak_mb(self) -> float | None:

@@ -86,6 +86,9 @@ def options_of(job: Job) -> dict[str, Any]:
         "engine": spec.engine or LOCAL,
         "engine-option": list(spec.engine_options) or None,
         "cpus": spec.cpus,
+        "image": spec.container and spec.container.image,
+        "mount": list(map(str, spec.container.mounts)) if spec.container else None,
+        "container-option": list(spec.container.options) if spec.container else None,
         "notify": list(map(subscription_text, spec.notify)) or None,
     }
     return {name: value for name, value in found.items() if value is not None and value is not False}

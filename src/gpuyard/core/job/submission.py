@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot, RetryCause
 from gpuyard.core.job.option_parser import Options
@@ -112,10 +113,11 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
     on_reboot = options["on-reboot"]
+    variables = dict(map(_parse_variable, options["env"]))
     spec = JobSpec(
         command=request.command or (),
         cwd=request.cwd,
-        environment={**(request.environment or {}), **dict(map(_parse_variable, options["env"]))},
+        environment={**(request.environment or {}), **variables},
         need=need,
         name=options["name"],
         tag=options["tag"] or "",
@@ -143,6 +145,9 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         engine_options=tuple(options["engine-option"]),
         cpus=options["cpus"],
         notify=tuple(map(parse_subscription, options["notify"])),
+        container=parse_container(
+            options["image"], options["mount"], options["container-option"], variables, request.cwd
+        ),
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]

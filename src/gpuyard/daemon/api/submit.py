@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
@@ -25,6 +26,7 @@ from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
+from gpuyard.engines.containers.installed_tools import choose_tool, has_podman_init
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.queue import SubmitResult
@@ -77,6 +79,7 @@ class SubmissionHandler:
     async def _take_in(self, submission: Submission) -> SubmitResult:
         scheduler = self._scheduler
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
+        submission = _with_container_tool(submission)
         pace, notes = submission.spec.pace, []
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self._read_devices()
@@ -91,7 +94,7 @@ class SubmissionHandler:
             scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
         job = scheduler.store.job(first)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
-        notes += _notify_warnings(submission.spec)
+        notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
@@ -138,6 +141,31 @@ def _drain_notes(spec: JobSpec, snapshot: Snapshot, drains: Sequence[Drain]) -> 
     labels = snapshot.labels
     named = [f"GPU {labels.get(each, each)} is {describe_drain(drain)}" for each, drain in closed.items()]
     return [f"it waits until `gpuyard devices undrain`: {'; '.join(named[:_MOST_NAMED])}"]
+
+
+def _with_container_tool(submission: Submission) -> Submission:
+    """Choose the tool that runs the container, and add the configured options."""
+    spec = submission.spec
+    if spec.container is None:
+        return submission
+    config = load_config().containers
+    tool = choose_tool(config.tool, spec.environment.get("PATH"))
+    given = tuple(option for option in spec.container.options if option not in config.options)
+    container = replace(spec.container, tool=tool, options=(*config.options, *given))
+    return replace(submission, spec=replace(spec, container=container))
+
+
+def _container_notes(spec: JobSpec) -> list[str]:
+    """Return which tool runs the container; for a command that starts one itself, why `--image` is better."""
+    if spec.container is None:
+        tool = None if spec.engine else bare_container_tool(spec.command)
+        explained = "starts its program outside of this job: gpuyard can neither measure nor stop it, and does not"
+        advice = "use `gpuyard submit --image IMAGE -- COMMAND` instead (docs/how-to/containers.md)"
+        return [f"{tool} {explained} limit it to the job's GPU; {advice}"] if tool else []
+    notes = [f"{spec.container.tool} runs it in a container of {spec.container.image}"]
+    if spec.container.tool == "podman" and not has_podman_init():
+        notes.append("podman has no init for containers: `cancel` may take until the kill; install catatonit")
+    return notes
 
 
 def _notify_warnings(spec: JobSpec) -> list[str]:

@@ -4,6 +4,7 @@ count of killed processes.
 Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gpuyard.engines.common.spawn_program import headline
 
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
+_COUNT_EVERY_S = 1.0
 
 
 def evidence_of(
@@ -55,6 +57,20 @@ def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
             if name == "oom_kill" and value.strip().isdecimal():
                 return int(value)
     return None
+
+
+class OomKillCount:
+    """Our count of killed processes, read at most once per second: a thousand jobs may start in that time."""
+
+    def __init__(self) -> None:
+        self._read_at = float("-inf")
+        self._kills: int | None = None
+
+    def now(self) -> int | None:
+        now = time.monotonic()
+        if now >= self._read_at + _COUNT_EVERY_S:
+            self._read_at, self._kills = now, oom_kills()
+        return self._kills
 
 
 def loaded_libraries(pid: int, root: Path = _ROOT) -> str:

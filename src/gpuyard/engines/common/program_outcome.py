@@ -6,6 +6,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from gpuyard.core.job.container import CONTAINER_TOOLS
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure
@@ -14,6 +15,8 @@ from gpuyard.errors import UserError
 from gpuyard.ports import Launch
 
 BEGAN = "began"
+# The exit status of docker and podman when they could not run the container.
+_TOOL_FAILED = "125"
 
 
 def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
@@ -67,6 +70,8 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
         reason = f"signal {int(word) - BY_SIGNAL} ({signal.Signals(int(word) - BY_SIGNAL).name})"
     except ValueError:
         reason = f"exit status {word}"
+        if word == _TOOL_FAILED and context.program in CONTAINER_TOOLS:
+            reason = f"{context.program} could not run the container ({reason}); see the job's log"
     return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=reason)
 
 

@@ -19,7 +19,6 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
+from gpuyard.engines.containers.started_containers import StartedContainers
 from gpuyard.engines.local import keeper, process_tree
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
@@ -55,7 +55,6 @@ _log = logging.getLogger(__name__)
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
-_COUNT_EVERY_S = 1.0
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
 
@@ -113,6 +112,7 @@ class LocalEngine(PlacesNothing):
                 hint="see that the folder is yours and its disk not full, or set GPUYARD_HOME to another",
             ) from error
         self._poll = WakeablePoll()
+        self._containers = StartedContainers(f"{folder}/containers", self._poll)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
         self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
@@ -124,8 +124,7 @@ class LocalEngine(PlacesNothing):
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
         self._may_empty_journal = False
-        self._counted_at = float("-inf")
-        self._kills: int | None = None
+        self._oom_kills = oom_evidence.OomKillCount()
 
     def fileno(self) -> int:
         """-1 if the system has no epoll: then call `ended` now and then."""
@@ -146,6 +145,7 @@ class LocalEngine(PlacesNothing):
         outputs = job_logs.outputs_of(self._logs, launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         environment = {**launch.environment, **self.variables}
+        launch = self._containers.contain(launch, environment, self.queue)
         check_arguments(launch, environment)
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
@@ -162,7 +162,7 @@ class LocalEngine(PlacesNothing):
             attempt=launch.attempt,
             context=StartContext.of(launch),
             logs=(log, error_log),
-            kills=self._count_kills(),
+            kills=self._oom_kills.now(),
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
@@ -257,6 +257,7 @@ class LocalEngine(PlacesNothing):
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
+        self._containers.take_over({attempt.key for attempt in attempts})
         remove_dead_sockets(self._keepers_at)
         if self._over:
             self._poll.wake()
@@ -283,6 +284,7 @@ class LocalEngine(PlacesNothing):
         if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
             os.ftruncate(self._journal, 0)
         self._reach_again()
+        self._containers.collect()
         for connection in self._poll.ready(self._keepers):
             if connection.has_unsent:
                 connection.send_rest()
@@ -290,9 +292,8 @@ class LocalEngine(PlacesNothing):
             self._receive(connection)
         over, self._over = self._over, []
         if self._reported:
-            # Half of them at a time: while the caller handles the rest, the successors of the first ones run already.
-            # With all at once, the jobs would wait for the daemon and the daemon for the jobs, in turns. With one at a
-            # time, fewer would end than start when steps are far apart.
+            # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
+            # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
             over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
             if self._reported:
                 self._poll.wake()
@@ -331,6 +332,7 @@ class LocalEngine(PlacesNothing):
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         word = None if entry is None else entry.word
         outcome = outcome_of(word, watched.context)
+        self._containers.end(name[0], outcome.status)
         shortage, device_fault = oom_evidence.evidence_of(outcome, watched.logs, watched.kills, name[0])
         return Ended(
             job_id=watched.job_id,
@@ -350,13 +352,6 @@ class LocalEngine(PlacesNothing):
         self._unsent.remove(name)
         text = f"the keeper of jobs (process {name[1]}) ended or does not answer"
         return ResourceLimit(text=text, remedy=f"see {self._keepers_at}/log, and whether disk or memory is full")
-
-    def _count_kills(self) -> int | None:
-        """Read the count at most once per second: a thousand jobs may start in that time."""
-        now = time.monotonic()
-        if now >= self._counted_at + _COUNT_EVERY_S:
-            self._counted_at, self._kills = now, oom_evidence.oom_kills()
-        return self._kills
 
     def _add(self, connection: KeeperConnection) -> None:
         self._keepers[connection.fileno()] = connection

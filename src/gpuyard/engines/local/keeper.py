@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable
 
 from gpuyard.engines.common.log_cap import LogCaps
+from gpuyard.engines.common.pause_process import is_pause_process
 from gpuyard.engines.common.spawn_program import (
     LEASE_AT,
     NotBegun,
@@ -112,7 +113,7 @@ class _KeptJob:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if self.marks and self.marks.issubset(file.read().split(b"\0")):
-                    return True
+                    return not is_pause_process(pid)
             return any(os.readlink(f"/proc/{pid}/fd/{name}") in self.logs for name in os.listdir(f"/proc/{pid}/fd"))
         except OSError as error:  # it has ended, or is another user's
             return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

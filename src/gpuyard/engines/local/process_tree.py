@@ -6,7 +6,8 @@ A process belongs to an attempt if any of these is true:
 - it is in a session that such a process leads;
 - its parent belongs to the attempt.
 
-The keeper, which has to report the end, this process and other users' processes never belong to it.
+The keeper, which has to report the end, this process, podman's pause process and other users' processes never belong to
+it.
 
 A process that left the session, lost its parent, cleared its environment and closed the log is not found.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.engines.common.pause_process import is_pause_process
 
 QUEUE = "GPUYARD_QUEUE"
 _IS_LINUX = sys.platform == "linux"
@@ -33,6 +35,8 @@ _MEASURE_EVERY_S = 2.0
 _MOST_ROUNDS = 50
 # A process cannot react to these by starting another, so a new process was forked before and gets the signal too.
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
+# These reach the processes in containers one by one. Others go to the first process, as `docker stop` sends them.
+_FOR_ALL = _UNCATCHABLE | {signal.SIGCONT}
 
 
 class TrackedProcess(Struct, frozen=True, kw_only=True):
@@ -59,11 +63,14 @@ def is_stopped(pid: int) -> bool:
 def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
     """Send the signal to all processes of the attempt. Return to how many.
 
-    SIGKILL and SIGSTOP are sent again until no new process is found.
+    SIGKILL and SIGSTOP are sent again until no new process is found. Most other signals are not sent into containers
+    (`_without_contained`).
     """
     reached: set[tuple[int, float]] = set()
     for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):
-        new = [each for each in processes_of(attempt, queue) if (each.pid, each.started) not in reached]
+        found = processes_of(attempt, queue)
+        found = found if signum in _FOR_ALL else _without_contained(found)
+        new = [each for each in found if (each.pid, each.started) not in reached]
         if not new:
             break
         reached.update((each.pid, each.started) for each in new if send(each, signum))
@@ -87,7 +94,26 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
     while new:  # their descendants
         new = {pid for pid, each in others.items() if each.parent in new} - found
         found |= new
-    return sorted((others[pid] for pid in found if _is_ours(pid)), key=lambda each: (each.started, each.pid))
+    ours = (others[pid] for pid in found if _is_ours(pid) and not is_pause_process(pid))
+    return sorted(ours, key=lambda each: (each.started, each.pid))
+
+
+def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
+    """Leave out processes in containers if others exist: podman and docker pass signals on. Without others, the tool is
+    gone: keep the first process of each container."""
+    inner = {each.pid: _inner_pid(each.pid) for each in found}
+    outside = [each for each in found if inner[each.pid] is None]
+    return outside or [each for each in found if inner[each.pid] == 1] or found
+
+
+def _inner_pid(pid: int) -> int | None:
+    """Return the pid in the process's own PID namespace; None if that is ours."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            numbers = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
+    except OSError:
+        return None
+    return int(numbers[-1]) if len(numbers) > 1 else None
 
 
 def main_process(attempt: Attempt, queue: str) -> int | None:

@@ -163,6 +163,7 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}")
     yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log")
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
+    yield from _files_named(folder / "containers", "records of containers", r"\d+\.\d+-[0-9a-f]+")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
     aside = r"\.(damaged|before-restore|schema)-[\w-]+"

@@ -179,6 +179,7 @@ function factsOf(job) {
   const gpus = job.gpu_labels.filter((label) => label !== null);
   return [
     ["Directory", job.cwd],
+    ["Container", job.container && `${job.container.image} (${job.container.tool})`],
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],
     ["Memory", memoryText(job)],

@@ -86,6 +86,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("result", result_text(job) if job["ended_at"] is not None else None),
         ("command", job["command"]),
         ("directory", job["cwd"]),
+        ("container", _container(job)),
         ("standard input", job["stdin"]),
         ("array", None if job["array"] is None else str(job["array"])),
         ("index", None if job["index"] is None else str(job["index"])),
@@ -144,6 +145,16 @@ def _engine(job: Answer) -> str | None:
     last = attempts[-1] if attempts else {"site_id": None, "place": None}
     where = f", on {last['place']}" if last["place"] else ""
     return f"{job['engine']}{' ' + last['site_id'] if last['site_id'] else ''}{where}"
+
+
+def _container(job: Answer) -> str | None:
+    """Return the image, the tool that runs it, and the mounts; None for a program of the host."""
+    container = job.get("container")
+    if container is None:
+        return None
+    mounts = [f"{each['source']} at {each['target']}{' (read-only)' if each['is_read_only'] else ''}"
+              for each in container["mounts"]]  # fmt: skip
+    return ", ".join([f"{container['image']} ({container['tool']})", *mounts, *container["options"]])
 
 
 def _after_text(dependency: Answer) -> str:

@@ -76,14 +76,28 @@ def run(typed: Typed) -> int:
 
 
 def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":
-    """Return the options to send. The daemon has another working directory: --stdin becomes an absolute path."""
+    """Return the options to send. The daemon has another working directory: --stdin and the sources of --mount become
+    absolute paths."""
     options = {name: value for name, value in typed.options.items() if name not in _OWN}
     named = typed.text("stdin")
     if named is not None:
         options["stdin"] = path = _absolute(named)
         if (not os.path.exists(path) or os.path.isdir(path)) and not _has_dependencies(typed):
             raise UserError(f"--stdin: there is no file '{named}'", hint="a relative path starts in this directory")
+    mounts = typed.options.get("mount")
+    if isinstance(mounts, list):
+        options["mount"] = [_mount(text, typed) for text in mounts]
     return options
+
+
+def _mount(text: str, typed: Typed) -> str:
+    source, colon, rest = text.partition(":")
+    if not source or source.startswith("~"):
+        return text  # the daemon says what is wrong with it
+    path = _absolute(source)
+    if not os.path.exists(path) and not _has_dependencies(typed):
+        raise UserError(f"--mount: there is no '{source}'", hint="a relative path starts in this directory")
+    return f"{path}{colon}{rest}"
 
 
 def _has_dependencies(typed: Typed) -> bool:

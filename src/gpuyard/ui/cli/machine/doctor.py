@@ -17,6 +17,7 @@ from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drai
 from gpuyard.core.snapshot import Host, Snapshot, Vendor
 from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
+from gpuyard.engines.containers.installed_tools import installed_tools
 from gpuyard.engines.registry import Checked, check_engines
 from gpuyard.errors import EnvironmentFault, ProbeError, UserError
 from gpuyard.leases.directory_record import check_directory
@@ -168,6 +169,7 @@ def _report(
         ],
         "pci": [{"bus_id": bus_id, "vendor": str(vendor)} for bus_id, vendor in plugged.items()],
         "engines": [{"name": each.name, "works": each.problem is None, "problem": each.problem} for each in engines],
+        "container_tools": installed_tools(),
         "advice": advice,
         "healthy": not advice,
     }
@@ -181,6 +183,7 @@ def _print_report(
     say(*(f"{name}={value}" for name, value in _settings().items()))
     rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
     rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]
+    rows += [("containers", tool, *_tool_result(tool)) for tool in installed_tools()]
     _print_results(rows)
     say(*(f"{paint('!', 'yellow')} {line}" for line in [*advice, *notices]))
     if not advice:
@@ -213,6 +216,13 @@ def _probe_result(check: Checkup) -> tuple[str, str]:
         return "; ".join([works, *notes]), "green"
     is_absent = all(problem.kind == "missing" for problem in check.problems)
     return "; ".join(notes), "dim" if is_absent else "yellow"
+
+
+def _tool_result(tool: str) -> tuple[str, str]:
+    """Say whether --image uses the tool. Without a tool there is no row."""
+    configured = load_config().containers.tool
+    chosen = installed_tools()[0] if configured == "auto" else configured
+    return ("used for --image", "green") if tool == chosen else ("installed", "dim")
 
 
 def _engine_result(engine: Checked) -> tuple[str, str]:
