@@ -7,6 +7,7 @@ import pytest
 
 from gpuyard.leases.ledger import open_ledger
 from tests.hostile.catalogue import attack
+from tests.hostile.ledger_attacks import gpuyard
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -79,3 +80,36 @@ def test_another_user_renames_the_home(own_home: Path, queue: QueueUnderTest) ->
     with pytest.raises(PermissionError):
         act_as(BEN, rename, str(own_home))
     assert queue.get("/status")["notices"] == []
+
+
+def plant(names: list[str], source: str, target: str) -> None:
+    """Take the names of a victim's leases: with a link to the lease, and with a file."""
+    os.symlink(f"{source}/{names[0]}", f"{target}/{names[0]}")
+    os.close(os.open(f"{target}/{names[1]}", os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+@attack(
+    "take the names of a victim's leases in the directory to which the victim's queue moves",
+    before="a queue did not move: its jobs had no leases in the new directory",
+    now="refused: the daemon does not start with that directory, and names the file",
+)
+def test_names_in_the_next_directory(place: Path, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, ledger, following = own_queue, place / "ledger", place / "following"
+    for folder in (ledger, following):
+        make_shared(str(folder))
+    queue.start()
+    gates = [queue.start_gated(name, vram=MOST_OF_A_CARD)[1] for name in ("first", "second")]
+    names = sorted(os.listdir(ledger))
+    act_as(BEN, plant, names, str(ledger), str(following))
+    queue.stop()
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(following))
+    for name in names:
+        refused = gpuyard("daemon", "start")
+        assert refused.returncode == 1
+        assert f"{name} is another user's file" in refused.stderr.decode()
+        (following / name).unlink()
+    queue.start()
+    assert sorted(lease.id for lease in open_ledger().leases()) == [name.removesuffix(".lease") for name in names]
+    for gate in gates:
+        gate.write_text("go\n")
+    queue.wait()

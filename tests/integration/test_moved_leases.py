@@ -77,6 +77,8 @@ def test_the_next_daemon_takes_the_leases_along_and_no_card_is_given_twice(
     gate.write_text("go\n")
     assert queue.wait()["succeeded"] == 2
     until(lambda: leases(one) == leases(two) == {}, "the end of all leases")
+    queue.restart()
+    assert os.listdir(one) == [], "the files of ended leases are removed with the last of them"
 
 
 def test_a_lease_of_a_script_moves_along(

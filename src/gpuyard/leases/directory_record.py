@@ -22,7 +22,7 @@ from gpuyard.config import state_dir
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.leases.drains import copy_drains
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
-from gpuyard.leases.ledger_scan import LedgerScan
+from gpuyard.leases.ledger_scan import LedgerScan, remove_dead
 from gpuyard.leases.lock_file import LEASE, HeldFile, LockFile
 from gpuyard.system import owner_locks
 from gpuyard.system.private_files import open_own
@@ -62,7 +62,11 @@ def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
                 copies |= _take_along(each, folder, of_jobs)
             if left and left[0] == recorded[0]:
                 copy_drains(left[0], folder)
-            _write(record, [folder, *filter(_held, left)])
+            kept = [each for each in left if _held(each)]
+            _write(record, [folder, *kept])
+            for each in left:
+                if each not in kept:
+                    remove_dead(each)
     except BaseException:
         os.close(record)
         raise
@@ -76,8 +80,8 @@ def check_directory(folder: Path) -> None:
     """
     try:
         record = os.open(state_dir() / RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return  # there is no queue
+    except (OSError, EnvironmentFault):
+        return  # there is no queue, or no folder for one
     try:
         directories = _read(record) if os.fstat(record).st_uid == os.geteuid() else []
         is_running = owner_locks.is_held(record)
@@ -132,11 +136,11 @@ def _take_along(earlier: Path, folder: Path, of_jobs: Container[str | None]) -> 
 
 def _link(earlier: Path, folder: Path, name: str) -> bool:
     """Give the lease the same name in `folder`. Return False if a file there cannot be the same file as here."""
-    there = _status(folder / name)
-    if there is not None:
+    with contextlib.suppress(FileNotFoundError):
+        there = os.lstat(folder / name)
         if there.st_uid != os.geteuid():
             raise OSError(errno.EEXIST, f"{name} is another user's file", str(folder / name))
-        if os.path.samestat(there, os.stat(earlier / name)):
+        if os.path.samestat(there, os.lstat(earlier / name)):
             return True
         os.unlink(folder / name)  # the copy that an earlier daemon held
     try:

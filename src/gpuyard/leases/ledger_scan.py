@@ -19,6 +19,14 @@ MAX_FILES_PER_USER = 4096
 _MAX_REMOVED = 10_000
 
 
+def remove_dead(folder: Path) -> None:
+    """Remove the dead files of this user, of a directory that it has left. Needs the mutex."""
+    scan = LedgerScan(folder)
+    with contextlib.suppress(OSError):
+        list(scan.held_files())
+        scan.remove_dead()
+
+
 class LedgerScan:
     """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, and `unread`
     the number of files that were not read, by user; `drains` are the inodes of the files of drains, by name."""

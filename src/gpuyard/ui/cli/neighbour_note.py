@@ -4,6 +4,7 @@ import os
 import time
 
 from gpuyard.connect import paths
+from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,17 +12,20 @@ if TYPE_CHECKING:
 
 # The file's time is when to look again. That way most commands only ask for a file's time.
 _STAMP = "neighbours-checked"
-_LOOK_AGAIN_S, _SAY_AGAIN_S = 600.0, 86400.0
+_LOOK_AGAIN_S, _SAY_AGAIN_S = 3600.0, 86400.0
 
 
 def note_neighbours(folder: "Path | None" = None) -> None:
     """Print a line to standard error if another user has another lease directory than `folder`, or than the queue."""
-    stamp, now = os.path.join(paths.state_folder(), _STAMP), time.time()
+    now = time.time()
     try:
+        stamp = os.path.join(paths.state_folder(), _STAMP)
         if now < os.stat(stamp).st_mtime <= now + _SAY_AGAIN_S:
             return
     except OSError:
         pass
+    except EnvironmentFault:
+        return  # there is no folder to remember it
     from gpuyard.leases.directory_record import queue_directory
     from gpuyard.leases.neighbours import describe, find_neighbours
     from gpuyard.system.private_files import make_folder, open_own
