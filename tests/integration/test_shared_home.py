@@ -139,6 +139,7 @@ def test_commands_reach_the_queue_over_ssh_if_the_configuration_says_so(host: Ma
     assert "this queue belongs to the host alpha" in refused.stderr
 
 
+@pytest.mark.full
 def test_a_queue_is_adopted_from_a_machine_that_is_gone(host: Make, tmp_path: Path) -> None:
     alpha, bravo = host("alpha"), host("bravo")
     assert alpha.gpuyard("submit", "--hold", "--", "true").returncode == 0
