@@ -1,5 +1,6 @@
 """`scripts/docs-site`: pages that are written for GitHub become pages of the docs site."""
 
+import plistlib
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,11 @@ def test_a_page_that_loads_from_another_host_is_a_problem(project: Path) -> None
 
 def test_a_site_that_was_not_built_is_a_problem(project: Path) -> None:
     assert "run make docs" in problems(project, "check")
+
+
+def test_the_property_list_for_launchd_keeps_a_daemon_running_and_leaves_its_jobs_alone() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/macos.md").read_text(encoding="utf-8")
+    agent = plistlib.loads(page.partition("```xml\n")[2].partition("```")[0].encode())
+    assert agent["ProgramArguments"][1:] == ["daemon", "run"]
+    assert agent["KeepAlive"] == {"SuccessfulExit": False}
+    assert agent["AbandonProcessGroup"] is True

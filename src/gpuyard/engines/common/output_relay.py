@@ -25,7 +25,7 @@ from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, e
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 14
 # A line end at the end of a chunk is not among them: the time comes with the first byte of the next line.
 _LINE_ENDS = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?!\Z)")
 # The relay stops and goes on with the program, and its own faults end it.
