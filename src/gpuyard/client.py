@@ -32,6 +32,7 @@ from gpuyard.schema.queue import (
     WaitResult,
 )
 from gpuyard.schema.requests import SubmitKwargs
+from gpuyard.system.shell_settings import read_shell_settings
 
 Ids: TypeAlias = int | str | Iterable[int | str]
 # Which jobs: by `state`, `search`, `tag` or `user`.
@@ -71,8 +72,8 @@ class Client(Closeable):
 
         Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
         `sweep=["lr=1e-3,1e-4"]`. `commands` are command lines; `table` is the text of a CSV file whose columns fill in
-        the command's {NAMES}. Default of `cwd` and `environment`: those of this process; over the page's port, your
-        home and the daemon's environment.
+        the command's {NAMES}. Default of `cwd` and `environment`: those of this process, whose umask, niceness and
+        soft limits the job gets, too; over the page's port, your home and what the daemon has.
         """
         sent = _option_values(options)
         body: dict[str, Any] = {
@@ -84,7 +85,7 @@ class Client(Closeable):
         }
         if self._transport.is_local:  # what a command that is typed in a shell takes from there
             directory = os.path.abspath(cwd or ".")
-            body |= {"cwd": directory, "environment": dict(os.environ)}
+            body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
             body["configuration"] = digest_of(list(command), directory)
             if sent.get("stdin") is not None:
                 sent["stdin"] = os.path.abspath(sent["stdin"])

@@ -63,6 +63,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_foreign_load_percent: Annotated[float, Meta(ge=0, le=100)] = 50.0
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
     engine: str = "local"
+    python_unbuffered: bool = True
     reach: str | None = None
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
+from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
@@ -78,6 +79,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     timestamps: bool = False  # each line of output begins with the time
     container: Container | None = None
     devices: tuple[Device, ...] = ()  # what a `container` is given
+    shell: ShellSettings | None = None
 
     @property
     def key(self) -> str:

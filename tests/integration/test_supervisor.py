@@ -15,6 +15,7 @@ import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish, SubmissionDirs
@@ -116,6 +117,12 @@ def shell(script: str, job_id: int = 1, **other: object) -> Launch:
 
 
 # Running
+
+
+def test_a_program_has_the_umask_of_the_shell_that_submitted_it_and_the_limits_of_the_node(node: Node) -> None:
+    submitted = ShellSettings(umask=0o027, niceness=19, limits={"NOFILE": 50})
+    node.write(shell("test $(umask) = 0027 && test $(nice) != 19 && test $(ulimit -n) -gt 50", shell=submitted))
+    assert node.start().wait(60) == 0
 
 
 def test_the_supervisor_records_and_returns_the_status_of_its_program(node: Node) -> None:

@@ -21,6 +21,8 @@ from gpuyard.visible_devices import visible_variables
 _OWN_VARIABLES = frozenset(
     {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_OOM_COUNT", "GPUYARD_QUEUE", LEASE_VARIABLE}
 )
+# Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
+_UNBUFFERED = "PYTHONUNBUFFERED"
 
 
 def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
@@ -44,6 +46,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
     by_uuid = rules.devices.shows_uuids
     visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
+    unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
     task = job.spec.task
     # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
     is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
@@ -58,7 +61,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**submitted, **visible, **own},
+        environment={**unbuffered, **submitted, **visible, **own},
+        shell=job.spec.shell,
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
         task=task,

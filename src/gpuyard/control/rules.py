@@ -25,6 +25,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
+    - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
     """
 
     limits: SchedulingLimits
@@ -37,6 +38,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     engine: str = ""
     devices: DeviceConfig = DeviceConfig()
     secret_names: tuple[str, ...] = ()
+    unbuffers_python: bool = True
 
 
 class HostGates:

@@ -374,4 +374,5 @@ def read_rules() -> Rules:
         engine=queue.engine,
         devices=config.devices,
         secret_names=config.keep.secret_names,
+        unbuffers_python=queue.python_unbuffered,
     )

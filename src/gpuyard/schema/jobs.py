@@ -9,6 +9,7 @@ from gpuyard.core.job.container import Container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import KEPT_PEAKS
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -149,7 +150,8 @@ class NotifyRow(Struct, frozen=True, kw_only=True):
 
 class JobDetails(JobRow, frozen=True, kw_only=True):
     """`environment` is None unless its values were asked for: they may be secrets. `dropped` are the variables whose
-    values looked secret, and are not kept after the job has ended."""
+    values looked secret, and are not kept after the job has ended. `shell` is what the job took from the shell that
+    submitted it; None: what the daemon has."""
 
     cwd: str
     stdin: str | None
@@ -169,6 +171,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     environment_names: list[str]
     environment: dict[str, str] | None
     dropped: tuple[str, ...]
+    shell: ShellSettings | None
     need: Need
     preempts: bool
     on_preempt: OnPreempt

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.out_of_memory import Shortage
@@ -118,6 +119,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     container: Container | None = None  # set for a program that runs in a container
     secrets: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    shell: ShellSettings | None = None  # of the shell that submitted it; None: as the daemon
 
     @property
     def learns_memory(self) -> bool:

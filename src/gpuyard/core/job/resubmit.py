@@ -36,6 +36,7 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
     request = SubmissionRequest(
         cwd=spec.cwd,
         environment=spec.environment,
+        shell=spec.shell,
         token=token,
         configuration=spec.configuration if command is None else "",
         command=command or spec.command or job.argv,

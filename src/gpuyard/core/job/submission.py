@@ -23,6 +23,7 @@ from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot, RetryCause
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.output_files import check_pattern
 from gpuyard.core.job.selection import JobSelection, parse_selection
+from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
@@ -50,12 +51,13 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
     however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
-    are learned separately for each. Default of `cwd` and `environment`: the user's home and the daemon's own
-    environment. An option `concurrency` makes it a batch. A workspace sends a `task`, and `tag_sharing`, the rule by
-    which jobs of its tag share GPUs."""
+    are learned separately for each. `shell` is what the job takes from the shell that submits it. Default of `cwd`,
+    `environment` and `shell`: the user's home, and those of the daemon. An option `concurrency` makes it a batch. A
+    workspace sends a `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
+    shell: ShellSettings | None = None
     token: str = ""
     configuration: str = ""
     command: tuple[str, ...] | None = None
@@ -112,11 +114,11 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     need = _parse_need(options, pace)
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
-    on_reboot = options["on-reboot"]
+    cwd, on_reboot = request.cwd, options["on-reboot"]
     variables = dict(map(_parse_variable, options["env"]))
     spec = JobSpec(
         command=request.command or (),
-        cwd=request.cwd,
+        cwd=cwd,
         environment={**(request.environment or {}), **variables},
         need=need,
         name=options["name"],
@@ -145,9 +147,8 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         engine_options=tuple(options["engine-option"]),
         cpus=options["cpus"],
         notify=tuple(map(parse_subscription, options["notify"])),
-        container=parse_container(
-            options["image"], options["mount"], options["container-option"], variables, request.cwd
-        ),
+        container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
+        shell=request.shell,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]

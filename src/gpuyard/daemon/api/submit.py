@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
@@ -15,6 +16,7 @@ from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
+from gpuyard.core.job.shell_settings import ShellSettings, unattainable
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
 from gpuyard.core.lease import Drain
 from gpuyard.core.notify.subscriptions import is_url
@@ -32,6 +34,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
+from gpuyard.system.shell_settings import hard_limits, read_shell_settings
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.
@@ -45,6 +48,7 @@ class SubmissionHandler:
         self._scheduler = scheduler
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
+        self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
@@ -95,10 +99,18 @@ class SubmissionHandler:
         job = scheduler.store.job(first)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
+        notes += self._shell_notes(submission.spec)
         if job is not None and job.state is JobState.REJECTED:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
+
+    def _shell_notes(self, spec: JobSpec) -> list[str]:
+        """Return what the job cannot have of the limits and the niceness of the shell that submitted it."""
+        if spec.shell is None or spec.engine:
+            return []
+        found = unattainable(spec.shell, self._shell, self._hard_limits, is_root=os.geteuid() == 0)
+        return [f"it does not get {each}; `gpuyard daemon restart` in this shell gives it to jobs" for each in found]
 
     async def _read_devices(self) -> Snapshot:
         """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""

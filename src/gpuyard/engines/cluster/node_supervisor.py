@@ -186,7 +186,9 @@ class Supervisor:
         arguments = tuple(element["command"])
         try:
             outputs = ((element["log"], element["log_cap"]),)
-            spec = SpawnSpec(arguments, self._environment, element["cwd"], outputs, element["stdin"])
+            # Limits and niceness are the site's.
+            shell = None if element["umask"] is None else (element["umask"], None, dict[int, int]())
+            spec = SpawnSpec(arguments, self._environment, element["cwd"], outputs, element["stdin"], shell=shell)
             return spawn(spec, None, self._null)
         except ValueError:  # an incomplete character or a zero byte cannot be passed to a program
             raise StartFailure("not-executable") from None

@@ -255,6 +255,7 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "folder": launch.folder,
         "log": log,
         "log_cap": launch.log_cap,
+        "umask": None if launch.shell is None else launch.shell.umask,
     }
 
 

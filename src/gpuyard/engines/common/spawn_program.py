@@ -19,6 +19,8 @@ from gpuyard.system.results_file import UnsafePathError, open_results
 
 LEASE_AT = 8
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
+# Limits that can keep us from starting a process.
+_STOPPING = {resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NPROC}
 EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 # Why a program was not started, by the word for it in the journal.
 START_FAILURES = {
@@ -32,7 +34,12 @@ START_FAILURES = {
     " a plain file",
     "no-stdin": "the input {} cannot be read",
     "stdin-is-pipe": "the input {} is a named pipe: a file is needed",
+    "own-limits": "the limits (ulimit) of the shell that submitted it let no program start",
 }
+
+
+# What a program gets that differs from our own: umask, niceness (None: as ours), soft limits by their numbers.
+ShellChange = tuple[int | None, int | None, dict[int, int]]
 
 
 class SpawnSpec(NamedTuple):
@@ -47,6 +54,7 @@ class SpawnSpec(NamedTuple):
     stdin: str
     relay: tuple[str, ...] = ()
     open_files: int | None = None
+    shell: ShellChange | None = None
 
 
 class StartFailure(Exception):
@@ -89,7 +97,7 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
     opened: list[int] = []
     try:
         for path, cap in spec.outputs:
-            opened.append(_open_log(path) if cap else _open_users_file(path, spec.environment))
+            opened.append(_open_log(path) if cap else _open_users_file(path, spec))
         log = opened[-1]
         _enter(spec.directory, log)
         stdin = _open_input(spec.stdin, null, log)
@@ -120,10 +128,12 @@ def headline(job_id: str, attempt: str) -> str:
     return f"--- gpuyard: job {job_id}, attempt {attempt}, "
 
 
-def _open_users_file(path: str, environment: Mapping[str, str]) -> int:
+def _open_users_file(path: str, spec: SpawnSpec) -> int:
     """Open a file that the user named. If it has content, a line separates that from what follows."""
+    environment = spec.environment
     try:
-        file = open_results(path)
+        with _with_umask(None if spec.shell is None else spec.shell[0]):
+            file = open_results(path)
         if os.fstat(file).st_size:
             begins = headline(environment.get("GPUYARD_JOB_ID", "?"), environment.get("GPUYARD_ATTEMPT", "?"))
             os.write(file, f"{begins}{time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
@@ -194,8 +204,15 @@ def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: i
     for program, arguments in ways:
         try:
             with _limited(spec.open_files):
-                return spawn_in_session(program, arguments, spec.environment, given)
+                if spec.shell is None:
+                    return spawn_in_session(program, arguments, spec.environment, given)
+                with _as_in_shell(spec.shell):
+                    pid = spawn_in_session(program, arguments, spec.environment, given)
+            _renice(pid, spec.shell[1])
+            return pid
         except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOMEM) and spec.shell and not _STOPPING.isdisjoint(spec.shell[2]):
+                raise _failure("own-limits", log) from None
             if error.errno != errno.ENOEXEC:
                 raise _refusal(error, log, path) from None
     raise _failure("not-executable", log, path)
@@ -213,6 +230,50 @@ def _limited(open_files: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
+
+
+@contextlib.contextmanager
+def _as_in_shell(shell: ShellChange) -> Iterator[None]:
+    """Have another umask and other soft limits in this block, for a program that inherits them. A hard limit stays, and
+    bounds its soft limit."""
+    umask, _, limits = shell
+    before = {number: resource.getrlimit(number) for number in limits}
+    try:
+        for number, soft in limits.items():
+            most = before[number][1]
+            is_above = most != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > most)
+            _set_limit(number, (most if is_above else soft, most))
+        with _with_umask(umask):
+            yield
+    finally:
+        for number, limit in before.items():
+            _set_limit(number, limit)
+
+
+@contextlib.contextmanager
+def _with_umask(umask: int | None) -> Iterator[None]:
+    """Have another umask in this block, for files that are created and programs that inherit it."""
+    if umask is None:
+        yield
+        return
+    before = os.umask(umask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _set_limit(number: int, limit: tuple[int, int]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the system refuses it: the program has our limit
+        resource.setrlimit(number, limit)
+
+
+def _renice(pid: int, niceness: int | None) -> None:
+    """Set the niceness of a program that has just started, and of processes that it may have started since. Our own
+    would have to be lowered again, which only root may do."""
+    if niceness is not None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PGRP, pid, niceness)
 
 
 def spawn_in_session(

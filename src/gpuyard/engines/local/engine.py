@@ -42,6 +42,7 @@ from gpuyard.engines.local.keeper_connection import (
     remove_socket,
     spawn_keeper,
 )
+from gpuyard.engines.local.own_shell import OwnShell
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
@@ -90,12 +91,11 @@ class LocalEngine(PlacesNothing):
     """
 
     def __init__(self, folder: Path, *, open_files: int | None = None) -> None:
-        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. Jobs get the umask we have at the first one.
-
-        `open_files` is the limit on open files for jobs; default: that of this process.
-        """
+        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. `open_files` is the limit on open files for jobs;
+        default: that of this process."""
         folder = folder.absolute()
         self._open_files = open_files_limit() if open_files is None else open_files
+        self._own_shell = OwnShell(self._open_files)
         self.queue = str(folder)
         self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
         self._logs = folder / "logs"
@@ -154,7 +154,7 @@ class LocalEngine(PlacesNothing):
             (
                 launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
                 environment, launch.cwd, outputs, launch.stdin or "",
-                output_relay.command(outputs) if launch.timestamps else (),
+                output_relay.command(outputs) if launch.timestamps else (), *self._own_shell.changes(launch.shell),
             )
         )  # fmt: skip
         watched = _WatchedAttempt(

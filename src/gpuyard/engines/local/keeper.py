@@ -40,6 +40,7 @@ from gpuyard.engines.common.pause_process import is_pause_process
 from gpuyard.engines.common.spawn_program import (
     LEASE_AT,
     NotBegun,
+    ShellChange,
     SpawnSpec,
     StartFailure,
     exit_status,
@@ -49,9 +50,11 @@ from gpuyard.engines.common.spawn_program import (
 from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
-# Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay.
+# Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay, the
+# limit on open files, and what else differs from our own process.
 Launch = tuple[
-    str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...]
+    str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...], int,
+    ShellChange | None,
 ]  # fmt: skip
 
 _CHUNK = 1 << 14
@@ -234,7 +237,7 @@ class Keeper:
                 raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, "began")):
                 raise NotBegun("journal", self._journal_error)
-            pid = spawn(SpawnSpec(*launch[2:], self._open_files), lease, self._null)
+            pid = spawn(SpawnSpec(*launch[2:]), lease, self._null)
             self._jobs[pid] = job = _KeptJob(launch, self._move_up(lease))
             for path, cap in job.logs.items():
                 self._log_caps.add(path, cap)

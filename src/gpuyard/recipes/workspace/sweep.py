@@ -29,6 +29,7 @@ from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, Work
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
+from gpuyard.system.shell_settings import read_shell_settings
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
 # Variables with these prefixes locate the queue and the package; those that mark a job's process are left out.
@@ -101,6 +102,7 @@ class _Sweep:
         self._config_file = loaded.path
         self._tag = files.workspace_tag(loaded.workspace)
         self._tmux = Tmux(os.environ) if loaded.settings.sessions == "tmux" else None
+        self._shell = read_shell_settings()
         self._has_tmux = self._tmux is not None and self._tmux.is_there()
 
     def plan(self, configs: str | None, gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
@@ -248,7 +250,8 @@ class _Sweep:
         self._post(queue, command=command, environment=self._environment, options=options)
 
     def _post(self, queue: DaemonConnection, **fields: Any) -> int:
-        body = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, **fields}
+        own = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, "shell": self._shell}
+        body = {**own, **fields}
         return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
 
     def _open_view(self) -> str | None:

@@ -6,6 +6,7 @@ import sys
 from gpuyard.connect.config_digest import digest_of
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.neighbour_note import note_neighbours
 from gpuyard.ui.cli.terminal import note
@@ -15,7 +16,8 @@ VERB = Verb(
     """Put a program into the queue; it starts when a GPU has enough free memory.
 
     Prints the job's id, or the first and the last id of many jobs, such as 18-117. The job gets this shell's
-    environment and directory, and keeps running when this terminal is closed. The daemon is started if none runs.
+    environment, directory, umask, niceness and soft limits, and keeps running when this terminal is closed. The daemon
+    is started if none runs.
 
     \b
     gpuyard submit -- python train.py --lr 3e-4
@@ -65,6 +67,7 @@ def run(typed: Typed) -> int:
         "cwd": directory,
         "configuration": digest_of(typed.arguments, directory),
         "environment": dict(os.environ),
+        "shell": read_shell_settings(),
         "options": _options(typed),
     }
     answer = request("POST", "/submissions", body=body, is_repeatable=True)
