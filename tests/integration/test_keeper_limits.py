@@ -255,6 +255,7 @@ def test_new_jobs_start_with_another_keeper_while_one_is_stopped_and_wait_when_m
             keeper = started(engine, 2, "true").keeper_pid
             assert keeper not in stopped
             assert outcomes(engine)[2].status == 0
+            engine.start_prepared()  # the end of a step, in which the keeper was heard
             stop(keeper)
             stopped.append(keeper)
         with pytest.raises(EnvironmentFault, match="do not answer") as raised:

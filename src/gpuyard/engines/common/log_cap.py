@@ -157,14 +157,17 @@ class LogCaps:
             self._inotify.remove(log.watch)
 
     def timeout_ms(self) -> float | None:
+        while self._due and not self._is_waiting(*self._due[0]):
+            heapq.heappop(self._due)  # most programs end before their log is looked at
         if not self._due:
             return None
         return max(0.0, (self._due[0][0] - time.monotonic()) * 1000 + 0.1)
 
-    def run(self) -> None:
-        """Look at the logs that are due, and note which have been written to."""
+    def run(self, *, is_readable: bool = True) -> None:
+        """Look at the logs that are due, and note which have been written to. `is_readable`: whether the descriptor may
+        have something to read."""
         now = time.monotonic()
-        written = self._inotify.read()
+        written = self._inotify.read() if is_readable else []
         for watch in list(self._watched) if written is None else written:
             log = self._watched.pop(watch, None)
             if log is not None:
@@ -172,9 +175,12 @@ class LogCaps:
                 self._set_due(log, now)
         while self._due and self._due[0][0] <= now:
             due, path = heapq.heappop(self._due)
-            found = self._logs.get(path)
-            if found is not None and found.due == due:
-                self._look(found, now)
+            if self._is_waiting(due, path):
+                self._look(self._logs[path], now)
+
+    def _is_waiting(self, due: float, path: str) -> bool:
+        """Return whether an entry of `_due` is still the next look at its log."""
+        return path in self._logs and self._logs[path].due == due
 
     def _set_due(self, log: _CappedLog, now: float) -> None:
         log.due = now + log.delay()

@@ -180,6 +180,8 @@ class LocalEngine(PlacesNothing):
                 self._unsent |= {each.name for each in batch}
                 self._over += [each.name for each in batch]
                 self._poll.wake()
+        if self._own is not None:
+            self._own.was_heard = False
 
     def discard_prepared(self) -> None:
         self._prepared.clear()

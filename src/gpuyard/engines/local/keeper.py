@@ -81,6 +81,7 @@ class _DaemonLink:
         link.settimeout(0)
         self.link = link
         self.unsent = bytearray()
+        self.is_full = False  # as the poll knows it: it reports when more can be sent
 
     def send(self, line: bytes = b"") -> bool:
         """Return False if the daemon is gone; the next one reads the journal."""
@@ -161,11 +162,12 @@ class Keeper:
             timeout_ms = self._log_caps.timeout_ms()
             if self._unwritten:
                 timeout_ms = min(_TRY_AGAIN_MS, _TRY_AGAIN_MS if timeout_ms is None else timeout_ms)
-            for descriptor, event in self._wait(timeout_ms):
+            ready = dict(self._wait(timeout_ms))
+            for descriptor, event in ready.items():
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(event)
-            self._log_caps.run()
+            self._log_caps.run(is_readable=self._log_caps.fileno() in ready)
             if self._unwritten:
                 self._write()
         if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
@@ -345,8 +347,9 @@ class Keeper:
     def _send(self, daemon: _DaemonLink, line: bytes = b"") -> None:
         if not daemon.send(line) and daemon in self._others:
             self._drop(daemon)
-        else:
-            self._poll.modify(daemon.link, select.POLLIN | (select.POLLOUT if daemon.unsent else 0))
+        elif daemon.is_full != bool(daemon.unsent):
+            daemon.is_full = bool(daemon.unsent)
+            self._poll.modify(daemon.link, select.POLLIN | (select.POLLOUT if daemon.is_full else 0))
 
 
 def _numbers(content: bytes) -> list[int]:

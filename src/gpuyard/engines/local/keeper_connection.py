@@ -12,7 +12,6 @@ Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or ha
 import contextlib
 import errno
 import fcntl
-import math
 import os
 import re
 import select
@@ -36,7 +35,6 @@ HELLO = "hello"
 _CHUNK = 1 << 13
 _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 2_000
-_JUST_HEARD_S = 0.01
 _TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
@@ -84,7 +82,7 @@ class KeeperConnection:
         self.pid = pid
         self.is_greeted = False
         self.is_late = False  # it was waited for, and has not greeted
-        self._heard_at = -math.inf
+        self.was_heard = False  # it sent something in this step
         self._link = link
         self._unread = b""
         self._unsent = memoryview(b"")
@@ -101,11 +99,9 @@ class KeeperConnection:
         return len(self._unsent) > 0
 
     def is_silent(self) -> bool:
-        """Return whether the keeper does not read, or is stopped. It is not, if it has just sent something: finding out
-        reads a file in /proc."""
-        if self.has_unsent:
-            return True
-        return time.monotonic() > self._heard_at + _JUST_HEARD_S and process_tree.is_stopped(self.pid)
+        """Return whether the keeper does not read, or is stopped. A keeper that was heard is not: finding out reads a
+        file in /proc."""
+        return self.has_unsent or (not self.was_heard and process_tree.is_stopped(self.pid))
 
     def receive(self) -> tuple[list[JournalEntry], bool]:
         """Return new entries, and whether the keeper is gone."""
@@ -119,7 +115,7 @@ class KeeperConnection:
             if not received:
                 return self._entries(), True
             self._unread += received
-            self._heard_at = time.monotonic()
+            self.was_heard = True
 
     def wait_for_greeting(self) -> bool:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
