@@ -162,8 +162,9 @@ def _held(folder: Path) -> list[HeldFile]:
 
 
 def _read(record: int) -> list[Path]:
+    """Return the directories. A machine that lost its power may have left zero bytes."""
     lines = os.pread(record, _MAX_BYTES, 0).split(b"\n")
-    return [Path(os.fsdecode(line)) for line in lines if line]
+    return [Path(os.fsdecode(line)) for line in lines if line.startswith(b"/") and b"\0" not in line]
 
 
 def _write(record: int, directories: Sequence[Path]) -> None:

@@ -1,0 +1,82 @@
+"""The record of a queue's lease directory: which leases move along, and who is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault
+from gpuyard.leases.directory_record import RECORD, check_directory, move_in, queue_directory
+from gpuyard.leases.lock_file import LockFile
+from gpuyard.system import owner_locks
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """Three lease directories; a daemon has recorded the first, and has ended."""
+    monkeypatch.setenv("GPUYARD_HOME", str(tmp_path / "home"))
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    for folder in (tmp_path / "home", one, two, three):
+        folder.mkdir(mode=0o700)
+    os.close(move_in(one, ()).record)
+    return one, two, three
+
+
+def is_held(path: Path) -> bool:
+    with path.open("rb") as file:
+        return owner_locks.is_held(file.fileno())
+
+
+def test_a_lease_is_held_in_both_directories_and_ends_in_both(folders: tuple[Path, Path, Path]) -> None:
+    one, two, _ = folders
+    lease = LockFile(one / "1-a.lease", b'{"shares": []}')  # without shares: a suspended job's
+    os.close(move_in(two, ()).record)
+    assert is_held(two / "1-a.lease")
+    assert queue_directory() == two
+    lease.release()
+    assert not is_held(two / "1-a.lease")
+
+
+def test_leases_move_along_through_several_directories(folders: tuple[Path, Path, Path]) -> None:
+    one, two, three = folders
+    first = LockFile(one / "1-a.lease", b"{}")
+    os.close(move_in(two, ()).record)
+    second = LockFile(two / "2-b.lease", b"{}")
+    os.close(move_in(three, ()).record)
+    assert is_held(three / "1-a.lease")
+    assert is_held(three / "2-b.lease")
+    os.close(move_in(one, ()).record)
+    assert is_held(one / "2-b.lease"), "back again"
+    first.release()
+    second.release()
+    os.close(move_in(one, ()).record)
+    assert os.listdir(two) == os.listdir(three) == []
+    check_directory(three)
+
+
+def test_claims_elsewhere_are_refused_while_the_queue_runs_or_leases_are_missing(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    one, two, _ = folders
+    check_directory(two)
+    lease = LockFile(one / "1-a.lease", b"{}")
+    with pytest.raises(EnvironmentFault, match=r"you hold 1 leases in .*one"):
+        check_directory(two)
+    lease.release()
+    check_directory(two)
+    running = move_in(one, ()).record
+    with pytest.raises(EnvironmentFault, match=r"your queue uses the lease directory .*one"):
+        check_directory(two)
+    (one.parent / "link").symlink_to(one)
+    for same in (one, one.parent / "link"):
+        check_directory(same)
+    os.close(running)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"/nowhere\n", b"/\xff\x00\n", b"relative"])
+def test_a_record_that_names_no_directory_refuses_nothing(folders: tuple[Path, Path, Path], content: bytes) -> None:
+    one, two, _ = folders
+    (one.parent / "home" / RECORD).write_bytes(content)
+    check_directory(two)
+    os.close(move_in(two, ()).record)
+    assert queue_directory() == two
