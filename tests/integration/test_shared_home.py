@@ -110,6 +110,15 @@ def test_on_a_network_disk_each_machine_has_a_queue_on_its_own_disk(host: Make, 
     assert "succeeded" in alpha.gpuyard("queue", "--all").stdout
     assert (tmp_path / "evidence").read_text() == "start\nend\n"
 
+    # Removing it from one machine leaves the queue of the other alone.
+    removed = alpha.gpuyard("uninstall", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert list(alpha.var_tmp.rglob("*.*")) == []
+    assert [each.name.partition("-")[0] for each in (tmp_path / "disk/.local/state/gpuyard/hosts").iterdir()] == [
+        "bravo"
+    ]
+    assert "succeeded" in bravo.gpuyard("queue", "--all").stdout
+
 
 def test_commands_reach_the_queue_over_ssh_if_the_configuration_says_so(host: Make, tmp_path: Path) -> None:
     alpha, bravo = host("alpha"), host("bravo")

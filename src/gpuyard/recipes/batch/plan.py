@@ -22,7 +22,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect import paths
 from gpuyard.connect.fast_http import NotThere, connect
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.job import fill_in
@@ -33,6 +32,7 @@ from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.private_files import PrivateFileError, read_own
 from gpuyard.system.shell_settings import read_shell_settings
+from gpuyard.system.user_directories import named_state_directory
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000
@@ -107,8 +107,9 @@ def run_folder(plan: BatchPlan, index: int) -> Path:
 
 
 def default_root(name: str) -> str:
-    """Return a new root in gpuyard's state folder, for a batch without --output-root."""
-    return str(Path(paths.state_folder()) / "batches" / f"{name}-{secrets.token_hex(4)}")
+    """Return a new root in gpuyard's folder in the home, for a batch without --output-root. Results are not moved to a
+    local disk as the queue is: only the home is backed up, and seen by other machines."""
+    return str(Path(named_state_directory()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
 def check_plan(plan: BatchPlan) -> None:

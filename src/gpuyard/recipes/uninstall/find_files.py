@@ -160,7 +160,8 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
         yield from _files_named(folder, "the queue")
         return
     yield from _job_files(folder, "output of jobs")
-    yield from _files_named(folder / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}")
+    batches = Path(named_state_directory()) / "batches"
+    yield from _files_named(batches, "outputs of batches without --output-root", r".+-[0-9a-f]{8}")
     yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log")
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "containers", "records of containers", r"\d+\.\d+-[0-9a-f]+")
