@@ -1,7 +1,10 @@
 """Jobs whose programs run under a container daemon: a stand-in for docker starts them outside of their jobs."""
 
+import itertools
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,3 +114,22 @@ def test_a_bare_docker_run_is_explained_and_never_learned_to_need_nothing(docker
     queue.wait(job_id)
     assert queue.state(job_id) == "succeeded"
     assert [each["memory_mb"] for each in queue.get("/estimates")["estimates"]] == [None, None]
+
+
+def test_the_tasks_of_a_workspace_run_in_containers(docker: Path, queue: QueueUnderTest, tmp_path: Path) -> None:
+    folder, data = tmp_path / "sweep", tmp_path / "data"
+    (folder / "configs").mkdir(parents=True)
+    data.mkdir()
+    (folder / "configs" / "a.yml").write_text("lr: 1\n")
+    (folder / "train.py").write_text("import os; open(os.environ['GPUYARD_MARKER'], 'w').close()\n")
+    settings = {"sessions": "none", "image": "img", "mounts": ["../data:/data:ro"], "python_env": sys.executable}
+    (folder / "scheduler_config.yml").write_text(json.dumps({**settings, "output_dir": "../out", "log_dir": "logs"}))
+    start = [sys.executable, "-m", "gpuyard", "workspace", "start"]
+    subprocess.run(start, cwd=folder, check=True, capture_output=True)
+    queue.wait()
+    assert queue.counts() == {"succeeded": 1}
+    call = json.loads((docker / "calls").read_text())
+    mounts = [mount.partition("source=")[2] for flag, mount in itertools.pairwise(call) if flag == "--mount"]
+    out = f"{tmp_path}/out"
+    assert mounts == [f"{folder},target={folder}", f"{out},target={out}", f"{data},target=/data,ro"]
+    assert call[call.index("img") :] == ["img", sys.executable, "train.py", "--config_path", "configs/a.yml"]

@@ -101,13 +101,15 @@ def task_environment(settings: WorkspaceSettings) -> dict[str, str]:
 
 
 def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return `python train.py --config_path`, without the config. Raises UserError if a part does not exist."""
+    """Return `python train.py --config_path`, without the config. Raises UserError if a part does not exist. With an
+    `image`, the interpreter is the image's."""
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
     if not os.path.isfile(settings.script_path):
         hint = "paths are relative to the workspace, or to work_dir for the script"
         raise UserError(f"script_path: there is no script {settings.script_path}", hint=hint)
-    interpreter = _interpreter(settings, workspace, environment)
+    is_contained = settings.image is not None
+    interpreter = _split(settings.python_env) if is_contained else _interpreter(settings, workspace, environment)
     return (*interpreter, path_in_work_dir(settings.script_path, settings), "--config_path")
 
 
@@ -135,11 +137,27 @@ def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapp
         return (_executable("python_env", f"{path}/bin/python", environment),)
     if os.path.isfile(path) and os.sep in text:
         return (_executable("python_env", path, environment),)
+    first, *others = _split(text)
+    return (_executable("python_env", _program(first, workspace), environment), *others)
+
+
+def _split(text: str) -> tuple[str, ...]:
     try:
-        first, *others = shlex.split(text)
+        return tuple(shlex.split(text))
     except ValueError as error:
         raise UserError(f"python_env: cannot parse '{text}': {error}", hint="close its quotes") from error
-    return (_executable("python_env", _program(first, workspace), environment), *others)
+
+
+def task_mounts(settings: WorkspaceSettings) -> list[str] | None:
+    """Return what a task's container is given besides `work_dir`: the folders of configs, output and script, and
+    `mounts`; None without an `image`."""
+    if settings.image is None:
+        return None
+    os.makedirs(settings.output_dir, exist_ok=True)
+    folders = (settings.config_dir, settings.output_dir, os.path.dirname(settings.script_path))
+    work_dir = os.path.normpath(settings.work_dir)
+    outside = [each for each in map(os.path.normpath, folders) if os.path.commonpath([each, work_dir]) != work_dir]
+    return [*dict.fromkeys(outside), *settings.mounts]
 
 
 def _program(written: str, workspace: Path) -> str:

@@ -62,6 +62,8 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     env: Annotated[dict[str, str], types.environment] = {}
     priority: Annotated[int, types.priority] = 0
     engine: Annotated[str | None, types.engine] = None
+    image: Annotated[str | None, types.text] = None
+    mounts: Annotated[tuple[str, ...], types.mounts] = ()
     sessions: Annotated[str, types.sessions] = "tmux"
     timeout_s: Annotated[float | None, types.positive_seconds] = None
     notify: Annotated[tuple[str, ...] | None, types.command] = None
@@ -141,6 +143,8 @@ def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
             sources[key] = f"{DEFAULT}, from {origin}"
     for key, default in (("work_dir", "."), ("config_dir", "configs"), ("output_dir", "out")):
         values[key] = _absolute(values.get(key, default), folder)
+    if values.get("mounts"):
+        values["mounts"] = tuple(_absolute(mount, folder) for mount in values["mounts"])
     if "log_dir" in values:
         values["log_dir"] = _absolute(values["log_dir"], folder)
     values["script_path"] = _script(values.get("script_path", "train.py"), folder, Path(values["work_dir"]))
@@ -171,7 +175,7 @@ def _value_text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return shlex.join(value)
+        return shlex.join(value) or "none"
     if isinstance(value, dict):
         return " ".join(f"{name}={shlex.quote(each)}" for name, each in value.items()) or "none"
     if isinstance(value, float):

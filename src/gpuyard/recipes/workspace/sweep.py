@@ -211,6 +211,8 @@ class _Sweep:
             "time-limit": None if timeout_s is None else f"{timeout_s}s",
             "on-reboot": "requeue",
             "engine": settings.engine,
+            "image": settings.image,
+            "mount": prepare_sweep.task_mounts(settings),
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -301,6 +301,16 @@ def environment(node: yaml.Node) -> dict[str, str]:
     return values
 
 
+def mounts(node: yaml.Node) -> tuple[str, ...]:
+    """Return the mounts of a container: a list, or one text."""
+    takes = "folders as for --mount, such as [/data/sets:/data:ro]"
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    found = tuple(_scalar_text(item, takes) for item in nodes)
+    if not all(found):
+        raise InvalidYamlValue(takes)
+    return found
+
+
 def command(node: yaml.Node) -> tuple[str, ...]:
     """Return the arguments: a list as it is, or text split as a shell splits it. The command runs without a shell."""
     takes = "a command: a list of arguments, or text without `|`, `>` and the like (for these, use [sh, -c, TEXT])"

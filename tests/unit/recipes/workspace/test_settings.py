@@ -74,6 +74,8 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "env": {},
         "priority": 0,
         "engine": None,
+        "image": None,
+        "mounts": (),
         "sessions": "tmux",
         "timeout_s": None,
         "notify": None,
