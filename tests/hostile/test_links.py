@@ -22,9 +22,10 @@ from gpuyard.residency.planning.render_units import Label
 from gpuyard.residency.running.output_folders import Outputs
 from gpuyard.system import folder_tree
 from gpuyard.system.private_files import PrivateFileError
+from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
 
 PRECIOUS = "precious"
@@ -294,3 +295,24 @@ def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
     assert (keys / "log.txt").read_text() == PRECIOUS
     assert os.listdir(keys) == ["log.txt"]
     assert theirs.read_text() == ""
+
+
+def replace_by_pipe(path: str) -> None:
+    os.unlink(path)
+    os.mkfifo(path)
+
+
+@attack(
+    "replace the file of `submit --output` by a pipe while the job runs, so that readers wait for ever",
+    before="held",
+    now="harmless",
+)
+def test_output_replaced_by_a_pipe(queue: QueueUnderTest, shared: Shared) -> None:
+    out, gate = shared.output / "out", queue.gate()
+    job = queue.shell(f"echo begun; read word < {gate}; exit 1", gpus=0, output=str(out))
+    until(lambda: out.exists() and out.read_text() == "begun\n", "its output")
+    act_as(BEN, replace_by_pipe, str(out))
+    gate.write_text("go\n")
+    queue.wait(job)
+    assert (queue.job(job)["outcome"], queue.get(f"/jobs/{job}/log")["text"]) == ("failed", "")
+    assert run("logs", str(job)).stdout == ""

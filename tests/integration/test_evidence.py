@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,3 +148,26 @@ def test_each_library_of_a_process_is_listed_once(tmp_path: Path) -> None:
 def test_this_process_has_libraries_and_a_constant_count() -> None:
     assert ".so" in oom_evidence.loaded_libraries(os.getpid())
     assert oom_evidence.oom_kills() == oom_evidence.oom_kills(os.getpid())
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_daemon(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for once; then its folder is left alone, and others are read."""
+    opened, goes_on, open_log = [], threading.Event(), job_logs.open_log
+
+    def hang(path: Path) -> Any:
+        opened.append(path)
+        if path == log:
+            goes_on.wait(90)
+        return open_log(path)
+
+    other = log.parent / "other" / "log"
+    other.parent.mkdir()
+    other.write_text("MemoryError\n")
+    monkeypatch.setattr(oom_evidence, "open_log", hang)
+    monkeypatch.setattr(oom_evidence, "_MOST_S", 0.05)
+    monkeypatch.setattr(oom_evidence, "_hung", {})
+    assert [oom_evidence.read_tail(log) for _ in range(3)] == ["", "", ""]
+    monkeypatch.setattr(oom_evidence, "_MOST_S", 90.0)
+    assert oom_evidence.read_tail(other) == "MemoryError\n"
+    assert opened == [log, other]
+    goes_on.set()

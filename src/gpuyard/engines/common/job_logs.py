@@ -6,7 +6,9 @@ looks for the hole after each read.
 """
 
 import contextlib
+import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,9 +101,12 @@ def _cut_line(missing: int) -> bytes:
 
 @contextlib.contextmanager
 def open_log(path: Path | str) -> Iterator["OpenLog"]:
-    """Raises FileNotFoundError if there is no log."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Raises FileNotFoundError if there is no log, or something else in its place: another user may put a pipe into a
+    shared folder, which would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it is not a plain file", str(path))
         yield OpenLog(descriptor)
     finally:
         os.close(descriptor)

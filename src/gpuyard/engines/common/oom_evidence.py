@@ -4,6 +4,7 @@ count of killed processes.
 Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from gpuyard.engines.common.spawn_program import headline
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
 _COUNT_EVERY_S = 1.0
+_MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
+_hung: dict[Path, float] = {}  # folders that are not read, and until when
 
 
 def evidence_of(
@@ -36,7 +39,25 @@ def evidence_of(
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Return the last bytes of a log, from the place where it was cut at most."""
+    """Return the last bytes of a log, from the place where it was cut at most.
+
+    A file that the user named may be on a network disk that hangs: the daemon waits 5 s for it, and then reads nothing
+    in its folder for a minute."""
+    if time.monotonic() < _hung.get(log.parent, 0.0):
+        return ""
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(_read_tail(log, most_bytes)), daemon=True)
+    try:
+        reader.start()
+    except RuntimeError:  # no more threads
+        return _read_tail(log, most_bytes)
+    reader.join(_MOST_S)
+    if not found:
+        _hung[log.parent] = time.monotonic() + _LEAVE_ALONE_S
+    return "".join(found)
+
+
+def _read_tail(log: Path, most_bytes: int) -> str:
     try:
         with open_log(log) as opened:
             end = opened.end
