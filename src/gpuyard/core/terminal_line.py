@@ -16,7 +16,7 @@ from itertools import groupby
 # The most of an unfinished line that is kept. More than that without an end is passed on as it is.
 MOST_KEPT = 1 << 16
 _LONGEST_STYLE = 256
-_OVERWRITES = re.compile(b"[\r\b]|\x1b\\[[012]?K")
+_ERASES = re.compile(b"\x1b\\[[012]?K")
 _ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-OQ-Z\\\\])"
 _MOVES = re.compile(f"(\r|\b|{_ESCAPE})")
 _HALF_ESCAPE = re.compile("\x1b(?:\\[[0-?]{0,64}[ -/]{0,8}|[\\]P^_][^\x07\x1b]{0,1024}\x1b?)?\\Z")
@@ -100,7 +100,7 @@ class _Cells:
 
 def shown_line(line: str) -> str:
     """Return what a terminal shows of a line, given without its end."""
-    return _Cells(line).text() if _OVERWRITES.search(line.encode(errors="replace")) else line
+    return _Cells(line).text() if _is_overwritten(line.encode(errors="replace")) else line
 
 
 def shorten_line(line: str) -> str:
@@ -124,11 +124,12 @@ class ShownLines:
     def feed(self, chunk: bytes) -> bytes:
         passed = b""
         if self._is_passed_on:
-            end = re.search(b"\r?\n|\r", chunk)
-            if end is None:
+            end = min((at for at in map(chunk.find, (b"\n", b"\r")) if at >= 0), default=-1)
+            if end < 0:
                 return chunk
             self._is_passed_on = False
-            passed, chunk = chunk[: end.start()] + b"\n", chunk[end.end() :]
+            after = end + (2 if chunk.startswith(b"\r\n", end) else 1)
+            passed, chunk = chunk[:end] + b"\n", chunk[after:]
         finished, newline, self._line = (self._line + chunk).rpartition(b"\n")
         passed += _shown_bytes(finished) + newline
         if len(self._line) > MOST_KEPT:
@@ -147,12 +148,16 @@ class ShownLines:
         return _shown_bytes(line)
 
 
+def _is_overwritten(lines: bytes) -> bool:
+    return b"\r" in lines or b"\b" in lines or (b"\x1b" in lines and _ERASES.search(lines) is not None)
+
+
 def _shown_bytes(lines: bytes) -> bytes:
-    if not _OVERWRITES.search(lines):
+    if not _is_overwritten(lines):
         return lines
     shown = (
         _Cells(line.decode(errors="surrogateescape")).text().encode(errors="surrogateescape")
-        if _OVERWRITES.search(line)
+        if _is_overwritten(line)
         else line
         for line in lines.split(b"\n")
     )

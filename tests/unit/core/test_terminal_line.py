@@ -73,4 +73,5 @@ def test_a_very_long_line_is_passed_on_and_its_carriage_return_ends_it() -> None
     text = b"x" * (MOST_KEPT + 1)
     assert lines.feed(text) == text
     assert lines.feed(b"y\r 1%\r 2%\n") == b"y\n 2%\n"
+    assert lines.feed(text) + lines.feed(b"\n 1%\r 2%\n") == text + b"\n 2%\n"
     assert lines.feed(text) + lines.feed(b"\r\nend") + lines.finish() == text + b"\nend"
