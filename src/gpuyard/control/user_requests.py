@@ -312,7 +312,10 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
 
 
 def _lacking_text(names: Sequence[str]) -> str:
-    return f"gpuyard keeps no secrets of jobs that have ended: set {', '.join(names)}, or add --allow-missing"
+    return (
+        f"secrets are dropped when a job has ended, and this one lacks {', '.join(names)}: use `gpuyard retry` or "
+        "`release` in a shell that has them, or add --allow-missing"
+    )
 
 
 def _not_found(what: str) -> UserError:

@@ -163,6 +163,8 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
     tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
+    for task in tasks:
+        task.add_done_callback(_log_bug)
     try:
         ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
@@ -189,6 +191,12 @@ async def _restore_socket(server: Server) -> None:
             _log.error("%s", error)
         else:
             _log.warning("%s was removed, and is made anew", paths.socket_path())
+
+
+def _log_bug(task: "asyncio.Task[None]") -> None:
+    """Log why a task ended that should run as long as the daemon: the queue goes on without it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s failed, which is a bug", task.get_coro(), exc_info=error)
 
 
 def _has_lost_socket() -> bool:

@@ -32,10 +32,10 @@ _UNFINISHED = ", ".join(f"'{state}'" for state in sorted(LIVE | WAITING))
 
 
 class BackupContent(Struct, frozen=True, kw_only=True):
-    """What a backup holds. `waiting` are all jobs that had not finished."""
+    """What a backup holds. `unfinished` jobs ran or waited."""
 
     finished: int
-    waiting: int
+    unfinished: int
     estimates: int
     bytes: int
 
@@ -85,16 +85,25 @@ def _write(draft: Path, target: Path, *, overwrite: bool) -> None:
             shutil.copyfileobj(content, file)
             file.flush()
             os.fsync(file.fileno())
-        if overwrite:
-            os.replace(beside, target)
-        else:
-            os.link(beside, target)
+        _rename(beside, target, overwrite=overwrite)
     except OSError as error:
         hint = "name a file in a folder that exists, that you can write to and that has enough space"
         raise EnvironmentFault(f"{target} cannot be written: {error.strerror}", hint=hint) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
+
+
+def _rename(draft: Path, target: Path, *, overwrite: bool) -> None:
+    if not overwrite:
+        try:
+            os.link(draft, target)  # fails if the target exists by now
+            return
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links, as on a memory stick
+            pass
+    os.replace(draft, target)
 
 
 # Restore
@@ -230,4 +239,4 @@ def _count(connection: sqlite3.Connection, size: int) -> BackupContent:
     jobs = dict(connection.execute("SELECT state, jobs FROM counts").fetchall())
     finished = sum(count for state, count in jobs.items() if state in FINISHED)
     estimates = connection.execute("SELECT count(*) FROM profiles").fetchone()[0]
-    return BackupContent(finished=finished, waiting=sum(jobs.values()) - finished, estimates=estimates, bytes=size)
+    return BackupContent(finished=finished, unfinished=sum(jobs.values()) - finished, estimates=estimates, bytes=size)

@@ -83,8 +83,10 @@ COMMANDS = {"backup": BackupVerb(), "restore": RestoreVerb()}
 
 def _restored_lines(source: object, answer: Answer) -> list[str]:
     lines = [f"restored {source}: {_describe(answer['content'])}"]
-    if answer["content"]["waiting"]:
-        lines.append("the waiting jobs are held: `gpuyard queue --state held` lists them, `gpuyard release` runs them")
+    if answer["content"]["unfinished"]:
+        lines.append(
+            "the unfinished jobs are held: `gpuyard queue --state held` lists them, `gpuyard release` runs them"
+        )
     if answer["begun"]:
         from gpuyard.core.job.selection import format_ids
 
@@ -95,7 +97,7 @@ def _restored_lines(source: object, answer: Answer) -> list[str]:
 
 
 def _describe(content: Answer) -> str:
-    counted = [format_count(content[kind], f"{kind} job") for kind in ("finished", "waiting")]
+    counted = [format_count(content[kind], f"{kind} job") for kind in ("finished", "unfinished")]
     return ", ".join([*counted, format_count(content["estimates"], "estimate"), format_bytes(content["bytes"])])
 
 
@@ -114,8 +116,13 @@ def _stop_daemon() -> None:
 
     try:
         with connect(start=False, on_notice=lambda _: None) as daemon:
-            pid = daemon.request("GET", "/status")["pid"]
+            status = daemon.request("GET", "/status")
+            if status["managed"]:
+                raise UserError(
+                    "a service manager or a terminal runs the daemon, and may start it again at any moment",
+                    hint="stop it there (`systemctl --user stop gpuyard`), and start it there after the restore",
+                )
             daemon.request("POST", "/stop", body={"reason": "`gpuyard restore`"})
     except NoDaemon:
         return
-    await_end(lock_path(), pid)
+    await_end(lock_path(), status["pid"])
