@@ -207,7 +207,7 @@ def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
 
 @pytest.fixture
 def small_disk(own_home: Path) -> Iterator[Path]:
-    with mounted(own_home, "size=2m,mode=0700"):
+    with mounted(own_home, "size=3m,mode=0700"):
         yield own_home
 
 

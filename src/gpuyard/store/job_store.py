@@ -46,7 +46,7 @@ class JobStore(DependencyStore):
         super().__init__(database)
         self._known_arriving: set[int] | None = None
         self._new_last_id = 0  # until it is committed
-        self.refused = RefusedSubmissions(database, lambda: self.arriving)
+        self.refused = RefusedSubmissions(database)
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
         self.specs = StoredSpecs(database)

@@ -4,21 +4,20 @@ Their jobs are neither listed nor counted, and do not start. They are deleted in
 the next daemon would delete them, too.
 """
 
-from collections.abc import Callable
-
 from gpuyard.store.database import Database
 
 
 class RefusedSubmissions:
-    def __init__(self, database: Database, arriving: Callable[[], set[int]]) -> None:
-        """`arriving` returns the ids of all incomplete submissions in the database."""
+    def __init__(self, database: Database) -> None:
         self._db = database
-        self._arriving = arriving
         self._ranges: dict[int, tuple[int, int]] = {}  # the first and last job id, by submission
 
     def __bool__(self) -> bool:
-        if self._ranges:
-            self._ranges = {each: ids for each, ids in self._ranges.items() if each in self._arriving()}
+        # By the first job, too: once it is deleted, a submission that arrives may get its id.
+        query = "SELECT 1 FROM submissions WHERE id = ? AND first_id = ? AND NOT is_complete"
+        self._ranges = {
+            each: ids for each, ids in self._ranges.items() if self._db.value(query, (each, ids[0])) is not None
+        }
         return bool(self._ranges)
 
     def add(self, submission: int, first: int, last: int) -> None:

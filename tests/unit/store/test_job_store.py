@@ -442,3 +442,13 @@ def test_use_and_profiles_are_replaced_as_they_grow(queue_db: QueueDb) -> None:
     assert queue_db.store.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
     assert queue_db.store.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
     assert queue_db.store.profile("g") is None
+
+
+def test_a_submission_that_gets_the_id_of_a_refused_one_is_not_refused(queue_db: QueueDb) -> None:
+    store = queue_db.store
+    refused, first = store.start_submission("again", 3)
+    store.refused.add(refused, first, first + 2)
+    assert store.refused
+    store.drop_incomplete_submissions("again")
+    assert store.start_submission("again", 3)[0] == refused
+    assert not store.refused
