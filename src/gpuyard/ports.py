@@ -160,6 +160,10 @@ class Engine(Protocol):
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
 
+    def warn(self, attempt: Attempt, signum: int) -> int:
+        """Send a signal to the processes of an attempt on this machine that handle it, and return to how many. Not
+        called for attempts on other machines."""
+
     def site_changes(self) -> list[SiteStatus]:
         """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an
         attempt ran is reported before `ended` reports its end."""

@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         id="control-killed-gently",
-        file=f"{_CONTROL}/attempt_ends.py",
+        file=f"{_CONTROL}/stop_signals.py",
         old="                self._engines.signal(attempt, signal.SIGKILL)\n",
         new="                self._engines.signal(attempt, signal.SIGTERM)\n",
         breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
@@ -54,7 +54,7 @@ FAULTS = (
     ),
     Fault(
         id="control-time-limit-runs-while-suspended",
-        file=f"{_CONTROL}/attempt_ends.py",
+        file=f"{_CONTROL}/stop_signals.py",
         old="            is_running = live.job.state is JobState.RUNNING  #",
         new="            is_running = live.job.state is not JobState.STOPPING  #",
         breaks="A suspended job is stopped by a time limit that includes its suspended time.",

@@ -313,8 +313,8 @@ FAULTS = (
     Fault(
         id="engines-slurm-minutes-for-seconds",
         file=f"{_CLUSTER}/slurm_commands.py",
-        old='yield f"--time={max(1, math.ceil(limit_s / 60))}"',
-        new='yield f"--time={max(1, math.ceil(limit_s))}"',
+        old="max(1, math.ceil(limit_s / 60))",
+        new="max(1, math.ceil(limit_s))",
         breaks="A time limit of an hour is passed to Slurm as sixty hours.",
         near=("tests/unit/engines/cluster/test_slurm_commands.py",),
     ),

@@ -16,6 +16,7 @@ import pytest
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.job.shell_settings import ShellSettings
+from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish, SubmissionDirs
@@ -327,6 +328,21 @@ def test_a_signal_reaches_the_program_and_the_supervisor_records_the_end(node: N
     assert process.wait(60) == 5
     assert node.log() == f"got {name}\n"
     assert node.end_of().word == "5"
+
+
+def test_the_signal_before_the_end_only_reaches_processes_that_handle_it(node: Node, tmp_path: Path) -> None:
+    script = (
+        "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9));"
+        f"open('{tmp_path}/up', 'w'); [signal.pause() for _ in iter(int, 1)]"
+    )
+    terms = ClusterTerms(need=Need(devices=0), name="x", warning=parse_warning("USR1"))
+    # The shell has no trap: it would die of the signal, and not print the status of the program.
+    node.write(shell(f'{sys.executable} -I -S -c "{script}"; echo status $?', terms=terms))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 0
+    assert node.log() == "status 9\n"
 
 
 def test_a_program_may_run_on_after_a_signal(node: Node, tmp_path: Path, pipe: Path) -> None:

@@ -1,5 +1,4 @@
-"""Ends of attempts: stops those that are overdue, collects ends from the engines, keeps them until they are recorded,
-and decides what follows."""
+"""Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows."""
 
 import signal
 from collections.abc import Iterator
@@ -28,8 +27,6 @@ from gpuyard.core.memory.sizing import grow, largest_mb
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import Ended
 
-_KILL_AGAIN_S = 5.0
-
 
 class AttemptEnds:
     def __init__(  # noqa: PLR0913 - everything that ends concern
@@ -50,31 +47,6 @@ class AttemptEnds:
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
         self._set_aside: dict[int, Verdict] = {}  # by job, for those of `_unrecorded` that did not begin
-        self._signalled: set[int] = set()
-        self.has_unsignalled = False
-
-    def stop_overdue(self, now: float) -> None:
-        for live in list(self._transitions.live.apart.values()):
-            attempt = live.attempt
-            is_running = live.job.state is JobState.RUNNING  # the time limit pauses while a job is suspended
-            if is_running and attempt.stop_at is not None and attempt.stop_at <= now:
-                self._transitions.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
-            elif attempt.kill_at is not None and attempt.kill_at <= now:
-                self._engines.signal(attempt, signal.SIGKILL)
-                self._transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
-
-    def signal_stopping(self) -> None:
-        """Signal attempts whose stop is recorded; again if no process was found, and after a crash of the daemon."""
-        live = self._transitions.live.apart
-        stopping = {job_id: each.attempt for job_id, each in live.items() if each.attempt.stopping is not None}
-        self._signalled &= stopping.keys()
-        for job_id in stopping.keys() - self._signalled:
-            attempt = stopping[job_id]
-            if self._engines.signal(attempt, signal.SIGTERM):
-                self._signalled.add(job_id)
-                if attempt.parked is not None:
-                    self._engines.signal(attempt, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-        self.has_unsignalled = len(self._signalled) < len(stopping)
 
     def collect(self, now: float) -> None:
         if not self._unrecorded:  # an engine may forget the ends it has reported at the next call

@@ -162,6 +162,7 @@ class ClusterDispatch:
             group=job.group,
             at_most=job.group_limit,
             options=spec.engine_options,
+            warning=spec.warning,
         )
 
     def _expected_s(self, job: Job) -> float | None:

@@ -27,6 +27,7 @@ from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.start_pauses import StartPauses
+from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
@@ -47,7 +48,6 @@ from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, Want
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
-_SIGNAL_AGAIN_S = 0.05
 # The controller itself notices when one of these ends.
 _OWN_REASONS = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
@@ -119,11 +119,11 @@ class Controller:
             self.start_pauses,
             boot_id=me.boot_id,
         )
+        self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
         self._ticket = QueueTicket(leases)
-        self._has_ended_leases = False
-        self._memory_freed_at = 0.0
+        self._has_ended_leases, self._memory_freed_at = False, 0.0
         self._has_more_to_start = False
 
     def recover(self) -> None:
@@ -152,6 +152,7 @@ class Controller:
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
+                self._stop_signals.record_warnings(now)
                 self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
                     self._memory_freed_at = now
@@ -161,7 +162,7 @@ class Controller:
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)
-                self._ends.stop_overdue(now)
+                self._stop_signals.stop_overdue(now)
                 ready = self._store.ready_queues()
                 is_outdated = self._is_outdated(sample, ready)
                 may_start = may_start and not is_outdated
@@ -179,7 +180,7 @@ class Controller:
         for held in granted:
             held.leave()
         self.own_leases.release_ended()
-        self._ends.signal_stopping()
+        self._stop_signals.send(now)
         self.suspend_control.request()
         self._ticket.update(self.plan.head, now, has_started=started > 0)
         return self._result(now, started, is_outdated=is_outdated)
@@ -381,9 +382,8 @@ class Controller:
             self.batch_gates.wake_at(now),
             self.cluster_dispatch.wake_at(now),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
-            *self.transitions.stop_times(),
+            *self._stop_signals.wake_times(now),
             now if self._has_more_to_start else None,
-            now + _SIGNAL_AGAIN_S if self._ends.has_unsignalled else None,
             *self.start_pauses.wake_at(now),
         ]
         reasons = [reason for waiting in self.plan.waiting for reason in waiting.reasons]

@@ -75,6 +75,10 @@ class EngineSet:
         except EnvironmentFault:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
+    def warn(self, attempt: Attempt, signum: int) -> int:
+        """Signal the processes of an attempt on this machine that handle the signal."""
+        return self._local.warn(attempt, signum)
+
     def site_changes(self) -> list[SiteStatus]:
         return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))
 

@@ -23,11 +23,13 @@ from gpuyard.core.job.job import (
     SuspendedBy,
     Usage,
 )
-from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobEvent, JobState, advance, can
+from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState, advance, can
 from gpuyard.core.job.retry import Verdict, judge
+from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
+from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
@@ -122,10 +124,13 @@ class JobTransitions:
     def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
         """Record that the attempt is asked to stop, and when it will be killed."""
         live = self.live[job_id]
-        grace_s = 0.0 if kind is OutcomeKind.NOT_RESTORED else live.job.spec.grace_s
-        attempt = replace(live.attempt, stopping=kind, kill_at=now + grace_s)
-        self._change(live, attempt, JobEvent.STOP, f"stopping: {_STOP_REASONS[kind]}")
-        self.store.add_event(job_id, now, "stopping", _STOP_REASONS[kind])
+        times = stop_times(live.job.spec, live.attempt, kind, now)
+        attempt = replace(live.attempt, stopping=kind, stop_at=times.stop_at, kill_at=times.kill_at)
+        text = _STOP_REASONS[kind]
+        if times.stop_at > now:
+            text += f"; it has {format_duration(times.stop_at - now)} to save its work"
+        self._change(live, attempt, JobEvent.STOP, f"stopping: {text}")
+        self.store.add_event(job_id, now, "stopping", text)
 
     def cancel_instead(self, job_id: int, now: float) -> bool:
         """Turn a preemption or timeout into a cancellation. Return False if the job was already cancelled."""
@@ -133,9 +138,23 @@ class JobTransitions:
         if live.attempt.stopping is OutcomeKind.CANCELLED:
             return False
         text = _STOP_REASONS[OutcomeKind.CANCELLED]
-        self._change(live, replace(live.attempt, stopping=OutcomeKind.CANCELLED), None, f"stopping: {text}")
+        attempt = replace(live.attempt, stopping=OutcomeKind.CANCELLED)
+        if attempt.stop_at is not None and attempt.stop_at > now:  # it still had time to save its work
+            attempt = replace(attempt, stop_at=now, kill_at=now + live.job.spec.grace_s)
+        self._change(live, attempt, None, f"stopping: {text}")
         self.store.add_event(job_id, now, "stopping", text)
         return True
+
+    def postpone_stop(self, job_id: int, stop_at: float) -> None:
+        live = self.live[job_id]
+        kill_at = None if live.attempt.kill_at is None else stop_at + live.job.spec.grace_s
+        self.keep_attempt(live, replace(live.attempt, stop_at=stop_at, kill_at=kill_at))
+
+    def note_warning(self, job_id: int, now: float, text: str) -> None:
+        """Record that the program got the signal before its stop."""
+        live = self.live[job_id]
+        self.keep_attempt(live, replace(live.attempt, warned_at=now))
+        self.store.add_event(job_id, now, "warned", text)
 
     def postpone_kill(self, job_id: int, kill_at: float) -> None:
         live = self.live[job_id]
@@ -217,6 +236,9 @@ class JobTransitions:
         job, attempt = live.job, live.attempt
         # A preempted program that succeeded before it was stopped need not run again.
         had_succeeded = attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
+        if attempt.stopping is None and attempt.warned_at is not None and outcome.kind is OutcomeKind.FAILED:
+            reason = f"{outcome.reason or outcome.kind} after the signal before its time limit"
+            outcome = replace(outcome, kind=OutcomeKind.TIMED_OUT, reason=reason)
         if attempt.stopping is not None and not had_succeeded:
             outcome = replace(outcome, kind=attempt.stopping, reason=_STOP_REASONS[attempt.stopping])
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
@@ -326,13 +348,6 @@ class JobTransitions:
             )
             for job, attempt in ((live.job, live.attempt) for live in self.live.values())
         ]
-
-    def stop_times(self) -> Iterator[float | None]:
-        """Yield when attempts with a time limit are to be stopped, and when stopping attempts are to be killed."""
-        for live in self.live.apart.values():
-            attempt = live.attempt
-            if live.job.state not in IN_SUSPENSION:
-                yield attempt.kill_at if attempt.stopping is not None else attempt.stop_at
 
     def ends_after(self, job_id: int) -> float | None:
         """Return the earliest time at which a running job may end, or None if unknown."""

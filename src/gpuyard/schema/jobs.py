@@ -106,6 +106,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     load_percent: float | None
     curve: tuple[tuple[float, float], ...]
     ran_s: float
+    warned_at: Iso | None
     parked: SuspendedBy | None
     suspended_at: Iso | None
     suspended_s: float
@@ -160,6 +161,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     retry_delay_s: float | None
     failures: int
     grace_s: float
+    signal: str | None
     duration_s: float | None
     on_reboot: OnReboot | None
     log_cap_mb: float

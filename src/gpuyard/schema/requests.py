@@ -292,6 +292,7 @@ class SubmitKwargs(TypedDict, total=False):
     retry_delay: Time | None
     time_limit: Time | None
     grace: Time | None
+    signal: str | None
     duration: Time | None
     name: str | None
     tag: str | None

@@ -20,7 +20,9 @@ JOB_COLUMNS = (
 )
 # The columns of the phase, and others that change while an attempt is live.
 PHASE_COLUMNS = "handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack"
-PROGRESS_COLUMNS = "stop_at, kill_at, stopping, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
+PROGRESS_COLUMNS = (
+    "stop_at, kill_at, stopping, warned_at, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
+)
 ATTEMPT_COLUMNS = (
     "job, number, boot_id, lease_id, devices, log, error_log, predicted_mb, engine, "
     f"{PHASE_COLUMNS}, {PROGRESS_COLUMNS}"

@@ -132,6 +132,7 @@ CREATE TABLE attempts (
     stop_at REAL,
     kill_at REAL,
     stopping TEXT,
+    warned_at REAL,
     reserved_mb REAL,
     predicted_mb REAL,
     parked TEXT,

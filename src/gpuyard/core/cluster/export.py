@@ -38,6 +38,7 @@ class NotExported(StrEnum):
     TASK = "task", "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)"
     LOG_CAP = "log-cap", "the size limit of logs (--log-cap)"
     OUTPUT = "output", "files for output (--output, --error), --split-stderr and --timestamps"
+    SIGNAL = "signal", "the signal before a job is stopped (--signal)"
     GRACE = "grace", "the grace period before a job is killed (--grace)"
     REBOOT = "reboot", "what happens after a restart of the machine (--on-reboot)"
     CONTAINER = "container", "the container (--image): the command runs on the host"
@@ -117,4 +118,5 @@ def _features_used(job: Job) -> dict[NotExported, bool]:
         NotExported.OUTPUT: bool(spec.output or spec.error or spec.split_stderr or spec.timestamps),
         NotExported.REBOOT: spec.on_reboot is not None,
         NotExported.CONTAINER: spec.container is not None,
+        NotExported.SIGNAL: spec.warning is not None,
     }

@@ -5,6 +5,7 @@ import math
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gpuyard.core.job.job import StopWarning
 from gpuyard.core.lease import Need, PartOfDevice
 
 # Ray counts GPUs with four decimal places.
@@ -33,7 +34,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 class ClusterTerms(Struct, frozen=True, kw_only=True):
     """What an attempt needs from an engine that places it, in place of a claim. `limit_s` is the user's time limit.
     Without one, `expected_s` is far longer than the job ever took. At most `at_most` jobs of `group` run at once.
-    `options` are passed to the engine as the user typed them."""
+    `options` are passed to the engine as the user typed them. `warning` is the signal before the end, if wanted."""
 
     need: Need
     name: str
@@ -45,6 +46,7 @@ class ClusterTerms(Struct, frozen=True, kw_only=True):
     group: int | None = None
     at_most: int | None = None
     options: tuple[str, ...] = ()
+    warning: StopWarning | None = None
 
 
 def gpu_count(need: Need, card_mb: float | None) -> float:

@@ -57,6 +57,13 @@ class RetryCause(StrEnum):
     DEVICE = "device"
 
 
+class StopWarning(Struct, frozen=True, kw_only=True):
+    """A signal that a program gets `lead_s` before it is stopped (`stop_warning.py`)."""
+
+    signum: int
+    lead_s: float
+
+
 class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -96,6 +103,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     retry_delay_s: float | None = None  # before the first retry; None: by the outcome
     time_limit_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
+    warning: StopWarning | None = None
     duration_s: float | None = None
     on_reboot: OnReboot | None = None
     stdin: str | None = None
@@ -242,6 +250,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     error_log: str | None = None  # file of its standard error, if that is another one
     stop_at: float | None = None  # when it is asked to stop
     kill_at: float | None = None  # when it is killed
+    warned_at: float | None = None  # when it got the signal before its stop
     stopping: OutcomeKind | None = None  # its outcome once it has stopped
     reserved_mb: float | None = None  # memory reserved on each device
     predicted_mb: float | None = None  # what it was estimated to need

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Job, RetryCause
+from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
@@ -74,6 +75,7 @@ def options_of(job: Job) -> dict[str, Any]:
         "retry-delay": _digits(spec.retry_delay_s),
         "time-limit": _digits(spec.time_limit_s),
         "grace": _digits(spec.grace_s),
+        "signal": spec.warning and warning_text(spec.warning),
         "duration": _digits(spec.duration_s),
         "on-reboot": spec.on_reboot and str(spec.on_reboot),
         "stdin": spec.stdin,

@@ -8,11 +8,14 @@
   do not depend on boots of this one.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Growth, Job, OnReboot, Outcome, OutcomeKind, RetryCause
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.units import format_duration, format_size
+from gpuyard.errors import UserError
 
 # First and longest delay, by outcome. A failed program may need the output of other jobs; a program that cannot start
 # needs a person; after a loss or a timeout no delay is needed.
@@ -35,6 +38,20 @@ _CAUSES = {
 _MAX_LOST = 5
 _REBOOTED = "the machine was restarted while it ran"
 REBOOTED = Outcome(kind=OutcomeKind.LOST, reason=_REBOOTED)
+
+
+def parse_causes(texts: Sequence[str], retries: int) -> tuple[RetryCause, ...]:
+    """Parse `--retry-on`: what a job is retried after, by default everything."""
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    unknown = next((word for word in words if word not in tuple(RetryCause)), None)
+    if unknown is not None or (not words and texts):
+        raise UserError(f"--retry-on cannot be '{unknown or ''}'", hint=f"name some of {', '.join(RetryCause)}")
+    if set(words) - {RetryCause.OOM} and not retries:
+        raise UserError(
+            f"--retry-on {','.join(words)} says when to retry, and --retries 0 how often",
+            hint="give --retries, such as 3; a retry with more memory (oom) needs none",
+        )
+    return tuple(cause for cause in RetryCause if not words or cause in words)
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

@@ -19,11 +19,13 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot, RetryCause
+from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.output_files import check_pattern
+from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings
+from gpuyard.core.job.stop_warning import parse_signal_option
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
@@ -124,10 +126,11 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         name=options["name"],
         tag=options["tag"] or "",
         retries=options["retries"],
-        retry_on=_parse_causes(options),
+        retry_on=parse_causes(options["retry-on"], options["retries"]),
         retry_delay_s=options["retry-delay"],
         time_limit_s=options["time-limit"],
         grace_s=options["grace"],
+        warning=parse_signal_option(options["signal"], engine, options["time-limit"]),
         duration_s=options["duration"],
         on_reboot=on_reboot and OnReboot(on_reboot),
         stdin=options["stdin"],
@@ -228,20 +231,6 @@ def _parse_pace(options: Options) -> BatchPace:
         stagger_s=options["stagger"],
         sample_log=options["sample-log"],
     )
-
-
-def _parse_causes(options: Options) -> tuple[RetryCause, ...]:
-    """Return what the job is retried after: by default everything."""
-    words = [word.strip() for text in options["retry-on"] for word in text.split(",") if word.strip()]
-    unknown = next((word for word in words if word not in tuple(RetryCause)), None)
-    if unknown is not None or (not words and options["retry-on"]):
-        raise UserError(f"--retry-on cannot be '{unknown or ''}'", hint=f"name some of {', '.join(RetryCause)}")
-    if set(words) - {RetryCause.OOM} and not options["retries"]:
-        raise UserError(
-            f"--retry-on {','.join(words)} says when to retry, and --retries 0 how often",
-            hint="give --retries, such as 3; a retry with more memory (oom) needs none",
-        )
-    return tuple(cause for cause in RetryCause if not words or cause in words)
 
 
 def _parse_need(options: Options, pace: BatchPace | None) -> Need:

@@ -101,6 +101,8 @@ _TABLE = (
                  note="by the failure, 1s at first", least=0),
     SubmitOption("time-limit", "time", "TIME", "Stop it after this long, such as 4h or 30m.", label="Time limit"),
     SubmitOption("grace", "time", "TIME", "Time between the signal to stop and the kill.", default="10s", least=0),
+    SubmitOption("signal", "text", "SIG[@TIME]",
+                 "Signal it this long before its time limit and before a requeue, such as USR1@5m."),
     SubmitOption("duration", "time", "TIME", "Expected run time, for estimates of start times."),
     SubmitOption("name", "word", "TEXT", "Its name in the queue, in one word.", note="its command", label="Name"),
     SubmitOption("tag", "word", "TEXT", "Marks jobs that belong together: `gpuyard cancel tag=TEXT`.", label="Tag"),

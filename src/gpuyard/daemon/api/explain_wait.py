@@ -130,7 +130,9 @@ def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
         if live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM:
             yield f"job {live.job.id} is being suspended for it: its memory is moved to RAM"
         elif live.attempt.stopping is OutcomeKind.PREEMPTED:
-            yield f"job {live.job.id} is being stopped for it"
+            left_s = (live.attempt.stop_at or 0.0) - scheduler.sampling.now()
+            saves = f", and has {format_duration(left_s)} to save its work" if left_s > 0 else ""
+            yield f"job {live.job.id} is being stopped for it{saves}"
 
 
 def _preemption_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:

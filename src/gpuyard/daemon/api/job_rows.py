@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, JobState
+from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
@@ -73,6 +74,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
         schema.JobDetails,
         **asdict(make_row(scheduler, job, job.reason)),
         failures=job.failures,
+        signal=spec.warning and warning_text(spec.warning),
         values=job.values,
         environment_names=sorted(spec.environment),
         environment=dict(spec.environment) if with_environment else None,
@@ -136,6 +138,7 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
         suspended_at=wall_time(scheduler, attempt.suspended_at),
+        warned_at=wall_time(scheduler, attempt.warned_at),
         lack=None if attempt.lack is None else _make_lack(usage, attempt.lack),
         engine=attempt.engine or "local",
     )

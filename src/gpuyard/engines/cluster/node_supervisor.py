@@ -8,7 +8,8 @@ the engine.
 - The first supervisor creates `N.started`; a later one finds it and exits without running anything. So an element runs
   once.
 - The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
-  all processes of that session, unless the site signals them itself.
+  all processes of that session, unless the site signals them itself. The signal of `--signal` only goes to those that
+  handle it.
 - `N.lost` means that the engine has given up the element. Then the supervisor kills the whole session and reports
   nothing. A folder that cannot be read means nothing.
 - The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
@@ -35,6 +36,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.log_cap import cut_if_over, watch_log
 from gpuyard.engines.common.spawn_program import NotBegun, SpawnSpec, StartFailure, exit_status, open_above, spawn
 from gpuyard.system.atomic_files import write_atomically
@@ -216,7 +218,9 @@ class Supervisor:
         if signum == _LOST:
             _signal_session(self._program, signal.SIGKILL)
             os._exit(_KILLED)
-        if signum in _FORWARDED and not (self._site_reaches_all and signum in _SENT_TO_ALL):
+        if signum == self._element["warning"]:
+            _warn_session(self._program, signum)
+        elif signum in _FORWARDED and not (self._site_reaches_all and signum in _SENT_TO_ALL):
             _signal_session(self._program, signum)
 
     def _watch_for_loss(self) -> None:
@@ -295,6 +299,14 @@ def _signal_session(leader: int, signum: int) -> None:
         reached.update(new)
         if not new:
             return
+
+
+def _warn_session(leader: int, signum: int) -> None:
+    """Signal the processes of the session that handle this signal: it would end the others."""
+    for pid in _session(leader):
+        with contextlib.suppress(OSError):
+            if pid < 0 or handles(pid, signum):
+                os.kill(pid, signum)
 
 
 def _session(leader: int) -> Sequence[int]:

@@ -18,6 +18,7 @@ from itertools import accumulate, groupby, pairwise
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
@@ -181,8 +182,13 @@ def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]
     if terms.cpus:
         yield f"--cpus-per-task={terms.cpus}"
     limit_s = terms.expected_s if terms.limit_s is None else terms.limit_s
-    if limit_s is not None:
-        yield f"--time={max(1, math.ceil(limit_s / 60))}"
+    minutes = None if limit_s is None else max(1, math.ceil(limit_s / 60))
+    if minutes is not None:
+        yield f"--time={minutes}"
+    if terms.warning is not None:
+        # To the supervisor alone, which passes it on. Slurm counts from its own limit, which is in whole minutes.
+        rounded_s = 0.0 if minutes is None or terms.limit_s is None else minutes * 60 - terms.limit_s
+        yield f"--signal=B:{signal_name(terms.warning.signum)}@{math.ceil(terms.warning.lead_s + rounded_s)}"
     if nice := max(0, settings.nice_base - terms.priority):
         yield f"--nice={nice}"
 

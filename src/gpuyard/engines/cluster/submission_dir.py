@@ -246,6 +246,7 @@ class SubmissionDirs:
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
     own = launch.environment
     differences = {name: own.get(name) for name in {**base, **own} if base.get(name) != own.get(name)}
+    warning = None if launch.terms is None else launch.terms.warning
     return {
         "key": launch.key,
         "command": launch.command,
@@ -256,6 +257,7 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "log": log,
         "log_cap": launch.log_cap,
         "umask": None if launch.shell is None else launch.shell.umask,
+        "warning": None if warning is None else warning.signum,
     }
 
 

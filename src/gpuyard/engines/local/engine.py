@@ -383,6 +383,9 @@ class LocalEngine(PlacesNothing):
     def signal(self, attempt: Attempt, signum: int) -> int:
         return process_tree.signal_all(attempt, self.queue, signum)
 
+    def warn(self, attempt: Attempt, signum: int) -> int:
+        return process_tree.signal_handlers(attempt, self.queue, signum)
+
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)

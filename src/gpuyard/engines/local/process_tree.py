@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.pause_process import is_pause_process
 
 QUEUE = "GPUYARD_QUEUE"
@@ -75,6 +76,15 @@ def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
             break
         reached.update((each.pid, each.started) for each in new if send(each, signum))
     return len(reached)
+
+
+def signal_handlers(attempt: Attempt, queue: str, signum: int) -> int:
+    """Send the signal to the processes of the attempt that handle it. Return to how many: most signals end a process
+    that does not handle them, such as the shell around a program. Those in a container get it from us, and not a second
+    time from podman or docker, which would pass it on."""
+    found = [each for each in processes_of(attempt, queue) if handles(each.pid, signum)]
+    contained = [each for each in found if _inner_pid(each.pid) is not None]
+    return sum(send(each, signum) for each in contained or found)
 
 
 # Membership

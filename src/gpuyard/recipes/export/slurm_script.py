@@ -74,7 +74,7 @@ def _mixes_kinds(job: ExportedJob) -> bool:
 
 def _request_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
     options = job.terms.options if job.engine == _NAME else ()
-    terms = replace(job.terms, expected_s=None, options=options)
+    terms = replace(job.terms, expected_s=None, options=options, warning=None)
     placeholder = ClusterSubmission(token=_NO_FOLDER, terms=terms, count=1, folder=_NO_FOLDER, supervisor=())
     arguments = submit_command(placeholder, settings)
     return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]

@@ -66,6 +66,7 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     mounts: Annotated[tuple[str, ...], types.mounts] = ()
     sessions: Annotated[str, types.sessions] = "tmux"
     timeout_s: Annotated[float | None, types.positive_seconds] = None
+    signal: Annotated[str | None, types.stop_signal] = None
     notify: Annotated[tuple[str, ...] | None, types.command] = None
     hook: Annotated[tuple[str, ...] | None, types.command] = None
     hook_timeout: Annotated[float, types.positive_seconds] = 60.0

@@ -209,6 +209,7 @@ class _Sweep:
             "retry-on": settings.retry_on if settings.auto_restart_failed and settings.max_retries else None,
             "retry-delay": None if settings.retry_delay is None else f"{settings.retry_delay}s",
             "time-limit": None if timeout_s is None else f"{timeout_s}s",
+            "signal": settings.signal,
             "on-reboot": "requeue",
             "engine": settings.engine,
             "image": settings.image,

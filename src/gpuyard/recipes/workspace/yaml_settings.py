@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 from gpuyard.core.job.job import RetryCause
+from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
@@ -238,6 +239,11 @@ def _parse_vendor(written: str) -> str | None:
     return None if name == "default" else Vendor(name).value
 
 
+def _parse_stop_signal(written: str) -> str:
+    parse_warning(written)
+    return written
+
+
 def _are_causes(written: str) -> bool:
     words = [word.strip() for word in written.split(",")]
     return set(words) <= set(RetryCause)
@@ -265,6 +271,7 @@ engine = _scalar("default, or the name of an engine: local, slurm, ray", _parse_
 vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _parse_vendor)
 sessions = _scalar("tmux or none", _parse_word, ("tmux", "none").__contains__)
 retry_causes = _scalar(f"some of {', '.join(RetryCause)}", str, _are_causes)
+stop_signal = _scalar("a signal and a time, such as USR1@5m", _parse_stop_signal)
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)
 variable = _scalar("the name of an environment variable", str, _VARIABLE.fullmatch)

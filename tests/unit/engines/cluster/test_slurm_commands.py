@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState
@@ -65,6 +66,13 @@ class TestSubmitting:
             "--output=/shared/submissions/t1/0.out",
             "--comment=gpuyard:t1",
         ]
+
+    @pytest.mark.parametrize(("limit_s", "seconds"), [(None, 90), (600.0, 90), (590.0, 100)])
+    def test_the_supervisor_gets_the_signal_before_the_users_own_limit(
+        self, limit_s: float | None, seconds: int
+    ) -> None:
+        command = submitted(limit_s=limit_s, warning=parse_warning("USR1@90s"))
+        assert starting(command, "--signal") == [f"--signal=B:USR1@{seconds}"]
 
     def test_a_comment_among_the_users_options_does_not_replace_ours(self) -> None:
         settings = SlurmSettings(options=("--comment=site",))

@@ -78,6 +78,7 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "mounts": (),
         "sessions": "tmux",
         "timeout_s": None,
+        "signal": None,
         "notify": None,
         "hook": None,
         "hook_timeout": 60.0,

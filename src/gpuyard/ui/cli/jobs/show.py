@@ -104,6 +104,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("ended", job["ended_at"] and format_time(job["ended_at"])),
         ("elapsed", None if job["elapsed_s"] is None else format_duration(job["elapsed_s"])),
         ("time limit", None if job["time_limit_s"] is None else format_duration(job["time_limit_s"])),
+        ("signal before it is stopped", job["signal"]),
         ("expected duration", None if job["duration_s"] is None else format_duration(job["duration_s"])),
         # The failure of the first attempt uses no retry.
         ("retries", f"{min(job['failures'], job['retries'])} of {job['retries']} used" if job["retries"] else None),

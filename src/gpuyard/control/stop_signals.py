@@ -1,0 +1,131 @@
+"""StopSignals: warns, stops and kills attempts when their time has come.
+
+- What is due follows from what is recorded: a daemon that starts finds it again.
+- A stop is recorded before SIGTERM is sent, which may be sent twice.
+- A warning (`core/job/stop_warning.py`) is sent first and recorded in the next step, which follows at once. Only a
+  daemon that dies in between leaves it unrecorded: then the next one sends it again. A program that could not be warned
+  in time, because no daemon ran, is warned late and stopped as much later.
+- Only processes that handle the signal get it. If there are none yet, it is tried again until the stop.
+"""
+
+import signal
+from collections.abc import Iterator
+
+from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
+from gpuyard.core.job.stop_warning import signal_name, warn_at
+from gpuyard.core.units import format_count, format_duration
+
+_KILL_AGAIN_S = 5.0
+_STOP_AGAIN_S = 0.05
+# Between two tries to warn a program: this part of its lead, or this long.
+_WARN_AGAIN_PART, _LEAST_WARN_AGAIN_S, _MOST_WARN_AGAIN_S = 0.05, 0.1, 5.0
+
+
+class StopSignals:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
+        self._transitions = transitions
+        self._engines = engines
+        self._stopped: set[int] = set()
+        self._has_unstopped = False
+        # By attempt: how many processes were warned, and when to try again those of which none handled the signal.
+        self._warned: dict[str, int] = {}
+        self._warn_again: dict[str, float] = {}
+
+    # In the transaction of a step
+
+    def record_warnings(self, now: float) -> None:
+        """Record the warnings that were sent. Call it before ends are recorded: the program may have ended since."""
+        for live in [each for each in self._transitions.live.apart.values() if each.attempt.key in self._warned]:
+            if warn_at(live.job.spec, live.job.state, live.attempt) is not None:
+                text = _warning_note(live, self._warned[live.attempt.key], now)
+                self._transitions.note_warning(live.job.id, now, text)
+
+    def stop_overdue(self, now: float) -> None:
+        for live in list(self._transitions.live.apart.values()):
+            attempt = live.attempt
+            is_running = live.job.state is JobState.RUNNING  # the time limit pauses while a job is suspended
+            is_due = attempt.stop_at is not None and attempt.stop_at <= now
+            if is_due and self._has_missed_warning(live):
+                assert live.job.spec.warning is not None
+                self._transitions.postpone_stop(live.job.id, now + live.job.spec.warning.lead_s)
+                continue
+            if is_running and is_due:
+                self._transitions.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
+            elif attempt.kill_at is not None and attempt.kill_at <= now:
+                self._engines.signal(attempt, signal.SIGKILL)
+                self._transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
+
+    def _has_missed_warning(self, live: Live) -> bool:
+        """Return whether no daemon ran when the warning was due: it was not tried."""
+        is_unsent = live.attempt.key not in self._warned and live.attempt.key not in self._warn_again
+        return is_unsent and warn_at(live.job.spec, live.job.state, live.attempt) is not None
+
+    # After the commit of a step
+
+    def send(self, now: float) -> None:
+        """Signal attempts that are due; those that are to stop again if no process was found, and after a crash."""
+        live = self._transitions.live.apart
+        for each in live.values():
+            if each.job.spec.warning is not None:
+                self._send_warning(each, now)
+        stopping = {
+            job_id: each.attempt
+            for job_id, each in live.items()
+            if each.attempt.stopping is not None and (each.attempt.stop_at is None or each.attempt.stop_at <= now)
+        }
+        self._stopped &= stopping.keys()
+        for job_id in stopping.keys() - self._stopped:
+            attempt = stopping[job_id]
+            if self._engines.signal(attempt, signal.SIGTERM):
+                self._stopped.add(job_id)
+                if attempt.parked is not None:
+                    self._engines.signal(attempt, signal.SIGCONT)  # a stopped process does not handle SIGTERM
+        self._has_unstopped = len(self._stopped) < len(stopping)
+
+    def _send_warning(self, live: Live, now: float) -> None:
+        attempt, warning = live.attempt, live.job.spec.warning
+        due_at = warn_at(live.job.spec, live.job.state, attempt)
+        is_due = due_at is not None and max(due_at, self._warn_again.get(attempt.key, 0.0)) <= now
+        if warning is None or not is_due or attempt.key in self._warned:
+            return
+        count = self._engines.warn(attempt, warning.signum)
+        if count:
+            self._warned[attempt.key] = count
+        else:
+            delay_s = min(_MOST_WARN_AGAIN_S, max(_LEAST_WARN_AGAIN_S, warning.lead_s * _WARN_AGAIN_PART))
+            self._warn_again[attempt.key] = now + delay_s
+
+    def wake_times(self, now: float) -> Iterator[float]:
+        """Yield when the next signals are due."""
+        live = self._transitions.live
+        keys = {each.attempt.key for each in live.apart.values()} if self._warned or self._warn_again else set()
+        self._warned = {key: count for key, count in self._warned.items() if key in keys}
+        self._warn_again = {key: at for key, at in self._warn_again.items() if key in keys}
+        if self._has_unstopped:
+            yield now + _STOP_AGAIN_S
+        for each in live.apart.values():
+            yield from self._wake_times_of(each, now)
+
+    def _wake_times_of(self, live: Live, now: float) -> Iterator[float]:
+        attempt = live.attempt
+        if live.job.state in IN_SUSPENSION:
+            return
+        due_at = warn_at(live.job.spec, live.job.state, attempt)
+        if due_at is not None:
+            yield now if attempt.key in self._warned else max(due_at, self._warn_again.get(attempt.key, 0.0))
+        is_asked = attempt.stop_at is None or attempt.stop_at <= now
+        next_at = attempt.kill_at if attempt.stopping is not None and is_asked else attempt.stop_at
+        if next_at is not None:
+            yield next_at
+
+
+def _warning_note(live: Live, count: int, now: float) -> str:
+    assert live.job.spec.warning is not None
+    left = format_duration(max(0.0, (live.attempt.stop_at or now) - now))
+    before = "it is stopped" if live.attempt.stopping is not None else "its time limit"
+    name = signal_name(live.job.spec.warning.signum)
+    return f"signal {name} to {format_count(count, 'process').replace('processs', 'processes')}, {left} before {before}"
