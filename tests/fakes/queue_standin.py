@@ -114,7 +114,7 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "cwd": "/data", "stdin": None, "retries": 0, "failures": 0, "grace_s": 10.0, "duration_s": None,
         "retry_on": ["failed", "timeout", "oom", "device"], "retry_delay_s": None, "signal": None, "on_reboot": None,
-        "log_cap_mb": 256.0, "output": None, "error": None, "values": {}, "environment_names": ["HOME", "TOKEN"],
+        "log_cap_mb": 256.0, "output": None, "error_output": None, "values": {}, "environment_names": ["HOME", "TOKEN"],
         "dropped": [],
         "environment": None, "need": {}, "after": [], "attempts": [], "preempts": False, "on_preempt": "suspend",
         "growth": None, "advice": [],

@@ -12,7 +12,9 @@ ANNE, BEN = 61001, 61002
 
 
 def become(uid: int) -> None:
-    """Change this process to another user for good. It may be unable to import further modules, or codecs."""
+    """Change this process to another user for good, with a home of its own, which is missing. It may be unable to
+    import further modules, or codecs."""
+    os.environ["GPUYARD_HOME"] = f"/tmp/gpuyard-no-home-{uid}"
     for codec in ("ascii", "unicode_escape"):
         codecs.lookup(codec)
     os.setgroups([])

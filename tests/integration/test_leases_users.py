@@ -37,7 +37,8 @@ def folder() -> Iterator[Path]:
 
 
 def become(uid: int) -> None:
-    """After a rehearsal: what Python loads late may lie where the new user may not look."""
+    """After a rehearsal: what Python loads late may lie where the new user may not look. The home of the test does."""
+    os.environ["GPUYARD_HOME"] = f"/tmp/gpuyard-no-home-{uid}"
     with tempfile.TemporaryDirectory() as scratch:
         Acquisition(Ledger(Path(scratch)), one_device, Need()).wait(DEADLINE_S, 1.0).release()
     os.setgroups([GROUP])

@@ -109,6 +109,7 @@ def test_every_figure_is_read_and_used_memory_leaves_out_the_reserved_part(reade
             "temperature_c": 61.0,
             "processes": [],
             "fault": None,
+            "is_integrated": False,
         }
     ]
 

@@ -92,7 +92,7 @@ def test_a_cancelled_waiting_job_never_runs(queue: QueueUnderTest) -> None:
     job = queue.job(job_id)
     assert (job["state"], job["attempts"]) == ("cancelled", [])
     assert queue.post("/jobs/cancel", ids=str(job_id))["unchanged"] == [
-        {"id": job_id, "state": "cancelled", "reason": "it was already cancelled"}
+        {"id": job_id, "state": "cancelled", "reason": "it was already cancelled", "variables": []}
     ]
 
 

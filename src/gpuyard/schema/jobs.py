@@ -166,7 +166,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     on_reboot: OnReboot | None
     log_cap_mb: float
     output: str | None
-    error: str | None
+    error_output: str | None
     split_stderr: bool
     timestamps: bool
     values: dict[str, str]

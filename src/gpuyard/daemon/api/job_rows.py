@@ -74,6 +74,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
         schema.JobDetails,
         **asdict(make_row(scheduler, job, job.reason)),
         failures=job.failures,
+        error_output=spec.error,  # an answer with `error` is a failed request
         signal=spec.warning and warning_text(spec.warning),
         values=job.values,
         environment_names=sorted(spec.environment),

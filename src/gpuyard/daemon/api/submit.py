@@ -31,6 +31,7 @@ from gpuyard.daemon.server.http_parser import Request
 from gpuyard.engines.containers.installed_tools import choose_tool, has_podman_init
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.leases.neighbour_note import due_note
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.system.process_identity import user_name
@@ -90,6 +91,7 @@ class SubmissionHandler:
             devices = load_config().devices
             submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
             notes += _drain_notes(submission.spec, snapshot, scheduler.ledger.read_drains())
+            notes += filter(None, [due_note(scheduler.ledger.folder)])
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
         try:

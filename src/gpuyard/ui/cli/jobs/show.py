@@ -117,7 +117,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("log", job["log"]),
         ("standard error", job["attempts"][-1]["error_log"] if job["attempts"] else None),
         ("output", job["output"]),
-        ("error", job["error"]),
+        ("error", job["error_output"]),
     ]
     shown = [(name, value) for name, value in facts if value] + _environment(job)
     return [f"{name}: {clean(value)}" for name, value in shown]

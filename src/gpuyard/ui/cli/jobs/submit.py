@@ -8,7 +8,6 @@ from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.neighbour_note import note_neighbours
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
@@ -73,8 +72,6 @@ def run(typed: Typed) -> int:
     answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
-    if not typed.flag("json"):
-        note_neighbours()
     return say_answer(typed, answer, answer["ids"])
 
 

@@ -22,11 +22,11 @@ from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.ledger import HeldLease, Ledger, open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.leases.neighbour_note import due_note
 from gpuyard.leases.neighbours import announce
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.ui.cli.neighbour_note import note_neighbours
 from gpuyard.ui.cli.rich_output import seconds
-from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.cli.terminal import is_terminal, note
 from gpuyard.visible_devices import visible_devices, visible_variables
 from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
@@ -75,7 +75,8 @@ def command(**typed: Any) -> int:
         os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
     if need.devices:
         announce(ledger.folder)
-        note_neighbours(ledger.folder)
+        if (line := due_note(ledger.folder)) is not None:
+            note(f"gpuyard: {line}")
     held = _wait(typed, ledger, need, seen)
     started = foreground.ForegroundProgram(path=path, arguments=program, environment=_environment(held.lease, seen))
     return foreground.run_program(started, held.path, held.detach())

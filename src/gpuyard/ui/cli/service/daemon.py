@@ -131,7 +131,7 @@ def _status(typed: Typed) -> int:
         f"queue: {', '.join(counts) or 'empty'}{pauses}",
         f"socket: {status['socket']}",
         f"files: {status['state_dir']}",
-        f"kept: {_kept(status)}",
+        *([f"kept: {_kept(status)}"] if "kept" in status else []),  # an older daemon does not say
         *(f"! {notice}" for notice in status["notices"]),
     )
 
