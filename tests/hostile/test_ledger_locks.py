@@ -131,6 +131,34 @@ def test_stopped_holder_of_the_mutex(folder: Path) -> None:
         lease.release()
 
 
+def delay_all_who_open(connection: Connection, folder: Path) -> None:
+    """Take a lease of the kernel on files of each kind: others who open them without waiting get an error for 45 s."""
+    become(BEN)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    for name in ("1-0.lease", "1-0.ticket", "1-0.drain"):
+        descriptor = os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    connection.send("ready")
+    wait_for_message(connection)
+
+
+@attack(
+    "have the kernel delay all who open a file in the ledger (F_SETLEASE)",
+    before="no other user could read the ledger, or get a lease",
+    now="ignored",
+)
+def test_delay_all_who_open_a_file(folder: Path) -> None:
+    with child(hold_lease, folder, ANNE) as anne:
+        anne.receive()
+        with child(delay_all_who_open, folder) as ben:
+            ben.receive()
+            assert leased_by(folder) == [ANNE]
+            assert Ledger(folder).read_drains() == ()
+            lease = Ledger(folder).claim(ME, take("G1"), DEADLINE_S)
+            assert lease is not None
+            lease.release()
+
+
 def open_directory(folder: str) -> None:
     os.chmod(folder, 0o777)
 

@@ -62,7 +62,8 @@ class SimulatedLedger:
         taken: list[str] = []
         for wanted in decide(self._world.leases(), tickets):
             before = self._world.granted.get(wanted.amends or "")
-            taken += [share.device_id for share in wanted.claim.shares if _takes_more(share, before)]
+            if wanted.remakes is None:  # else its program has the devices already, or has just ended
+                taken += [share.device_id for share in wanted.claim.shares if _takes_more(share, before)]
             if wanted.amends is not None:
                 self._world.amend_lease(wanted.amends, wanted.claim.shares)
                 continue

@@ -72,6 +72,8 @@ class SimulatedDaemon:
         if step.is_outdated:
             self._latest = None
             step = self.controller.step(self.sample())
+        while self.requests.drop_refused():
+            pass
         return step
 
     def sample(self) -> Sample:

@@ -32,8 +32,11 @@ _log = logging.getLogger(__name__)
 
 LEASE, TICKET = ".lease", ".ticket"
 _MAX_BYTES = 65536
-# Of opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket.
-SKIPPED_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP})
+# Errors on opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket, or its
+# owner has asked the kernel to delay all who open it (F_SETLEASE), which is impossible while a process holds the file.
+SKIPPED_ERRORS = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EAGAIN}
+)
 # The holder of a ticket calls `beat` at least this often while it waits. After the longer time without a beat the
 # ticket is idle: its process is stopped, or hangs.
 BEAT_EVERY_S, _IDLE_AFTER_S = 5.0, 30
