@@ -78,7 +78,7 @@ def test_separate_directories(mine: Path, bens: Path, own_home: Path, queue: Que
                 assert line == "", "it is said once a day"
                 continue
             assert f"{BEN} (pid {pid}) and you lease the same GPUs in different directories, {bens} and {mine}" in line
-            assert "`sudo gpuyard leases init-shared /var/lib/gpuyard`" in line
+            assert "`sudo gpuyard leases init-shared /var/lib/gpuyard-leases`" in line
         (own_home / "neighbours-checked").unlink()
         assert b"different directories" in gpuyard("run", "true").stderr
         doctor = gpuyard("doctor")

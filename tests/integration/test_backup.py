@@ -45,7 +45,7 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
 
     restored = run("restore", str(path))
     assert restored.returncode == 0, restored.stderr
-    assert f"have begun since the backup: {waiting}-{held};" in restored.stdout
+    assert f"have started since the backup: {waiting}-{held};" in restored.stdout
     (aside,) = queue.home.glob("queue.db.before-restore-*")
     assert str(aside) in restored.stdout
     assert stat.S_IMODE(aside.stat().st_mode) == 0o600
@@ -58,7 +58,7 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
         assert "begun since" in queue.job(waiting)["reason"]
         refused = run("release", str(waiting))
         assert refused.returncode == 1
-        assert "this one lacks WANDB_API_KEY: " in refused.stderr
+        assert "this job lacks WANDB_API_KEY: " in refused.stderr
         assert run("release", str(waiting), env={**os.environ, "WANDB_API_KEY": SECRET}).returncode == 0
         assert queue.submit("true", gpus=0) > after, "ids are not given again"
         queue.post("/jobs/cancel", ids=f"{running} {held}")

@@ -63,7 +63,7 @@ def test_the_next_daemon_takes_the_leases_along_and_no_card_is_given_twice(
     monkeypatch.setenv("GPUYARD_LOCK_DIR", str(two))
     refused = try_to_run("echo", "twice")
     assert (refused.returncode, refused.stdout) == (1, ""), "no daemon runs, and the job holds its card in `one`"
-    assert "you hold 1 leases in" in refused.stderr
+    assert "you hold 1 lease in" in refused.stderr
     assert "gpuyard daemon start" in refused.stderr
 
     queue.start()
@@ -136,7 +136,7 @@ def test_on_another_file_system_the_daemon_holds_the_leases_of_its_jobs(
     move(queue, other_disk, monkeypatch)
     assert leases(other_disk) == {f"job {job}": 20480.0}
     queue.kill9()
-    assert "you hold 1 leases in" in try_to_run("echo", "twice").stderr
+    assert "you hold 1 lease in" in try_to_run("echo", "twice").stderr
     queue.start()
     assert leases(other_disk) == {f"job {job}": 20480.0}
     gate.write_text("go\n")

@@ -47,7 +47,7 @@ def test_queue_and_why_say_when_the_next_attempt_is_due(queue: QueueUnderTest, t
     [
         ({"retries": 1, "retry_on": "crash"}, "--retry-on cannot be 'crash'"),
         ({"retries": 1, "retry_on": ","}, "--retry-on cannot be ''"),
-        ({"retry_on": "failed,oom"}, "says when to retry, and --retries 0 how often"),
+        ({"retry_on": "failed,oom"}, "has no effect with --retries 0"),
         ({"retry_delay": "soon"}, "'soon' is not a time"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_secret_is_in_no_file_once_its_job_has_ended_and_a_retry_takes_it_from
     refused = run("retry", ids)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert f"gpuyard: {first} is not queued again" in refused.stderr
-    assert "this one lacks HF_TOKEN: " in refused.stderr
+    assert "this job lacks HF_TOKEN: " in refused.stderr
     assert run("retry", "--allow-missing", first).stdout == f"queued again {first}\n"
     run("wait", first)
     assert queue.log_of(int(first), attempt=2) == "0 plain-value-of-lr\n"

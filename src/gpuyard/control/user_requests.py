@@ -313,8 +313,8 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
 
 def _lacking_text(names: Sequence[str]) -> str:
     return (
-        f"secrets are dropped when a job has ended, and this one lacks {', '.join(names)}: use `gpuyard retry` or "
-        "`release` in a shell that has them, or add --allow-missing"
+        f"the values of secret variables were deleted, and this job lacks {', '.join(names)}: set them in a shell and "
+        "run `gpuyard retry` or `release` there, or add --allow-missing"
     )
 
 

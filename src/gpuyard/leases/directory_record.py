@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuyard.config import state_dir
+from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.leases.drains import copy_drains
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
@@ -90,15 +91,16 @@ def check_directory(folder: Path) -> None:
     others = [each for each in directories if not _is_same(each, folder)]
     if is_running and others and others[0] == directories[0]:
         raise EnvironmentFault(
-            f"your queue uses the lease directory {others[0]}, but this is to use {folder}: GPUs would be given twice",
+            f"your queue uses the lease directory {others[0]}, and this program {folder}: both could get the same GPU",
             hint=f"set GPUYARD_LOCK_DIR={others[0]}, or move the queue: `gpuyard daemon restart` with the new setting",
         )
     here = {found.name for found in _held(folder)} if others else set()
     for each in others:
         missing = [found for found in _held(each) if found.name not in here]
         if missing:
+            count = format_count(len(missing), "lease")
             raise EnvironmentFault(
-                f"you hold {len(missing)} leases in {each}, which {folder} lacks: GPUs would be given twice",
+                f"you hold {count} in {each} that {folder} lacks: a GPU could be leased twice",
                 hint=f"start the queue, which takes them along: `gpuyard daemon start`; or set GPUYARD_LOCK_DIR={each}",
             )
 

@@ -33,7 +33,7 @@ _LISTED = Path("/proc/net/unix")
 # Any user can announce thousands of directories.
 _MAX_ASKED, _MAX_READ = 200, 8 << 20
 _BACKLOG = 128
-_PROPOSED = "/var/lib/gpuyard"
+_PROPOSED = "/var/lib/gpuyard-leases"
 
 _announced: dict[str, int] = {}  # descriptors, which stay open
 _number = itertools.count()

@@ -59,7 +59,7 @@ class GPUScheduler:
     It returns a list of GPU numbers as PyTorch uses them in this process. Without `vram` the script gets whole GPUs,
     and only GPUs with at least the given free memory and at most the given power draw and utilization. With
     `vram="8G"` it gets that much memory on each GPU and shares the GPUs with others. Each `with` makes a reservation
-    of its own, also in another thread. On a machine with GPUs of several vendors, `vendor="amd"` says whose are meant;
+    of its own, also in another thread. On a machine with GPUs of several vendors, `vendor="amd"` selects the vendor;
     by default those that PyTorch is built for if it is imported, else those of the vendor with the largest GPU.
 
     A script that has to wait prints a line to stderr when the wait starts and when it ends, unless `quiet` is set.

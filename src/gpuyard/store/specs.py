@@ -64,7 +64,7 @@ class StoredSpecs:
     def supply(
         self, job_ids: Sequence[int], values: Mapping[str, str], *, allow_missing: bool
     ) -> dict[int, tuple[str, ...]]:
-        """Give those of these jobs their secrets again whose secrets were dropped. Call it in a transaction.
+        """Restore the secrets of those jobs that lost them. Call it in a transaction.
 
         Return the jobs that lack values, and which. With `allow_missing` they run without them.
         """

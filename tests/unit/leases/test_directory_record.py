@@ -60,7 +60,7 @@ def test_claims_elsewhere_are_refused_while_the_queue_runs_or_leases_are_missing
     one, two, _ = folders
     check_directory(two)
     lease = LockFile(one / "1-a.lease", b"{}")
-    with pytest.raises(EnvironmentFault, match=r"you hold 1 leases in .*one"):
+    with pytest.raises(EnvironmentFault, match=r"you hold 1 lease in .*one"):
         check_directory(two)
     lease.release()
     check_directory(two)

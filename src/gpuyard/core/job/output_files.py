@@ -49,7 +49,7 @@ def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["Array
     if is_many and not _tells_apart(names, elements):
         raise UserError(
             f"all jobs would write to the same file: --{option} {pattern}",
-            hint="put {job} into it" + (" or {index}" if elements[0].index is not None else ""),
+            hint="put " + ("{index} or " if elements[0].index is not None else "") + "{job} into it",
         )
 
 

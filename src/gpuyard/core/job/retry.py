@@ -48,7 +48,7 @@ def parse_causes(texts: Sequence[str], retries: int) -> tuple[RetryCause, ...]:
         raise UserError(f"--retry-on cannot be '{unknown or ''}'", hint=f"name some of {', '.join(RetryCause)}")
     if set(words) - {RetryCause.OOM} and not retries:
         raise UserError(
-            f"--retry-on {','.join(words)} says when to retry, and --retries 0 how often",
+            f"--retry-on {','.join(words)} has no effect with --retries 0",
             hint="give --retries, such as 3; a retry with more memory (oom) needs none",
         )
     return tuple(cause for cause in RetryCause if not words or cause in words)

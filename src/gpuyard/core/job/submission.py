@@ -201,7 +201,7 @@ def _check_output(request: SubmissionRequest, options: Options, elements: Iterab
         raise UserError("--error and --split-stderr both say where standard error goes", hint="leave out one of them")
     if "log-cap" in options and "output" in options and "split-stderr" not in options:
         raise UserError(
-            "--log-cap is for logs of the queue, and never cuts a file of yours", hint="leave out one of them"
+            "--log-cap cannot be used with --output: gpuyard does not cut your own files", hint="leave out --log-cap"
         )
     shown = [ArrayElement(index=0)] if "array" in options else elements
     for name in ("output", "error"):

@@ -115,7 +115,7 @@ _TABLE = (
     SubmitOption("env", "texts", "NAME=VALUE", "Set an environment variable.", label="Environment variables"),
     SubmitOption("image", "text", "IMAGE", "Run it in a container of this image, with podman, docker or apptainer.",
                  label="Container image", is_local=True),
-    SubmitOption("mount", "texts", "SRC[:DST][:ro]", "With --image: show this file or folder there, such as /data:ro.",
+    SubmitOption("mount", "texts", "SRC[:DST][:ro]", "With --image: mount this file or folder, such as /data:ro.",
                  label="Mounts of the container", is_local=True),
     SubmitOption("container-option", "texts", "TEXT",
                  "With --image: passed to the tool, such as --container-option=--network=host.", is_local=True),

@@ -165,7 +165,7 @@ def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
-    """Yield what a blocked job waits for. Of several jobs one of which has to fail, all are one text."""
+    """Yield what a blocked job waits for. All jobs of an --after-failed set share one text."""
     left = awaited(others)
     one_of = [other for other, kind, _ in others if kind is DependencyKind.FAILED]
     may_fail = sum(kind is DependencyKind.FAILED for _, kind, _ in left)

@@ -112,7 +112,8 @@ class SubmissionHandler:
         if spec.shell is None or spec.engine:
             return []
         found = unattainable(spec.shell, self._shell, self._hard_limits, is_root=os.geteuid() == 0)
-        return [f"it does not get {each}; `gpuyard daemon restart` in this shell gives it to jobs" for each in found]
+        advice = "to allow it, run `gpuyard daemon restart` in this shell"
+        return [f"the job does not get {each}; {advice}" for each in found]
 
     async def _read_devices(self) -> Snapshot:
         """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""

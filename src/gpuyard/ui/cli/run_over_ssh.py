@@ -1,7 +1,7 @@
 """Runs the command on the machine that has the queue, over ssh, if `[queue] reach = "ssh"` says so.
 
-The command gets the same arguments, folder and terminal there, and gpuyard is the one whose daemon runs the queue. Of
-the environment it gets only the variables that say where gpuyard's files are.
+The command gets the same arguments, folder and terminal there, and uses the gpuyard installation that runs the daemon.
+From the environment it gets only the variables that say where gpuyard's files are.
 """
 
 import os

@@ -15,7 +15,7 @@ export const SUBMIT_OPTIONS = {
   "sweep": {"label": "Sweep", "placeholder": "NAME=VALUES", "help": "A job for each {NAME}: lr=1e-3,1e-4 or seed=0-4; repeat for all combinations.", "kind": "texts"},
   "env": {"label": "Environment variables", "placeholder": "NAME=VALUE", "help": "Set an environment variable.", "kind": "texts"},
   "image": {"label": "Container image", "placeholder": "IMAGE", "help": "Run it in a container of this image, with podman, docker or apptainer.", "kind": "text"},
-  "mount": {"label": "Mounts of the container", "placeholder": "SRC[:DST][:ro]", "help": "With --image: show this file or folder there, such as /data:ro.", "kind": "texts"},
+  "mount": {"label": "Mounts of the container", "placeholder": "SRC[:DST][:ro]", "help": "With --image: mount this file or folder, such as /data:ro.", "kind": "texts"},
   "hold": {"label": "Hold it until it is released", "placeholder": null, "help": "Hold it until `gpuyard release`.", "kind": "flag"},
   "output": {"label": "Output file", "placeholder": "a log of the queue", "help": "Append its output to this file, such as logs/%x-%j.out or run-{lr}.txt.", "kind": "text"},
 };

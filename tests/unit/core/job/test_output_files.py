@@ -51,7 +51,7 @@ def test_a_value_wins_over_a_name_that_every_job_has_and_bytes_become_question_m
         ({"output": "~/x"}, "--output ~/x: only a shell replaces ~"),
         ({"output": "a\nb"}, "--output takes plain text"),
         ({"output": "a", "cwd": "/caf\udce9"}, "--output starts in the job's folder, and the name"),
-        ({"output": "a", "log_cap": "1M"}, "--log-cap is for logs of the queue, and never cuts a file of yours"),
+        ({"output": "a", "log_cap": "1M"}, "--log-cap cannot be used with --output: gpuyard does not"),
         ({"error": "a", "split_stderr": True}, "--error and --split-stderr both say where standard error goes"),
         ({"output": "a", "array": "0-1"}, "all jobs would write to the same file: --output a"),
         ({"error": "{attempt}%A", "array": "0-1"}, "all jobs would write to the same file"),

@@ -10,9 +10,7 @@ from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
 
 _MOST_SHOWN = 20
-_ALLOW_MISSING = Option(
-    "allow-missing", None, "Run it even if this shell lacks secret variables whose values were dropped."
-)
+_ALLOW_MISSING = Option("allow-missing", None, "Run jobs even if this shell lacks secret variables that were dropped.")
 _IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
 
 

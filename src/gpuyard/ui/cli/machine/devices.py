@@ -79,7 +79,8 @@ def drain(names: Sequence[str], reason: str, *, as_json: bool) -> None:
         parts = (each.device_id, *(device.id for device in snapshot.devices if device.parent == each.device_id))
         left = sum(any(lease.on(part) is not None for part in parts) for lease in held)
         label = _label(each.device_id, snapshot)
-        still = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
+        continues = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
+        still = continues if left else "it has no leases"
         say(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
 
 

@@ -122,11 +122,12 @@ def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
     seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
     config = load_config().devices
     closed = closed_devices(seen, drains, config.banned_ids(seen))
-    lines = [f"{devices[each].name or each} ({each}) is {reason.text}" for each, reason in closed.items()]
-    lines += [f"{drain.device_id}, which is not there, is {describe_drain(drain)}"
+    lines = [f"GPU {seen.labels.get(each) or each} ({devices[each].name or each}) is {reason.text}"
+             for each, reason in closed.items()]  # fmt: skip
+    lines += [f"{drain.device_id} (not found on this machine) is {describe_drain(drain)}"
               for drain in drains if drain.device_id not in devices]  # fmt: skip
     unmatched = [str(name) for name in config.banned if not banned_ids([name], (), seen)]
-    lines += [f"[devices] banned has {name}, and there is no such GPU" for name in unmatched]
+    lines += [f"[devices] banned names {name}, but this machine has no such GPU" for name in unmatched]
     return lines
 
 

@@ -68,7 +68,7 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     made = make_shared_directory(folder.absolute(), number)
     shut = find_closed_parent(made)
     if shut is not None:
-        note(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard")
+        note(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard-leases")
     say(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
 
 

@@ -66,7 +66,8 @@ class RestoreVerb:
             states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
             raise UserError(
                 f"the queue has jobs that have not finished: {states}",
-                hint="wait for them or cancel them; or add --force: the queue before is kept beside it",
+                hint="wait for them or cancel them; or add --force: "
+                "the current queue is then kept in a file beside the new one",
             )
         make_folder(str(folder))
         with checked_backup(source, folder) as draft:
@@ -90,9 +91,10 @@ def _restored_lines(source: object, answer: Answer) -> list[str]:
     if answer["begun"]:
         from gpuyard.core.job.selection import format_ids
 
-        lines.append(f"! of these have begun since the backup: {format_ids(answer['begun'])}; `gpuyard show` says more")
+        begun = format_ids(answer["begun"])
+        lines.append(f"! jobs that have started since the backup: {begun}; `gpuyard show` says more")
     if answer["aside"]:
-        lines.append(f"the queue before is in {answer['aside']}")
+        lines.append(f"the previous queue is in {answer['aside']}")
     return lines
 
 

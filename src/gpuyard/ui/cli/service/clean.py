@@ -7,13 +7,16 @@ from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
 VERB = Verb(
     """Delete old finished jobs, and logs beyond the limits of [keep] in config.toml.
 
-    The daemon does so by itself once an hour. A job that another job depends on is kept as long as that is.
+    The daemon does so by itself once an hour. A job that another job depends on is kept as long as the other job.
 
     \b
     gpuyard clean                    what [keep] says: jobs after 90 days, logs beyond 20 GB
-    gpuyard clean --older-than 30d   and all jobs that ended more than 30 days ago, with their logs
+    gpuyard clean --older-than 30d   jobs after 30 days, in place of [keep] jobs
     """,
-    (Option("older-than", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [[keep] jobs]"), JSON),
+    (
+        Option("older-than", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [`jobs` of [keep]]"),
+        JSON,
+    ),
 )
 
 

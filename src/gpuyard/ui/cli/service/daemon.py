@@ -54,7 +54,9 @@ def _adopt(typed: Typed) -> int:
 
     host = typed.text("from")
     if host is None:
-        raise UserError("whose queue?", hint="name the machine that it belongs to: `gpuyard daemon adopt --from HOST`")
+        raise UserError(
+            "adopt needs the machine that the queue belongs to", hint="write `gpuyard daemon adopt --from HOST`"
+        )
     adopt_queue(state_folder(), host)
     answer = {"folder": state_folder(), "from": host}
     return say_answer(typed, answer, f"the queue in {state_folder()} belongs to this machine now")
