@@ -33,6 +33,7 @@ _LISTED = Path("/proc/net/unix")
 # Any user can announce thousands of directories.
 _MAX_ASKED, _MAX_READ = 200, 8 << 20
 _BACKLOG = 128
+_MOST_ANNOUNCED = 8  # by one process; the oldest ends
 _PROPOSED = "/var/lib/gpuyard-leases"
 
 _announced: dict[str, int] = {}  # descriptors, which stay open
@@ -60,6 +61,8 @@ def announce(folder: Path) -> None:
             listening.bind(b"\0" + name[:_LONGEST_NAME])
             listening.listen(_BACKLOG)
             _announced[start] = listening.detach()
+        if len(_announced) > _MOST_ANNOUNCED:
+            os.close(_announced.pop(next(iter(_announced))))
 
 
 def find_neighbours(folder: Path) -> list[Neighbour]:

@@ -1,0 +1,22 @@
+"""What a process announces, without other users; those are in tests/hostile/test_neighbours.py."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gpuyard.leases import neighbours
+
+pytestmark = pytest.mark.linux("abstract sockets")
+
+
+def test_a_process_announces_only_the_newest_of_many_directories() -> None:
+    with tempfile.TemporaryDirectory(prefix="gy") as scratch:  # a short path: names of sockets are cut off
+        for number in range(neighbours._MOST_ANNOUNCED + 4):
+            folder = Path(scratch, str(number))
+            folder.mkdir()
+            neighbours.announce(folder)
+            neighbours.announce(folder)
+        listed = neighbours._LISTED.read_text(errors="replace")
+    found = [number for number in range(neighbours._MOST_ANNOUNCED + 4) if f"{scratch}/{number}\n" in listed]
+    assert found == list(range(4, neighbours._MOST_ANNOUNCED + 4))
