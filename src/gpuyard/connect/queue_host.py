@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.file_systems import LOCAL, file_system
 from gpuyard.system.machine_identity import boot_id, host_name, is_this_machine, machine_id, machine_name
 from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.user_directories import find_state_directory
@@ -53,6 +54,11 @@ class QueueHost(Struct, frozen=True, kw_only=True):
     def is_here(self) -> bool:
         return is_this_machine(self.machine_id, self.boot_id, self.host)
 
+    def has_queue_here(self, folder: str) -> bool:
+        """Return whether this is the machine, for a record in `folder`. On a local disk, a new name does not matter."""
+        is_local = file_system(folder) in LOCAL
+        return is_this_machine(self.machine_id, self.boot_id, self.host, is_on_local_disk=is_local)
+
     @property
     def state(self) -> str:
         if self.since is None:
@@ -77,7 +83,7 @@ _SETTING = 'or set `reach = "ssh"` under [queue] in config.toml'
 def refuse_other_machine(folder: str) -> None:
     """Raise QueueElsewhere if the queue in this folder belongs to another machine."""
     found = _read(f"{folder}/{_NAME}")
-    if found is not None and not found.is_here:
+    if found is not None and not found.has_queue_here(folder):
         raise _belongs_to(found, folder)
 
 
@@ -135,7 +141,7 @@ def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
             found = None if is_unchanged() else _read(path)
         except (OSError, EnvironmentFault):
             return True  # says nothing about another machine
-        return found is None or found.is_here
+        return found is None or found.has_queue_here(folder)
 
     try:
         yield is_ours
@@ -149,7 +155,7 @@ def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
 def adopt_queue(folder: str, host: str) -> None:
     """Give the queue of another machine to this one. Raises UserError if the queue is not that machine's."""
     found = _read(f"{folder}/{_NAME}")
-    if found is None or found.is_here:
+    if found is None or found.has_queue_here(folder):
         raise UserError(f"the queue in {folder} belongs to no other machine", hint="`gpuyard daemon start` starts it")
     if found.host != host.partition(".")[0].lower():
         raise UserError(f"the queue in {folder} belongs to {found.host}", hint=f"write `--from {found.host}`")

@@ -6,8 +6,9 @@ or on an unknown one that fails a test of locks and of SQLite, a folder of this 
     /var/lib/gpuyard/UID/NAME       if an administrator made /var/lib/gpuyard with mode 1777
     /var/tmp/gpuyard-UID/NAME       which all systems have, and which is kept when the machine restarts
 
-NAME has the name of the machine and a digest of the path that it stands for. A folder that exists is used before a new
-one is made, so a queue stays where it is. Other users can write to the folders above, so all of it is checked
+NAME is a digest of the path that it stands for. The name of the machine is no part of it: a machine that is renamed
+would get a second queue for the same GPUs. A folder that exists is used before a new one is made, so a queue stays
+where it is. Other users can write to the folders above, so all of it is checked
 (`private_files.py`). An unknown file system is tested once for each machine; the result is kept in the folder.
 
 A test that succeeds does not show that no other machine sees the folder: `connect/queue_host.py` guards against that.
@@ -129,6 +130,4 @@ def _make_instead(wanted: str, problem: str) -> str:
 def _name(wanted: str) -> str:
     import hashlib
 
-    from gpuyard.system.machine_identity import machine_name
-
-    return f"{machine_name()}-{hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]}"
+    return hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]

@@ -37,19 +37,22 @@ def machine_name() -> str:
     return f"{host_name()}-{_digest(f'{machine_id()} {host_name()}')}"
 
 
-def is_this_machine(id_there: str | None, boot_there: str | None, host_there: str) -> bool:
-    """Return whether a record with these values was made on this machine.
+def is_this_machine(
+    id_there: str | None, boot_there: str | None, host_there: str, *, is_on_local_disk: bool = False
+) -> bool:
+    """Return whether a record with these values was made on this machine. `is_on_local_disk`: no other machine sees it.
 
     - Two ids that differ are two machines, also on one kernel: containers with systems of their own.
     - Otherwise one boot id is one machine. A container without an id counts as its host: locks hold for both.
-    - Otherwise the machine was restarted if its name is the same. Machines cloned with their id have other names.
+    - Otherwise the machine was restarted if its name is the same, or if the record is on a local disk: machines and
+      containers are renamed. Machines cloned with their id have other names, and disks of their own.
     - Where the system has neither id nor boot id, nothing can be said, and the record counts as ours.
     """
     here, boot = machine_id(), boot_id()
     if here and id_there and here != id_there:
         return False
     if boot is not None and boot_there is not None:
-        return boot == boot_there or host_there == host_name()
+        return boot == boot_there or is_on_local_disk or host_there == host_name()
     return True
 
 

@@ -52,6 +52,26 @@ def test_the_first_machine_keeps_a_queue_whether_its_daemon_runs_or_not(
         refuse_other_machine(folder)
 
 
+@pytest.mark.parametrize("kind", ["ext4", "fuse.juicefs"])
+def test_a_machine_that_was_renamed_and_restarted_keeps_the_queue_on_its_local_disk(
+    folder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = Path(folder).parent / "mounts"
+    mounts.write_text(f"1 1 0:1 / / rw - {kind} x rw\n")
+    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(mounts))
+    with hold_queue(folder):
+        pass
+    for module in (machine_identity, queue_host):
+        monkeypatch.setattr(module, "boot_id", lambda: "a later boot")
+        monkeypatch.setattr(module, "host_name", lambda: "renamed")
+    if kind == "ext4":
+        with hold_queue(folder) as is_ours:
+            assert is_ours()
+    else:
+        with pytest.raises(QueueElsewhere, match="belongs to the host alpha"):
+            refuse_other_machine(folder)
+
+
 def test_a_daemon_notices_that_another_machine_adopted_its_queue(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with hold_queue(folder) as is_ours:
         be("bravo", monkeypatch)

@@ -47,6 +47,16 @@ def test_a_network_file_system_is_replaced_by_a_private_folder(tmp_path: Path, b
     assert find_local_folder(found.wanted).path == found.path
 
 
+def test_a_machine_that_is_renamed_keeps_its_folder(
+    tmp_path: Path, bases: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = str(tmp_path / "home" / "gpuyard")
+    before = find_local_folder(wanted).path
+    local_folder._found.clear()
+    monkeypatch.setattr("gpuyard.system.machine_identity.host_name", lambda: "renamed")
+    assert find_local_folder(wanted).path == before
+
+
 def test_a_queue_stays_where_it_is_when_an_administrator_adds_a_place(tmp_path: Path, bases: tuple[Path, Path]) -> None:
     wanted = str(tmp_path / "home" / "gpuyard")
     before = find_local_folder(wanted).path
