@@ -40,6 +40,7 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
     gate.write_text("go\n")
     queue.post("/jobs/release", ids=str(held))
     queue.wait()
+    (queue.home / "journal").write_bytes(b"")  # as when it is long: the names of logs say what has begun
     after = queue.submit("true", gpus=0)
     queue.wait()
 
@@ -61,7 +62,10 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
         assert "this job lacks WANDB_API_KEY: " in refused.stderr
         assert run("release", str(waiting), env={**os.environ, "WANDB_API_KEY": SECRET}).returncode == 0
         assert queue.submit("true", gpus=0) > after, "ids are not given again"
-        queue.post("/jobs/cancel", ids=f"{running} {held}")
+        queue.post("/jobs/cancel", ids=str(running))
+        queue.post("/jobs/release", ids=str(held))
+        queue.wait(held)
+        assert [each["number"] for each in queue.job(held)["attempts"]] == [2], "attempt 1 has a log already"
         assert queue.wait(waiting)["selection"] == str(waiting)
         assert (tmp_path / "ran").read_text() == f"{len(SECRET)}\n", "it waits for job 2, which was cancelled"
     finally:

@@ -109,6 +109,9 @@ def test_an_older_copy_of_the_database_is_noticed_and_what_has_run_since_does_no
     assert queue.wait(other)["succeeded"] == 1
     assert queue.submit("true", gpus=0) > last, "ids are not given again"
     assert (tmp_path / "ran").read_text() == "ran\n"
+    queue.post("/jobs/release", ids=str(ran))
+    queue.wait(ran)
+    assert [each["number"] for each in queue.job(ran)["attempts"]] == [2], "attempt 1 has a log already"
 
 
 @pytest.mark.parametrize("harm", ["removed", "emptied", "log removed"])

@@ -142,7 +142,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     scheduler.controller.own_leases.hold(moved.copies)
     scheduler.listeners.append(lambda _: clock.save())
     if notice is not None:
-        notice += _hold_begun(scheduler, begun_attempts(folder / "journal"))
+        notice += _hold_begun(scheduler, begun_attempts(folder / "journal", log_folders(folder)))
         _log.error(notice)
         scheduler.notices.append(notice)
     _start_ids_after_earlier_jobs(scheduler, log_folders(folder), engine.queue)
@@ -232,8 +232,8 @@ def _prepare_folder(folder: Path) -> None:
 
 
 def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
-    """Hold jobs that wait in an older database although the journal says that they have begun since: they would run a
-    second time. Return a sentence about them for the notice."""
+    """Hold jobs that wait in an older database although they have begun since: they would run a second time. Later
+    attempts get higher numbers than `begun`, and logs of their own. Return a sentence for the notice."""
     store, held = scheduler.store, []
     reason = "it had begun, and the queue's database is older: `gpuyard release` runs it again"
     with store.transaction():
@@ -242,6 +242,7 @@ def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
             if job is not None and job.attempts < number and can(job.state, JobEvent.HOLD) and job.state in WAITING:
                 scheduler.controller.transitions.apply(job, JobEvent.HOLD, scheduler.clock.now(), reason)
                 held.append(job_id)
+            store.skip_attempts(job_id, number)
     return (
         f". Jobs that had begun since are held: {format_ids(held)} (`gpuyard release` runs them again)" if held else ""
     )

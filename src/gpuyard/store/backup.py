@@ -141,7 +141,7 @@ def checked_backup(source: Path, folder: Path) -> Iterator[Path]:
 def restore(draft: Path, database: Path, begun: Mapping[int, int]) -> Restored:
     """Replace the queue's database by a checked backup. The caller holds the daemon's lock.
 
-    `begun` is the highest attempt that has begun for each job, according to the keepers' journal.
+    `begun` is the highest attempt that has begun for each job: later ones get higher numbers, and logs of their own.
     """
     record = QueueRecord(database.with_name("queue.record"))
     try:
@@ -199,6 +199,8 @@ def _prepare(draft: Path, progress: QueueProgress, begun: Mapping[int, int]) -> 
         )
         since = "restored from a backup, and it has begun since: `gpuyard release` runs it a second time"
         copy.executemany("UPDATE jobs SET reason = ? WHERE id = ?", [(since, job_id) for job_id in again])
+        numbers = [(number, job_id) for job_id, number in begun.items()]
+        copy.executemany("UPDATE jobs SET attempts = max(attempts, ?) WHERE id = ?", numbers)
         copy.execute(
             "INSERT INTO events (job, at, kind, text) SELECT id, ?, 'held', reason FROM jobs WHERE ended_at IS NULL",
             (at,),

@@ -286,6 +286,10 @@ class JobStore(DependencyStore):
         self._execute("DELETE FROM attempts WHERE job = ? AND number = ?", (job_id, number))
         self._execute("UPDATE jobs SET attempts = attempts - 1 WHERE id = ?", (job_id,))
 
+    def skip_attempts(self, job_id: int, number: int) -> None:
+        """Give the job's next attempt a higher number than this."""
+        self._execute("UPDATE jobs SET attempts = max(attempts, ?) WHERE id = ?", (number, job_id))
+
     def live_attempts(self) -> list[tuple[Job, Attempt]]:
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE ended_at IS NULL ORDER BY job"  # noqa: S608
         attempts = [row_codec.attempt_from_row(row) for row in self._execute(query).fetchall()]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,10 +25,10 @@ def end_attempt(store: JobStore, job_id: int, number: int, outcome: Outcome, at:
 
 
 class QueueDb:
-    """A queue in memory, with helpers for tests."""
+    """A queue in memory, or in a file, with helpers for tests."""
 
-    def __init__(self) -> None:
-        self.db: Database = open_database(None)[0]
+    def __init__(self, path: Path | None = None) -> None:
+        self.db: Database = open_database(path)[0]
         self.store = JobStore(self.db)
         self.queries = QueueQueries(self.db, self.store)
 

@@ -18,7 +18,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -38,6 +38,8 @@ _GREETING_MS = 2_000
 _TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
 _LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
+# As 17.1.log, of attempt 1 of job 17.
+_LOG_NAME = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\.[a-z.]+")
 
 
 class JournalEntry(Struct, frozen=True):
@@ -62,18 +64,19 @@ def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
     return entries, end
 
 
-def begun_attempts(journal: Path) -> dict[int, int]:
-    """Return the highest attempt that has begun for each job in a journal; none if it cannot be read."""
-    try:
+def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
+    """Return the highest attempt that has begun for each job, according to the journal and the names of logs in these
+    folders: a long journal is emptied. What cannot be read is left out."""
+    begun: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError):
         entries, _ = parse_journal(journal.read_bytes())
-    except OSError:
-        return {}
-    found: dict[int, int] = {}
-    for entry in entries:
-        job_id, number = map(int, entry.key.split("."))
-        if job_id and not is_unbegun(entry.word):
-            found[job_id] = max(found.get(job_id, 0), number)
-    return found
+        keys = (entry.key.split(".") for entry in entries if not is_unbegun(entry.word))
+        begun += [(int(job_id), int(number)) for job_id, number in keys]
+    for folder in logs:
+        with contextlib.suppress(OSError):
+            names = map(_LOG_NAME.fullmatch, os.listdir(folder))
+            begun += [(int(name[1]), int(name[2])) for name in names if name is not None]
+    return {job_id: number for job_id, number in sorted(begun) if job_id}
 
 
 class KeeperConnection:

@@ -57,6 +57,7 @@ class RestoreVerb:
         from gpuyard.connect.daemon_lock import hold_daemon_lock
         from gpuyard.connect.paths import lock_path, state_folder
         from gpuyard.engines.local.keeper_connection import begun_attempts
+        from gpuyard.engines.registry import log_folders
         from gpuyard.store.backup import checked_backup, count_unfinished, restore
         from gpuyard.system.private_files import make_folder
 
@@ -69,11 +70,12 @@ class RestoreVerb:
                 hint="wait for them or cancel them; or add --force: "
                 "the current queue is then kept in a file beside the new one",
             )
+        logs = log_folders(folder)
         make_folder(str(folder))
         with checked_backup(source, folder) as draft:
             _stop_daemon()
             with hold_daemon_lock(lock_path()):
-                done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal"))
+                done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal", logs))
         answer = to_builtins(done)
         request("GET", "/status")  # starts the daemon
         return say_answer(typed, answer, *_restored_lines(source, answer))
