@@ -102,6 +102,7 @@ class QueueUnderTest:
         self.client = DaemonConnection(str(home / "daemon.sock"), may_start=False)
         self.daemon: Daemon | None = None
         self._scratch = home.parent
+        self.lacks_attempts = False  # its database is older than some attempts, whose numbers are not given again
 
     # The daemon
 
@@ -250,7 +251,8 @@ class QueueUnderTest:
                 "SELECT job, group_concat(number) FROM (SELECT * FROM attempts ORDER BY job, number) GROUP BY 1"
             )
             counts = dict(query("SELECT id, attempts FROM jobs WHERE attempts"))
-            assert dict(numbers) == {job: ",".join(map(str, range(1, n + 1))) for job, n in counts.items()}
+            every = {job: ",".join(map(str, range(1, n + 1))) for job, n in counts.items()}
+            assert self.lacks_attempts or dict(numbers) == every
 
 
 def submission(*command: str, token: str | None = None, **options: Any) -> dict[str, object]:

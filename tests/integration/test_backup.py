@@ -44,6 +44,7 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
     after = queue.submit("true", gpus=0)
     queue.wait()
 
+    queue.lacks_attempts = True
     restored = run("restore", str(path))
     assert restored.returncode == 0, restored.stderr
     assert f"have started since the backup: {waiting}-{held};" in restored.stdout

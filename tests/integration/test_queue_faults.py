@@ -98,6 +98,7 @@ def test_an_older_copy_of_the_database_is_noticed_and_what_has_run_since_does_no
     queue.wait(last)
     queue.stop()
     path.write_bytes(copy)
+    queue.lacks_attempts = True
     queue.start()
     (notice,) = queue.get("/jobs")["notices"]
     assert "the queue's database is an older copy" in notice

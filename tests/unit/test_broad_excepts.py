@@ -10,6 +10,7 @@ ALLOWED = {
     "control/engine_set.py",
     "daemon/loop.py",
     "daemon/monitor/sampling.py",
+    "daemon/retention.py",
     "daemon/server/connection.py",
     "engines/cluster/engine.py",
     "engines/registry.py",

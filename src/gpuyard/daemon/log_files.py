@@ -12,6 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpuyard.errors import EnvironmentFault
+
 # Only what gpuyard names so is ever removed: 17.1.log, of attempt 1 of job 17.
 _NAME = re.compile(r"(\d{1,18})\.\d{1,9}\.[a-z.]+", re.ASCII)
 _FILES_PER_PAUSE, _PAUSE_S = 100, 0.001
@@ -26,20 +28,34 @@ class LogFile(Struct, frozen=True):
 
 
 def list_logs(folders: Iterable[Path]) -> list[LogFile]:
-    """Return all logs in these folders, those that changed first at the front."""
+    """Return all logs in these folders, those that changed first at the front. Raises EnvironmentFault if a folder
+    cannot be read."""
     found = []
     for folder in folders:
-        if not folder.is_dir():
+        try:
+            with os.scandir(folder) as entries:
+                for number, entry in enumerate(entries):
+                    if (log := _log_file(entry)) is not None:
+                        found.append(log)
+                    _pause(number)
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        with os.scandir(folder) as entries:
-            for number, entry in enumerate(entries):
-                match = _NAME.fullmatch(entry.name)
-                if match is not None and entry.is_file(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    size = min(status.st_size, status.st_blocks * _BLOCK)
-                    found.append(LogFile(entry.path, int(match[1]), size, status.st_mtime))
-                _pause(number)
+        except OSError as error:
+            hint = "see the owner and mode of this folder"
+            raise EnvironmentFault(f"{folder} cannot be read: {error.strerror}", hint=hint) from error
     return sorted(found, key=lambda log: log.changed_at)
+
+
+def _log_file(entry: "os.DirEntry[str]") -> LogFile | None:
+    match = _NAME.fullmatch(entry.name)
+    if match is None or not entry.is_file(follow_symlinks=False):
+        return None
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:  # it was removed since the folder was read
+        return None
+    size = min(status.st_size, status.st_blocks * _BLOCK)
+    return LogFile(entry.path, int(match[1]), size, status.st_mtime)
 
 
 def surplus(logs: Sequence[LogFile], kept: Collection[int], old: Collection[int], most: float | None) -> list[LogFile]:

@@ -29,7 +29,7 @@ from gpuyard.store.database import convert_sqlite_errors
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_FIRST_AFTER_S, _EVERY_S = 60.0, 3600.0
+_FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
 # After the last end of a job, so that a retry in this time needs no new values.
 _DROP_SECRETS_AFTER_S = 5.0
 # Work takes one part of the loop's time in this many.
@@ -64,12 +64,16 @@ class Retention:
                     await self._has_ended.wait()
                     await asyncio.sleep(_DROP_SECRETS_AFTER_S)
             try:
-                await self._drop_secrets()
                 if loop.time() >= due:
                     due = loop.time() + _EVERY_S
                     await self.apply()
+                await self._drop_secrets()
+                continue
             except GpuyardError as error:
                 _log.error("what [keep] in config.toml says cannot be applied now: %s", error)
+            except Exception:  # noqa: BLE001 - a bug in one round must not be the last one
+                _log.exception("a bug: what [keep] in config.toml says cannot be applied now")
+            await asyncio.sleep(_AFTER_FAILURE_S)
 
     async def apply(self, older_than_s: float | None = None, *, is_urgent: bool = False) -> CleanResult:
         """Delete jobs that finished longer ago than this, or than [keep] says, and logs that are beyond its limits.
@@ -148,8 +152,12 @@ class Retention:
     async def _drop_secrets(self) -> None:
         if self._has_ended.is_set():
             self._has_ended.clear()
-            with convert_sqlite_errors():
-                await self._work(self._scheduler.store.specs.drop_secrets(), is_urgent=False)
+            try:
+                with convert_sqlite_errors():
+                    await self._work(self._scheduler.store.specs.drop_secrets(), is_urgent=False)
+            except BaseException:
+                self._has_ended.set()  # try again
+                raise
 
     async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
         """Do all pieces, with a pause after each for everything else that the daemon does."""

@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
+
+from gpuyard.daemon import log_files
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
+from gpuyard.errors import EnvironmentFault
 
 
 def log(job_id: int, size: int, at: float = 0.0) -> LogFile:
@@ -44,6 +48,26 @@ def test_only_files_that_are_named_as_logs_are_listed(tmp_path: Path) -> None:
     assert (removed, problem) == (found, None)
     assert not (tmp_path / "17.1.log").exists()
     assert (tmp_path / "notes.log").read_text() == "text"
+
+
+def test_a_log_that_is_removed_while_the_folder_is_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.1.log").touch()
+
+    def remove_the_others(number: int) -> None:
+        for path in tmp_path.iterdir() if number == 0 else ():
+            path.unlink()
+
+    monkeypatch.setattr(log_files, "_pause", remove_the_others)
+    assert len(list_logs([tmp_path])) == 1
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "logs").symlink_to("logs")
+    with pytest.raises(EnvironmentFault, match="logs cannot be read: "):
+        list_logs([tmp_path / "logs"])
 
 
 def test_what_was_cut_out_of_a_log_does_not_count(tmp_path: Path) -> None:

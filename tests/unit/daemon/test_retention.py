@@ -1,6 +1,7 @@
 """The daemon keeps what `[keep]` says by itself, and leaves the loop to others meanwhile."""
 
 import asyncio
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpuyard.errors import StoreFault
 from tests.unit.daemon.test_loop import DEADLINE_S, LoopFixture, open_loop
 
 DAY_S = 86_400.0
+IN_TIME_S = 30.0  # before the round after a minute
 
 
 async def finished_jobs(loop: LoopFixture, *ages_s: float) -> list[int]:
@@ -35,7 +37,8 @@ def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
             for job_id in (old, recent):
                 (logs / f"{job_id}.1.log").touch()
             retention = Retention(loop.scheduler, own_home)
-            real, failures, applied = retention.apply, [StoreFault("the disk is full")], asyncio.Event()
+            real, applied = retention.apply, asyncio.Event()
+            failures = [RuntimeError("a bug"), StoreFault("the disk is full")]
 
             async def apply() -> None:
                 if failures:
@@ -46,6 +49,7 @@ def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
             monkeypatch.setattr(retention, "apply", apply)
             monkeypatch.setattr(retention_module, "_FIRST_AFTER_S", 0.0)
             monkeypatch.setattr(retention_module, "_EVERY_S", 0.01)
+            monkeypatch.setattr(retention_module, "_AFTER_FAILURE_S", 0.0, raising=False)
             task = asyncio.create_task(retention.run())
             async with asyncio.timeout(DEADLINE_S):
                 await applied.wait()
@@ -54,6 +58,31 @@ def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
             assert (loop.scheduler.store.job(old), failures, retention.kept_files().logs) == (None, [], 1)
             assert loop.scheduler.store.job(recent) is not None
             assert [path.name for path in logs.iterdir()] == [f"{recent}.1.log"]
+
+    asyncio.run(story())
+
+
+def test_secrets_that_could_not_be_dropped_are_dropped_later(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with open_loop(own_home) as loop:
+            retention, specs = Retention(loop.scheduler, own_home), loop.scheduler.store.specs
+            real, failures, dropped = specs.drop_secrets, [StoreFault("the disk is full")], asyncio.Event()
+
+            def drop() -> Generator[None, None, None]:
+                if failures:
+                    raise failures.pop()
+                yield from real()
+                dropped.set()
+
+            monkeypatch.setattr(specs, "drop_secrets", drop)
+            monkeypatch.setattr(retention_module, "_DROP_SECRETS_AFTER_S", 0.0)
+            monkeypatch.setattr(retention_module, "_AFTER_FAILURE_S", 0.0, raising=False)
+            retention._has_ended.set()  # as after the end of the last job
+            task = asyncio.create_task(retention.run())
+            async with asyncio.timeout(IN_TIME_S):
+                await dropped.wait()
+            task.cancel()
+            retention.close()
 
     asyncio.run(story())
 
