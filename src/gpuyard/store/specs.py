@@ -79,14 +79,17 @@ class StoredSpecs:
             missing = tuple(name for name in spec.dropped if name not in values)
             if missing and not allow_missing:
                 lacking[job_id] = missing
-            elif spec.dropped:
-                self._keep(number, {name: values[name] for name in spec.dropped if name in values})
+            elif supplied := {name: values[name] for name in spec.dropped if name in values}:
+                kept = {name: spec.environment[name] for name in spec.secrets if name in spec.environment}
+                self._keep(number, {**kept, **supplied}, is_complete=not missing)
         return lacking
 
-    def _keep(self, number: int, secrets: Mapping[str, str]) -> None:
+    def _keep(self, number: int, secrets: Mapping[str, str], *, is_complete: bool = True) -> None:
+        """Store a spec's secrets. It may lack some for one job of an array: the others are asked for them again."""
         # Not with ensure_ascii=False: a value may have bytes that are not UTF-8.
         self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (number, json.dumps(secrets)))
-        self._db.execute("DELETE FROM dropped_secrets WHERE spec = ?", (number,))
+        if is_complete:
+            self._db.execute("DELETE FROM dropped_secrets WHERE spec = ?", (number,))
         self.read.cache_clear()
         self.may_have_secrets = True
 
@@ -131,6 +134,6 @@ class StoredSpecs:
         if not spec.secrets:
             return spec
         kept = self._db.value("SELECT body FROM secrets WHERE spec = ?", (number,))
-        if kept is None:
-            return replace(spec, dropped=spec.secrets)
-        return replace(spec, environment={**spec.environment, **json.loads(kept)})
+        values = {} if kept is None else json.loads(kept)
+        dropped = tuple(name for name in spec.secrets if name not in values)
+        return replace(spec, environment={**spec.environment, **values}, dropped=dropped)

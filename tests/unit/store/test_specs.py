@@ -1,0 +1,30 @@
+"""Secrets that were dropped: which jobs lack them, and what stays of those that were supplied."""
+
+import pytest
+
+from tests.unit.store import QueueDb
+
+
+@pytest.fixture
+def dropped(queue_db: QueueDb) -> list[int]:
+    """Jobs of an array that have ended, whose secrets were dropped."""
+    environment = {"HOME": "/", "A_TOKEN": "a", "B_TOKEN": "b"}
+    ids = queue_db.add(3, environment=environment, secrets=("A_TOKEN", "B_TOKEN"), is_array=True)
+    for job_id in ids:
+        queue_db.finish(job_id, 200.0)
+    for _ in queue_db.store.specs.drop_secrets():
+        pass
+    return ids
+
+
+def test_a_job_that_may_run_without_its_secrets_speaks_for_no_other_of_its_array(
+    queue_db: QueueDb, dropped: list[int]
+) -> None:
+    specs, (first, second, third) = queue_db.store.specs, dropped
+    assert specs.supply([first], {}, allow_missing=True) == {}
+    assert specs.supply([second], {}, allow_missing=False) == {second: ("A_TOKEN", "B_TOKEN")}
+    assert specs.supply([first], {"A_TOKEN": "new"}, allow_missing=True) == {}
+    assert specs.supply([second], {}, allow_missing=False) == {second: ("B_TOKEN",)}
+    assert specs.supply([second, third], {"B_TOKEN": "too"}, allow_missing=False) == {}
+    assert queue_db.job(third).spec.environment == {"HOME": "/", "A_TOKEN": "new", "B_TOKEN": "too"}
+    assert specs.supply([first], {}, allow_missing=False) == {}
