@@ -62,22 +62,29 @@ class RestoreVerb:
         from gpuyard.system.private_files import make_folder
 
         source, folder = Path(typed.arguments[0]).expanduser().absolute(), Path(state_folder())
-        unfinished = count_unfinished(folder / "queue.db")
-        if unfinished and not typed.flag("force"):
-            states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
-            raise UserError(
-                f"the queue has jobs that have not finished: {states}",
-                hint="wait for them or cancel them; or add --force: "
-                "the current queue is then kept in a file beside the new one",
-            )
+
+        def refuse_unfinished() -> None:
+            unfinished = count_unfinished(folder / "queue.db")
+            if unfinished and not typed.flag("force"):
+                states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
+                raise UserError(
+                    f"the queue has jobs that have not finished: {states}",
+                    hint="wait for them or cancel them; or add --force: "
+                    "the current queue is then kept in a file beside the new one",
+                )
+
+        refuse_unfinished()
         logs = log_folders(folder)
         make_folder(str(folder))
         with checked_backup(source, folder) as draft:
             _stop_daemon()
-            with hold_daemon_lock(lock_path()):
-                done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal", logs))
+            try:
+                with hold_daemon_lock(lock_path()):
+                    refuse_unfinished()  # jobs may have been submitted since
+                    done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal", logs))
+            finally:
+                request("GET", "/status")  # starts the daemon
         answer = to_builtins(done)
-        request("GET", "/status")  # starts the daemon
         return say_answer(typed, answer, *_restored_lines(source, answer))
 
 
