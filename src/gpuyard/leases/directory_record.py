@@ -53,18 +53,21 @@ def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
     try:
         owner_locks.try_hold(record)
         recorded = _read(record)
-        left = [each for each in recorded if not _is_same(each, folder) and each.is_dir()]
+        left = [each for each in recorded if not _is_same(each, folder) and os.path.isdir(each)]
         with contextlib.ExitStack() as mutexes:
             for each in sorted({folder, *left}) if left else ():
                 # A directory that another process keeps locked grants nothing to this user's processes either.
-                with contextlib.suppress(WaitedTooLong):
+                # Nor does one that lost its sticky bit, or is closed to this user: the daemon must be able to leave it.
+                with contextlib.suppress(WaitedTooLong if each == folder else EnvironmentFault):
                     mutexes.enter_context(hold_mutex(each, _MUTEX_TIMEOUT_S))
             for each in left:
                 copies |= _take_along(each, folder, of_jobs)
-            if left and left[0] == recorded[0]:
-                copy_drains(left[0], folder)
+            copied = copy_drains(left[0], folder) if left and left[0] == recorded[0] else []
             kept = [each for each in left if _held(each)]
             _write(record, [folder, *kept])
+            for drain in copied:  # otherwise it would hold again after a move back
+                with contextlib.suppress(OSError):
+                    os.unlink(drain)
             for each in left:
                 if each not in kept:
                     remove_dead(each)
@@ -107,12 +110,28 @@ def check_directory(folder: Path) -> None:
 
 def queue_directory() -> Path | None:
     """Return the lease directory of this user's queue, or None if there is no queue."""
+    return next(iter(_recorded()), None)
+
+
+def unlink_lease(folder: Path, name: str) -> None:
+    """Remove a lease file of this user, with its links in the recorded directories. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(folder / name)
+        with contextlib.suppress(EnvironmentFault):  # there is no folder for a queue
+            for each in _recorded():
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    if os.path.samestat(os.lstat(each / name), status):
+                        os.unlink(each / name)
+        os.unlink(folder / name)
+
+
+def _recorded() -> list[Path]:
     try:
         record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
     except OSError:
-        return None
+        return []
     try:
-        return next(iter(_read(record)), None)
+        return _read(record)
     finally:
         os.close(record)
 

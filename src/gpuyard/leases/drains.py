@@ -94,10 +94,18 @@ def remove_drains(folder: Path, device_id: str) -> None:
                 os.unlink(entry.path)
 
 
-def copy_drains(earlier: Path, folder: Path) -> None:
-    """Copy this user's drains into another directory. Call it while its mutex is held."""
+def copy_drains(earlier: Path, folder: Path) -> list[str]:
+    """Copy this user's drains into another directory. Call it while its mutex is held.
+
+    Returns the files in `earlier` that are not needed there any more: those that hold for this user alone.
+    """
+    left = []
     with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
+        status = os.stat(earlier)
+        holds_for_others = os.geteuid() in (0, status.st_uid) and status.st_mode & 0o077
         for entry in list(os.scandir(earlier)):
             is_mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
             if entry.name.endswith(DRAIN) and is_mine:
                 write_atomically(folder / entry.name, Path(entry.path).read_bytes(), exact_mode=0o644)
+                left += [] if holds_for_others else [entry.path]
+    return left

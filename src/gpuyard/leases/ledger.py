@@ -18,7 +18,7 @@ import msgspec
 from gpuyard.config import lease_dir
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.directory_record import check_directory
+from gpuyard.leases.directory_record import check_directory, unlink_lease
 from gpuyard.leases.drains import DRAIN, LONGEST_REASON, DrainReader, add_drain, remove_drains
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
@@ -179,8 +179,7 @@ class Ledger:
             raise UserError(f"there is no lease '{lease_id}'", hint=f"your leases: {held}")
         if lease.holder.uid != os.getuid():
             raise UserError(f"lease {lease_id} belongs to {lease.holder.user}", hint="only its owner can end it")
-        with contextlib.suppress(FileNotFoundError):
-            (self.folder / f"{lease_id}{LEASE}").unlink()
+        unlink_lease(self.folder, f"{lease_id}{LEASE}")
 
     def drain(self, device_id: str, reason: str = "") -> Drain:
         """Let nothing new start on the device, for this user, or for all if this user owns the directory or is root.

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.core.lease import Share
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.directory_record import RECORD, check_directory, move_in, queue_directory
+from gpuyard.leases.drains import add_drain, remove_drains
+from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.lock_file import LockFile
+from gpuyard.leases.records import encode_lease
 from gpuyard.system import owner_locks
+from gpuyard.system.process_identity import this_process
 
 
 @pytest.fixture
@@ -52,6 +57,52 @@ def test_leases_move_along_through_several_directories(folders: tuple[Path, Path
     os.close(move_in(one, ()).record)
     assert os.listdir(two) == os.listdir(three) == []
     check_directory(three)
+
+
+def test_a_directory_that_lost_its_sticky_bit_can_be_left(folders: tuple[Path, Path, Path]) -> None:
+    one, two, _ = folders
+    lease = LockFile(one / "1-a.lease", b"{}")
+    one.chmod(0o777)
+    os.close(move_in(two, ()).record)
+    assert queue_directory() == two
+    assert is_held(two / "1-a.lease")
+    lease.release()
+
+
+def test_a_directory_that_cannot_be_reached_any_more_can_be_left(
+    folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = folders
+    real = os.stat
+
+    def closed(path: str | Path, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        if path in (one, str(one)):
+            raise PermissionError(13, "Permission denied", str(one))
+        return real(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(os, "stat", closed)
+    os.close(move_in(two, ()).record)
+    assert queue_directory() == two
+
+
+def test_a_drain_that_was_removed_does_not_come_back_with_its_directory(folders: tuple[Path, Path, Path]) -> None:
+    one, two, _ = folders
+    add_drain(one, "GPU-0", "hot", 1.0)
+    os.close(move_in(two, ()).record)
+    assert [drain.device_id for drain in Ledger(two).read_drains()] == ["GPU-0"]
+    remove_drains(two, "GPU-0")
+    os.close(move_in(one, ()).record)
+    assert Ledger(one).read_drains() == ()
+
+
+def test_a_lease_that_is_released_ends_in_all_directories(folders: tuple[Path, Path, Path]) -> None:
+    one, two, _ = folders
+    lease = LockFile(one / "1-a.lease", encode_lease(this_process("mine"), (Share(device_id="GPU-0"),)))
+    os.close(move_in(two, ()).record)
+    Ledger(two).end("1-a")
+    assert Ledger(one).leases() == Ledger(two).leases() == ()
+    check_directory(two)
+    lease.leave()
 
 
 def test_claims_elsewhere_are_refused_while_the_queue_runs_or_leases_are_missing(
