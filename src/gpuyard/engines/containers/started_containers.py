@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -42,6 +43,7 @@ _TOOL_VARIABLES = ("PATH", "HOME", "TMPDIR")
 _TOOL_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_")
 _NOT_THERE = b"no such container"
 _CHUNK = 1 << 14
+_RETRY_S = 10.0
 
 
 class _Removal(Struct, frozen=True):
@@ -91,6 +93,7 @@ class StartedContainers:
         self._poll = poll
         self._removals: dict[str, _Removal] = {}  # by the name of the record, such as `17.1-a0b1`
         self._running: dict[str, _RunningRemoval] = {}
+        self._failed_at: dict[str, float] = {}
 
     def contain(self, launch: Launch, environment: Mapping[str, str], queue: str) -> Launch:
         """Return the launch of the tool that runs the program in its container; record the container.
@@ -142,7 +145,11 @@ class StartedContainers:
                 self._remove(name)
 
     def collect(self) -> None:
-        """Look after the removals that run. A removal that failed is tried again by the next daemon."""
+        """Look after the removals that run. Retry a removal 10 s after it failed."""
+        now = time.monotonic()
+        for name in [name for name, at in self._failed_at.items() if now >= at + _RETRY_S]:
+            del self._failed_at[name]
+            self._remove(name)
         for name, removal in list(self._running.items()):
             if not removal.read():
                 continue
@@ -152,7 +159,7 @@ class StartedContainers:
             if status == 0 or _NOT_THERE in said.lower():
                 self._forget(name)
             else:
-                _log.warning("the container %s was not removed: %s", name, said.decode(errors="replace"))
+                self._note_failure(name, said.decode(errors="replace"))
 
     def _remove(self, name: str) -> None:
         if name in self._running:
@@ -160,9 +167,13 @@ class StartedContainers:
         try:
             self._running[name] = running = _RunningRemoval(self._removals[name])
         except OSError as error:
-            _log.warning("the container %s was not removed: %s", name, error)
+            self._note_failure(name, str(error))
         else:
             self._poll.watch(running.pipe)
+
+    def _note_failure(self, name: str, problem: str) -> None:
+        self._failed_at[name] = time.monotonic()
+        _log.warning("the container %s was not removed, which is tried again: %s", name, problem)
 
     def _record(self, name: str, removal: _Removal) -> None:
         path = f"{self._folder}/{name}"
@@ -174,7 +185,8 @@ class StartedContainers:
         self._removals[name] = removal
 
     def _forget(self, name: str) -> None:
-        del self._removals[name]
+        self._removals.pop(name, None)
+        self._failed_at.pop(name, None)
         with contextlib.suppress(OSError):
             os.unlink(f"{self._folder}/{name}")
 
