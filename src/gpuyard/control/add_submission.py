@@ -96,6 +96,8 @@ class SubmissionIntake:
                 for start, piece in pieces:
                     yield
                     with self._transitions.in_step(), self._store.transaction():
+                        now = self._first_job(submission, user, wanted)  # a dependency may have been retried
+                        like = replace(like, state=now.state, reason=now.reason, ended_at=now.ended_at)
                         add(start, piece)
                 yield
                 with self._transitions.in_step(), self._store.transaction(is_synced=True):

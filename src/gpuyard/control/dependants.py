@@ -71,6 +71,8 @@ class Dependants:
                     dependant.spec.tag, dependant.spec.name or ""
                 ):
                     continue  # a config of a workspace has one live job at most
+                if self._store.has_lost_dependency(dependant_id):
+                    continue
                 if outlook_of_all(self._store.dependencies(dependant_id))[0] is DependencyOutlook.NEVER:
                     continue
                 self._revive(dependant, now)

@@ -62,6 +62,15 @@ class DependencyStore:
         )
         return self._value(query, (job_id,)) is not None
 
+    def has_lost_dependency(self, job_id: int) -> bool:
+        """Return whether a job that has to succeed ended otherwise. The query tries the last first: thousands that are
+        retried are queued in order."""
+        query = (
+            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND kind = 'ok' "
+            "AND ended_at IS NOT NULL AND state <> 'succeeded' ORDER BY on_job DESC LIMIT 1"
+        )
+        return self._value(query, (job_id,)) is not None
+
     def state_of(self, job_id: int) -> JobState:
         return JobState(self._value("SELECT state FROM jobs WHERE id = ?", (job_id,)))
 

@@ -124,6 +124,42 @@ def test_an_array_starts_if_its_dependency_ended_while_the_array_was_being_submi
     assert queue_db.job(other + count).state is JobState.QUEUED
 
 
+def test_an_array_waits_if_its_failed_dependency_is_retried_while_the_array_is_being_submitted(
+    queue_db: QueueDb,
+) -> None:
+    (other,) = queue_db.add()
+    transitions = JobTransitions(queue_db.store)
+    controller = cast("Controller", SimpleNamespace(transitions=transitions))
+    requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+    end(queue_db, transitions, other, JobState.FAILED)
+    count = 1_500
+    on = ((OK, parse_selection(str(other))),)
+    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
+    submission = requests.submit(like, "me")
+    next(submission)
+    for _ in requests.change(parse_selection(str(other)), requests.retry):
+        pass
+    for _ in submission:
+        pass
+    assert {queue_db.job(other + number).state for number in (1, count)} == {JobState.BLOCKED}
+
+
+def test_a_retry_of_one_of_thousands_that_failed_costs_no_more_than_of_a_few() -> None:
+    efforts = []
+    for count in (10, 3000):
+        queue_db = QueueDb()
+        with closing(queue_db.db):
+            ids = queue_db.add(count)
+            waiting_for(queue_db, *((job_id, OK) for job_id in ids))
+            transitions = JobTransitions(queue_db.store)
+            for job_id in ids:
+                queue_db.finish(job_id, 200.0, JobState.FAILED)
+            transitions.dependants.settle(1, 200.0)
+            transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 300.0)
+            efforts.append(queue_db.effort_of(lambda: transitions.dependants.revive(1, 300.0)))  # noqa: B023
+    assert efforts[1] < 2 * efforts[0], efforts
+
+
 def test_an_end_among_thousands_costs_no_more_than_among_a_few() -> None:
     efforts = []
     for count in (10, 3000):
