@@ -62,11 +62,6 @@ def back_up(database: Path, target: Path, *, overwrite: bool = False) -> BackupC
         copy_database(reader, draft)
     try:
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy, convert_sqlite_errors():
-            copy.execute("PRAGMA secure_delete = ON")
-            copy.execute("BEGIN")
-            copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
-            copy.execute("DELETE FROM secrets")
-            copy.execute("COMMIT")
             found = _count(copy, os.path.getsize(draft))
         _write(draft, target, overwrite=overwrite)
         return found

@@ -1,6 +1,7 @@
 """A database of an earlier schema is copied before it is migrated; a migration that fails changes nothing."""
 
 import contextlib
+import os
 import sqlite3
 import stat
 from pathlib import Path
@@ -41,6 +42,27 @@ def test_a_copy_is_kept_before_the_steps_are_done(old: Path, monkeypatch: pytest
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert read(copy, "PRAGMA user_version") == BEFORE
     assert read(copy, "SELECT value FROM settings WHERE name = 'mine'") == "kept"
+
+
+def test_the_copy_has_no_secrets_and_its_name_once_it_is_complete(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(sqlite3.connect(old)) as database, database:
+        database.execute("INSERT INTO specs (id, body, command) VALUES (1, '{}', 'run')")
+        database.execute("INSERT INTO secrets VALUES (1, 'hush-hush-hush')")
+    copy, existed = old.with_name(f"queue.db.schema-{BEFORE}"), list[bool]()
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        existed.append(copy.exists())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for version in (BEFORE, BEFORE + 1):
+        monkeypatch.setitem(migrations.STEPS, version, "")
+    open_database(old)[0].close()
+    assert existed[:1] == [False]
+    assert b"hush-hush-hush" not in copy.read_bytes()
+    assert read(copy, "SELECT spec FROM dropped_secrets") == 1
+    assert list(old.parent.glob(".*")) == []
 
 
 def test_a_step_that_fails_leaves_the_database_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
