@@ -63,6 +63,7 @@ def test_environment_names_anothers_lease() -> None:
     before="all were looked at, for each reading",
     now="bounded: 64 ancestors are looked at",
 )
+@pytest.mark.usefixtures("unmeasured")  # measuring coverage takes twice as long after each fork
 def test_long_chain_of_processes() -> None:
     with subprocess.Popen(
         ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-c", CHAIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
