@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from gpuyard.config import state_dir
 from gpuyard.connect import autostart, paths
 from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect, decode, encode
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
+from gpuyard.connect.fast_json import decode, encode
 from gpuyard.daemon.server.connection import ConnectionLimits
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError

@@ -9,7 +9,7 @@ from gpuyard.errors import UserError
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.integration.test_docs import BLOCK, ROOT
 
-# Writes what it gets; goes on until it is told to save, or to stop.
+# Writes which signals it gets; goes on until SIGTERM.
 CATCHES = """
 import pathlib, signal, sys
 log = open(sys.argv[1], "a", buffering=1)

@@ -1,8 +1,8 @@
 """The HTTP client of the daemon, fast enough for a command that must finish in a few milliseconds.
 
 Imports are what costs: `json` and `socket` each take as long as the start of a bare interpreter. This module uses their
-C parts (`_json`, `_socket`), whose interface has not changed since Python 3.2, and writes HTTP by hand. All other ways
-to the daemon (`transports`, `retrying`, the terminal screen) send and read messages with it.
+C parts (`_socket`, and `_json` in `fast_json`), whose interface has not changed since Python 3.2, and writes HTTP by
+hand. All other ways to the daemon (`transports`, `retrying`, the terminal screen) send and read messages with it.
 
 A request that got no answer is repeated only where that is harmless: for `GET`, or where the caller says so because the
 request carries a token by which the daemon recognises it. The repetition may meet the same daemon while it ends: that
@@ -13,12 +13,12 @@ No call waits for a daemon that is stopped: after 10 s without a byte, `silent_d
 The daemon sends its version with every answer. Where it differs from ours, `version_mismatch` decides what to do.
 """
 
-import _json
 import _socket
 import os
 import time
 
 from gpuyard.connect import paths
+from gpuyard.connect.fast_json import decode, encode
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system import user_sockets
 from gpuyard.version import API, __version__
@@ -366,39 +366,3 @@ def _unreadable(content: bytes) -> EnvironmentFault:
         f"the daemon's answer cannot be read: {content[:60]!r}",
         hint="it may be of another version: `gpuyard daemon restart` (running jobs continue)",
     )
-
-
-# JSON, as `json.dumps` and `json.loads` have it
-
-
-def encode(value: object) -> str:
-    return "".join(_encoder(value, 0))
-
-
-def decode(text: str) -> "Any":
-    """Decode exactly one JSON value. Raise ValueError for anything else."""
-    try:
-        value, end = _scanner(text, len(text) - len(text.lstrip()))
-    except StopIteration:
-        raise ValueError("not JSON") from None
-    if text[end:].strip():
-        raise ValueError("more than one value")
-    return value
-
-
-def _refuse(value: object) -> None:
-    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
-
-
-class _Context:
-    """Settings of the scanner: plain Python objects."""
-
-    strict = True
-    object_hook = object_pairs_hook = array_hook = None
-    parse_float = parse_constant = float
-    parse_int = int
-    memo: "dict[str, str]" = {}
-
-
-_scanner = _json.make_scanner(_Context)  # type: ignore[arg-type]
-_encoder = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)  # noqa: FBT003
