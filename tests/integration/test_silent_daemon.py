@@ -140,9 +140,13 @@ class answering:  # noqa: N801 - used as a function
         return self.connections
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        self.stop()
         self._thread.join(DEADLINE_S)
         self._listener.close()
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         while True:
@@ -163,6 +167,20 @@ def test_a_daemon_that_still_accepts_connections_while_it_ends_has_ended_once(ow
         answer = client.request("POST", "/submissions", body={}, is_repeatable=True)
     assert answer == {"ok": True}
     assert len(connections) == 4
+
+
+def test_daemon_start_starts_a_daemon_if_the_one_that_it_reached_was_ending(home: Path) -> None:
+    def end_at_the_request(count: int) -> bool:
+        if count > 1:  # the first connection sees whether a daemon runs
+            ending.stop()
+        return False
+
+    ending = answering(home, end_at_the_request)
+    with ending:
+        command = [sys.executable, "-m", "gpuyard", "daemon", "start"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"daemon started (pid {running_pid(paths.lock_path())})\n"
 
 
 def test_a_daemon_that_closes_every_connection_is_reported_as_one(

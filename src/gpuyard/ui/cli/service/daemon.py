@@ -43,9 +43,19 @@ def _start(typed: Typed) -> int:
     from gpuyard.connect.autostart import start_daemon
 
     is_new = start_daemon()
-    with connect(start=False) as client:
-        status = client.request("GET", "/status")
+    try:
+        status = _ask_status()
+    except NoDaemon:  # it was ending, and still accepted connections
+        is_new = start_daemon()
+        status = _ask_status()
     return say_answer(typed, status, f"daemon {'started' if is_new else 'already running'} (pid {status['pid']})")
+
+
+def _ask_status() -> Answer:
+    """Return the status of the daemon that runs. Raise NoDaemon if none runs, or if it ends before it answers."""
+    with connect(start=False) as client:
+        status: Answer = client.request("GET", "/status")
+        return status
 
 
 def _adopt(typed: Typed) -> int:
