@@ -26,6 +26,14 @@ FAULTS = (
         near=(f"{_TESTS}/test_containers_docker.py",),
     ),
     Fault(
+        id="engines-gpu-free-while-the-container-is-removed",
+        file=f"{_ENGINES}/local/engine.py",
+        old="return [self._result(name) for name in over if not self._hold(name)]",
+        new="return [self._result(name) for name in over if not self._hold(name) or True]",
+        breaks="The next job gets a GPU that the container of a killed client still uses.",
+        near=(f"{_TESTS}/test_containers_docker.py",),
+    ),
+    Fault(
         id="engines-secrets-on-the-command-line-of-containers",
         file=f"{_ENGINES}/containers/started_containers.py",
         old="variables=tuple(variables_to_pass(environment)),",

@@ -14,7 +14,8 @@ import pytest
 from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 
 # `docker run [OPTIONS] img COMMAND` starts COMMAND as a daemon would, with the variables that --env names, waits for
-# its end and passes SIGTERM on. `docker rm -f NAME` kills it. Calls are noted in the file "calls" beside it.
+# its end and passes SIGTERM on. `docker rm -f NAME` kills it, but waits while a file "hang" is beside it. Calls are
+# noted in the file "calls".
 DOCKER = """
 import json, os, signal, sys, time
 place = os.path.dirname(os.path.abspath(__file__))
@@ -22,6 +23,8 @@ arguments = sys.argv[1:]
 with open(f"{place}/calls", "a") as file:
     print(json.dumps(arguments), file=file)
 if arguments[0] == "rm":
+    while os.path.exists(f"{place}/hang"):
+        time.sleep(0.02)
     with open(f"{place}/{arguments[-1]}") as file:
         os.kill(int(file.read()), signal.SIGKILL)
     sys.exit()
@@ -99,6 +102,23 @@ def test_a_container_whose_client_was_killed_is_removed(docker: Path, queue: Que
     queue.wait(job_id)
     until(lambda: is_gone(program), "the end of its work")
     assert '["rm", "-f", "gpuyard-' in (docker / "calls").read_text()
+    assert queue.job(job_id)["status"] == 137
+
+
+def test_the_gpus_are_free_only_when_the_container_is_removed(docker: Path, queue: QueueUnderTest) -> None:
+    job_id, program = start(queue, docker)
+    (docker / "hang").touch()
+    next_job = queue.submit("true", gpus=2, exclusive=True)
+    os.kill(queue.job(job_id)["attempts"][0]["pid"], signal.SIGKILL)
+    until(lambda: '["rm", "-f", "gpuyard-' in (docker / "calls").read_text(), "the removal")
+    assert queue.wait(queue.submit("true", gpus=0))["succeeded"] == 1  # a few steps later
+    states = (queue.state(job_id), queue.state(next_job), is_gone(program))
+    assert queue.daemon is not None
+    # The latter after 10 s, on a machine that is busy.
+    assert states == ("running", "queued", False) or "was not removed within 10 s" in queue.daemon.log
+    (docker / "hang").unlink()
+    assert queue.wait(f"{job_id} {next_job}")["succeeded"] == 1
+    assert is_gone(program)
     assert queue.job(job_id)["status"] == 137
 
 

@@ -96,6 +96,29 @@ def test_no_container_survives_its_job_after_a_kill(user: PodmanUser, *, with_ke
     until(lambda: not any((user.queue_home / "containers").iterdir()), "the end of its record")
 
 
+def test_a_container_whose_client_was_killed_keeps_its_gpu_until_it_is_removed(user: PodmanUser) -> None:
+    tools, hangs, called = user.home / "tools", user.work / "hangs", user.work / "called"
+    tools.mkdir()
+    (tools / "podman").write_text(
+        f'#!/bin/sh\nif [ "$1" = rm ]; then : > {called}; while [ -e {hangs} ]; do sleep 0.05; done; fi\n'
+        'exec /usr/bin/podman "$@"\n'
+    )
+    (tools / "podman").chmod(0o755)
+    job_id = hold(user, PATH=f"{tools}:/usr/bin:/bin")
+    hangs.touch()
+    kill(user.job(job_id)["attempts"][0]["pid"])
+    until(called.exists, "the removal")
+    waits = user.submit("--gpus", "2", "--exclusive", "--", "true")
+    state, next_state = user.job(job_id)["state"], user.job(waits)["state"]
+    is_late = "was not removed within 10 s" in (user.queue_home / "daemon.log").read_text()  # the machine is busy
+    hangs.unlink()
+    user.wait(job_id)
+    until(lambda: not user.containers(), "the removal of its container")
+    user.wait(waits)
+    assert (state, next_state) == ("running", "queued") or is_late
+    assert user.job(job_id)["status"] == 137
+
+
 def test_a_signal_reaches_the_program_once(user: PodmanUser) -> None:
     script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.1; done"
     job_id = user.submit("--gpus", "0", "--grace", "1s", "--", "/bin/sh", "-c", script)

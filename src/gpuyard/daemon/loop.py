@@ -251,6 +251,8 @@ class SchedulerLoop:
             waits.append(_SAMPLE_AGAIN_S)
         if transitions.live:
             waits.append(self._next_measurement_s() if self._engine.fileno() >= 0 else _POLL_ENGINE_S)
+        if (check_s := self._engine.containers.next_check_s()) is not None:
+            waits.append(check_s)
         self._set_timer(min(waits) if waits else None)
         self._watch_ledger(is_wanted=step.waits_for_devices and self._is_blocked_by_others())
         self._saver.schedule()

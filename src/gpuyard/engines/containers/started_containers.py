@@ -3,22 +3,23 @@
 A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon that
 takes over removes what an earlier one left, also after the keeper was killed. The tool removes the container itself
 when the program ends (`--rm`); `TOOL rm` runs only after other ends: the tool was killed, or could not start it.
-Removing never blocks: a container daemon may hang.
+
+Until its container is gone the end of an attempt is held back, and with it its lease: the container may go on under its
+daemon, with the GPU. Not for longer than 10 s: that daemon may hang (`container_removal.py`).
 """
 
 import contextlib
 import logging
 import os
-import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.container import variables_to_pass
+from gpuyard.engines.containers.container_removal import ContainerRemoval, RemoveCommand
 from gpuyard.engines.containers.device_options import device_options
 from gpuyard.engines.containers.installed_tools import has_podman_init
 from gpuyard.engines.containers.tool_commands import (
@@ -41,47 +42,7 @@ _LEAST_SUSPECT_STATUS = 125
 # What the tool needs to find the container again.
 _TOOL_VARIABLES = ("PATH", "HOME", "TMPDIR")
 _TOOL_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_")
-_NOT_THERE = b"no such container"
-_CHUNK = 1 << 14
-_RETRY_S = 10.0
-
-
-class _Removal(Struct, frozen=True):
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
-
-class _RunningRemoval:
-    """The tool while it removes a container, and what it has said so far."""
-
-    def __init__(self, removal: _Removal) -> None:
-        self._process = subprocess.Popen(
-            removal.command,
-            env=removal.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            cwd="/",
-            start_new_session=True,
-        )
-        assert self._process.stderr is not None
-        self.pipe = self._process.stderr.fileno()
-        self._said = b""
-        os.set_blocking(self.pipe, False)
-
-    def read(self) -> bool:
-        """Read what the tool has said. Return whether it has ended."""
-        try:
-            while said := os.read(self.pipe, _CHUNK):
-                self._said += said
-        except BlockingIOError:
-            return False
-        return True
-
-    def finish(self) -> tuple[int, bytes]:
-        """Return its exit status and what it said."""
-        with self._process:
-            return self._process.wait(), self._said.strip()
+_HOLD_S = 10.0
 
 
 class StartedContainers:
@@ -91,9 +52,8 @@ class StartedContainers:
         """`poll` is ready when `collect` should be called."""
         self._folder = folder
         self._poll = poll
-        self._removals: dict[str, _Removal] = {}  # by the name of the record, such as `17.1-a0b1`
-        self._running: dict[str, _RunningRemoval] = {}
-        self._failed_at: dict[str, float] = {}
+        self._records: dict[str, RemoveCommand] = {}  # by the name of the record, such as `17.1-a0b1`
+        self._removals: dict[str, ContainerRemoval] = {}
 
     def contain(self, launch: Launch, environment: Mapping[str, str], queue: str) -> Launch:
         """Return the launch of the tool that runs the program in its container; record the container.
@@ -124,7 +84,7 @@ class StartedContainers:
         )  # fmt: skip
         removal = remove_command(container.tool, name)
         if removal:
-            self._record(record, _Removal(removal, _tool_environment(environment)))
+            self._record(record, RemoveCommand(removal, _tool_environment(environment)))
         return replace(launch, command=command)
 
     def take_over(self, live: Collection[str]) -> None:
@@ -132,61 +92,65 @@ class StartedContainers:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 with contextlib.suppress(OSError, msgspec.DecodeError):
-                    self._removals[name] = msgspec.json.decode(Path(self._folder, name).read_bytes(), type=_Removal)
-        for name in [name for name in self._removals if _key(name) not in live]:
+                    self._records[name] = msgspec.json.decode(Path(self._folder, name).read_bytes(), type=RemoveCommand)
+        for name in [name for name in self._records if _key(name) not in live]:
             self._remove(name)
 
-    def end(self, key: str, status: int | None) -> None:
-        """Note the end of an attempt, with its exit status if that is known; remove its container if it may be left."""
-        for name in [name for name in self._removals if _key(name) == key]:
-            if status is not None and status < _LEAST_SUSPECT_STATUS:
+    def has(self, key: str) -> bool:
+        """Return whether the attempt may have a container."""
+        return any(_key(name) == key for name in self._records)
+
+    def end(self, key: str, status: int | None, kill: Callable[[], int]) -> bool:
+        """Note the end of an attempt, with its exit status if that is known; remove its container if it may be left.
+
+        Return whether to wait for the removal; then call it again later. After 10 s it returns False, and calls `kill`,
+        which kills the attempt's processes and returns how many.
+        """
+        names = [name for name in self._records if _key(name) == key]
+        if status is not None and status < _LEAST_SUSPECT_STATUS:
+            for name in names:
                 self._forget(name)
-            else:
-                self._remove(name)
+            return False
+        for name in names:
+            self._remove(name)
+        if any(time.monotonic() < self._removals[name].since + _HOLD_S for name in names):
+            return True
+        if names:
+            _log.warning(
+                "the container %s of job %s was not removed within %g s: %d of its processes were killed, and its GPUs "
+                "are free for other jobs", self._removals[names[0]].container, key.partition(".")[0], _HOLD_S, kill()
+            )  # fmt: skip
+        return False
 
     def collect(self) -> None:
-        """Look after the removals that run. Retry a removal 10 s after it failed."""
-        now = time.monotonic()
-        for name in [name for name, at in self._failed_at.items() if now >= at + _RETRY_S]:
-            del self._failed_at[name]
-            self._remove(name)
-        for name, removal in list(self._running.items()):
-            if not removal.read():
-                continue
-            del self._running[name]
-            self._poll.forget(removal.pipe)
-            status, said = removal.finish()
-            if status == 0 or _NOT_THERE in said.lower():
-                self._forget(name)
-            else:
-                self._note_failure(name, said.decode(errors="replace"))
+        """Look after the removals."""
+        for name in [name for name, removal in self._removals.items() if removal.has_succeeded()]:
+            self._forget(name)
+
+    def next_check_s(self) -> float | None:
+        """Return in how many seconds to call `collect` even if the poll is not ready; None if there is no removal."""
+        return min((removal.next_check_s() for removal in self._removals.values()), default=None)
+
+    def problems(self) -> list[str]:
+        """Return a line for each container that could not be removed so far."""
+        return [removal.problem for removal in self._removals.values() if removal.problem is not None]
 
     def _remove(self, name: str) -> None:
-        if name in self._running:
-            return
-        try:
-            self._running[name] = running = _RunningRemoval(self._removals[name])
-        except OSError as error:
-            self._note_failure(name, str(error))
-        else:
-            self._poll.watch(running.pipe)
+        if name not in self._removals:
+            self._removals[name] = ContainerRemoval(self._records[name], self._poll)
 
-    def _note_failure(self, name: str, problem: str) -> None:
-        self._failed_at[name] = time.monotonic()
-        _log.warning("the container %s was not removed, which is tried again: %s", name, problem)
-
-    def _record(self, name: str, removal: _Removal) -> None:
+    def _record(self, name: str, removal: RemoveCommand) -> None:
         path = f"{self._folder}/{name}"
         try:
             make_folder(self._folder, is_closed=True)
             Path(path).write_bytes(msgspec.json.encode(removal))
         except OSError as error:
             raise EnvironmentFault(f"{path} cannot be written: {error.strerror}", hint=remedy_of(error)) from error
-        self._removals[name] = removal
+        self._records[name] = removal
 
     def _forget(self, name: str) -> None:
+        self._records.pop(name, None)
         self._removals.pop(name, None)
-        self._failed_at.pop(name, None)
         with contextlib.suppress(OSError):
             os.unlink(f"{self._folder}/{name}")
 

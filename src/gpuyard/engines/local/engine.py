@@ -19,6 +19,7 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 import contextlib
 import logging
 import os
+import signal
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
-from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
+from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments
 from gpuyard.engines.containers.started_containers import StartedContainers
 from gpuyard.engines.local import keeper, process_tree
 from gpuyard.engines.local.keeper_connection import (
@@ -40,13 +41,14 @@ from gpuyard.engines.local.keeper_connection import (
     parse_journal,
     remove_dead_sockets,
     remove_socket,
+    silent_problem,
     spawn_keeper,
 )
 from gpuyard.engines.local.own_shell import OwnShell
+from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
-from gpuyard.system.clock import wall_time_of
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder, open_own
@@ -63,25 +65,15 @@ _MOST_SILENT = 4
 Name = tuple[str, int]
 
 
-class _WatchedAttempt(Struct, frozen=True, kw_only=True):
-    """`kills` is the kernel's count of out-of-memory kills when the attempt started, if known."""
-
-    job_id: int
-    attempt: int
-    context: StartContext = StartContext()
-    logs: tuple[str | None, ...] = ()
-    kills: int | None = None
-
-
 class _Prepared(Struct, frozen=True):
     keeper: KeeperConnection
-    watched: _WatchedAttempt
+    watched: WatchedAttempt
     content: bytes
     lease: int | None
 
     @property
     def name(self) -> Name:
-        return f"{self.watched.job_id}.{self.watched.attempt}", self.keeper.pid
+        return self.watched.key, self.keeper.pid
 
 
 class LocalEngine(PlacesNothing):
@@ -112,14 +104,15 @@ class LocalEngine(PlacesNothing):
                 hint="see that the folder is yours and its disk not full, or set GPUYARD_HOME to another",
             ) from error
         self._poll = WakeablePoll()
-        self._containers = StartedContainers(f"{folder}/containers", self._poll)
+        self.containers = StartedContainers(f"{folder}/containers", self._poll)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
         self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
         self._unreached: dict[int, str] = {}  # by pid: why there is no connection yet
         self._prepared: list[_Prepared] = []
-        self._watched: dict[Name, _WatchedAttempt] = {}
+        self._watched: dict[Name, WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
+        self._held: list[Name] = []  # over, while their containers are removed
         self._unsent: set[Name] = set()  # of those: the keeper did not take them
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
@@ -145,7 +138,7 @@ class LocalEngine(PlacesNothing):
         outputs = job_logs.outputs_of(self._logs, launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         environment = {**launch.environment, **self.variables}
-        launch = self._containers.contain(launch, environment, self.queue)
+        launch = self.containers.contain(launch, environment, self.queue)
         check_arguments(launch, environment)
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
@@ -157,11 +150,13 @@ class LocalEngine(PlacesNothing):
                 output_relay.command(outputs) if launch.timestamps else (), *self._own_shell.changes(launch.shell),
             )
         )  # fmt: skip
-        watched = _WatchedAttempt(
+        watched = WatchedAttempt(
             job_id=launch.job_id,
             attempt=launch.attempt,
+            keeper_pid=own.pid,
             context=StartContext.of(launch),
-            logs=(log, error_log),
+            log=log,
+            error_log=error_log,
             kills=self._oom_kills.now(),
         )
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
@@ -231,16 +226,17 @@ class LocalEngine(PlacesNothing):
             )
         self._silent[own.pid] = own
         self._own = None
-        _log.warning("%s; another keeper starts new jobs", _silent_problem(own.pid))
+        _log.warning("%s; another keeper starts new jobs", silent_problem(own.pid))
 
     def _is_silent(self, connection: KeeperConnection) -> bool:
         is_connected = self._keepers.get(connection.fileno()) is connection
         return is_connected and connection.is_silent()
 
     def problems(self) -> list[str]:
-        """Return a line for each keeper that does not answer at this moment."""
-        silent = [_silent_problem(each.pid) for each in self._keepers.values() if self._is_silent(each)]
-        return [*silent, *(_silent_problem(pid, why) for pid, why in self._unreached.items())]
+        """Return a line for each keeper that does not answer now, and each container that could not be removed."""
+        silent = [silent_problem(each.pid) for each in self._keepers.values() if self._is_silent(each)]
+        unreached = [silent_problem(pid, why) for pid, why in self._unreached.items()]
+        return [*silent, *unreached, *self.containers.problems()]
 
     # Ending
 
@@ -248,18 +244,23 @@ class LocalEngine(PlacesNothing):
         for pid in {attempt.keeper_pid for attempt in attempts}:
             self._reach(pid)
             if pid in self._unreached:
-                _log.warning("%s", _silent_problem(pid, self._unreached[pid]))
+                _log.warning("%s", silent_problem(pid, self._unreached[pid]))
         alive = {*self._unreached, *(each.pid for each in self._keepers.values())}
         for attempt in attempts:
             name = (attempt.key, attempt.keeper_pid)
-            logs = (attempt.log, attempt.error_log)
-            self._watched[name] = _WatchedAttempt(job_id=attempt.job_id, attempt=attempt.number, logs=logs)
+            self._watched[name] = WatchedAttempt(
+                job_id=attempt.job_id,
+                attempt=attempt.number,
+                keeper_pid=attempt.keeper_pid,
+                log=attempt.log,
+                error_log=attempt.error_log,
+            )
             if attempt.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
-        self._containers.take_over({attempt.key for attempt in attempts})
+        self.containers.take_over({attempt.key for attempt in attempts})
         remove_dead_sockets(self._keepers_at)
         if self._over:
             self._poll.wake()
@@ -286,20 +287,21 @@ class LocalEngine(PlacesNothing):
         if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
             os.ftruncate(self._journal, 0)
         self._reach_again()
-        self._containers.collect()
+        self.containers.collect()
         for connection in self._poll.ready(self._keepers):
             if connection.has_unsent:
                 connection.send_rest()
                 self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
             self._receive(connection)
-        over, self._over = self._over, []
+        over, self._over, self._held = [*self._held, *self._over], [], []
         if self._reported:
             # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
             # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
             over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
             if self._reported:
                 self._poll.wake()
-        return [self._result(name) for name in dict.fromkeys(over) if name in self._watched]
+        over = [name for name in dict.fromkeys(over) if name in self._watched]
+        return [self._result(name) for name in over if not self._hold(name)]
 
     def _receive(self, connection: KeeperConnection) -> None:
         entries, is_gone = connection.receive()
@@ -328,24 +330,21 @@ class LocalEngine(PlacesNothing):
             self._entries[name] = entry
             self._reported.append(name)
 
+    def _hold(self, name: Name) -> bool:
+        """Hold an end back, and with it the lease, while the attempt's container is removed; return whether it is."""
+        if not self.containers.has(name[0]):
+            return False
+        watched = self._watched[name]
+        status = watched.outcome(self._entries.get(name)).status
+        is_held = self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
+        self._held += [name] if is_held else []
+        return is_held
+
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
         with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
-        word = None if entry is None else entry.word
-        outcome = outcome_of(word, watched.context)
-        self._containers.end(name[0], outcome.status)
-        shortage, device_fault = oom_evidence.evidence_of(outcome, watched.logs, watched.kills, name[0])
-        return Ended(
-            job_id=watched.job_id,
-            attempt=watched.attempt,
-            outcome=outcome,
-            pid=None if entry is None else entry.pid,
-            at=None if entry is None or entry.at is None else wall_time_of(entry.at),
-            shortage=shortage,
-            device_fault=device_fault,
-            limit=self._keeper_limit(name) or limit_of(word),
-        )
+        return watched.ended(entry, self._keeper_limit(name))
 
     def _keeper_limit(self, name: Name) -> ResourceLimit | None:
         """Return the limit for an attempt that its keeper did not take: a keeper that cannot start ends at once."""
@@ -389,12 +388,3 @@ class LocalEngine(PlacesNothing):
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)
-
-
-def _silent_problem(pid: int, why: str | None = None) -> str:
-    if process_tree.is_stopped(pid):
-        why, remedy = "is stopped", f"`kill -CONT {pid}` continues it"
-    else:
-        why = f"cannot be reached: {why}" if why else "does not answer"
-        remedy = "see whether a file system that jobs use hangs"
-    return f"the keeper {pid} {why}; its jobs keep running, and their ends are recorded when it answers: {remedy}"

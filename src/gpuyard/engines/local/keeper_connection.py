@@ -235,3 +235,13 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
             ours.close()
             raise
     return KeeperConnection(pid, ours)
+
+
+def silent_problem(pid: int, why: str | None = None) -> str:
+    """Return what is wrong with a keeper that does not answer. `why` is set if there is no connection to it."""
+    if process_tree.is_stopped(pid):
+        why, remedy = "is stopped", f"`kill -CONT {pid}` continues it"
+    else:
+        why = f"cannot be reached: {why}" if why else "does not answer"
+        remedy = "see whether a file system that jobs use hangs"
+    return f"the keeper {pid} {why}; its jobs keep running, and their ends are recorded when it answers: {remedy}"

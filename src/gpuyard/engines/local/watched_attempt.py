@@ -1,0 +1,55 @@
+"""An attempt that the local engine has started or adopted, and its end as the keeper's journal tells it."""
+
+from msgspec import Struct
+
+from gpuyard.core.job.job import Attempt, Outcome, Started
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
+from gpuyard.engines.common import oom_evidence
+from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
+from gpuyard.engines.local.keeper_connection import JournalEntry
+from gpuyard.ports import Ended
+from gpuyard.system.clock import wall_time_of
+
+
+class WatchedAttempt(Struct, frozen=True, kw_only=True):
+    """`kills` is the kernel's count of out-of-memory kills when the attempt started, if known."""
+
+    job_id: int
+    attempt: int
+    keeper_pid: int
+    context: StartContext = StartContext()
+    log: str | None = None
+    error_log: str | None = None
+    kills: int | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.job_id}.{self.attempt}"
+
+    def as_attempt(self) -> Attempt:
+        return Attempt(
+            job_id=self.job_id,
+            number=self.attempt,
+            phase=Started(at=0.0, keeper_pid=self.keeper_pid),
+            log=self.log,
+            error_log=self.error_log,
+        )
+
+    def outcome(self, entry: JournalEntry | None) -> Outcome:
+        """`entry` is the last one on this attempt, if there is any."""
+        return outcome_of(None if entry is None else entry.word, self.context)
+
+    def ended(self, entry: JournalEntry | None, keeper_limit: ResourceLimit | None) -> Ended:
+        """`keeper_limit` is set if its keeper could not take it."""
+        outcome = self.outcome(entry)
+        shortage, device_fault = oom_evidence.evidence_of(outcome, (self.log, self.error_log), self.kills, self.key)
+        return Ended(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            outcome=outcome,
+            pid=None if entry is None else entry.pid,
+            at=None if entry is None or entry.at is None else wall_time_of(entry.at),
+            shortage=shortage,
+            device_fault=device_fault,
+            limit=keeper_limit or limit_of(None if entry is None else entry.word),
+        )
