@@ -127,21 +127,25 @@ def test_commands_and_scripts_with_another_directory_than_the_queue_are_refused(
     assert try_to_run("echo", "once").stdout == "once\n", "nothing is held in `one`, and no daemon runs"
 
 
-def test_on_another_file_system_the_daemon_holds_the_leases_of_its_jobs(
+def test_the_queue_moves_to_another_file_system_only_when_its_jobs_have_ended(
     own_queue: QueueUnderTest, directories: tuple[Path, Path], other_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = own_queue
+    queue, (one, _) = own_queue, directories
     queue.start()
     job, gate = queue.start_gated(vram=MOST_OF_A_CARD)
-    move(queue, other_disk, monkeypatch)
-    assert leases(other_disk) == {f"job {job}": 20480.0}
-    queue.kill9()
-    assert "you hold 1 lease in" in try_to_run("echo", "twice").stderr
+    queue.stop()
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(other_disk))
+    refused = run("daemon", "start")
+    assert refused.returncode == 1
+    assert f"the queue cannot move from the lease directory {one}" in refused.stderr
+    assert f"until they have ended, start it with GPUYARD_LOCK_DIR={one}" in refused.stderr
+    assert leases(one) == {f"job {job}": 20480.0}
+    monkeypatch.setenv("GPUYARD_LOCK_DIR", str(one))
     queue.start()
-    assert leases(other_disk) == {f"job {job}": 20480.0}
     gate.write_text("go\n")
     assert queue.wait(job)["succeeded"] == 1
-    until(lambda: leases(other_disk) == {}, "the end of the lease")
+    move(queue, other_disk, monkeypatch)
+    assert queue.wait(queue.submit("true"))["succeeded"] == 1
 
 
 def test_a_daemon_that_dies_while_it_moves_leaves_all_leases(
@@ -175,5 +179,5 @@ def die(*arguments, **options):
         real(*arguments, **options)
     os._exit(9)
 setattr(os, call, die)
-directory_record.move_in(Path(os.environ["GPUYARD_LOCK_DIR"]), ())
+directory_record.move_in(Path(os.environ["GPUYARD_LOCK_DIR"]))
 """

@@ -11,8 +11,7 @@ temporary files can remove it, and the program does not notice. Rules:
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -28,14 +27,6 @@ _REMAKE_AFTER_S = 0.9
 _MOST_NAMED = 10
 
 
-class Releasable(Protocol):
-    """A lease file that this process holds."""
-
-    def leave(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
 class OwnLeases:
     def __init__(self, transitions: JobTransitions, me: Holder) -> None:
         self.notice: str | None = None
@@ -43,7 +34,7 @@ class OwnLeases:
         self._me = me
         self._shares: dict[str, tuple[Share, ...]] = {}  # as last seen in the ledger, by lease
         self._missing: dict[str, float] = {}  # since when, by lease
-        self._held: dict[str, Releasable] = {}
+        self._held: dict[str, HeldClaim] = {}
         self._checked_at = -math.inf
         self._remade = 0
         self._takes_over = True
@@ -99,10 +90,6 @@ class OwnLeases:
             "nothing deletes files in the lease directory (`gpuyard leases` shows it)"
         )
         return new
-
-    def hold(self, copies: Mapping[str, Releasable]) -> None:
-        """Hold leases of live attempts, by id, that were made in another directory than the program's."""
-        self._held.update(copies)
 
     def release_ended(self) -> None:
         """Give back the leases of attempts that are over."""

@@ -115,7 +115,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     clock = StoredClock(store, QueueQueries(database, store))
     me = this_process("gpuyard queue")
     ledger = open_ledger(is_queue=True)
-    moved = move_in(ledger.folder, {attempt.lease_id for _, attempt in store.live_attempts()})
+    directory_record = move_in(ledger.folder)
     announce(ledger.folder)
     engine = LocalEngine(folder, open_files=open_files)
     engine.variables[LOCK_DIR] = str(ledger.folder)
@@ -139,7 +139,6 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         open_engine=open_cluster_engine,
         home=home,
     )
-    scheduler.controller.own_leases.hold(moved.copies)
     scheduler.listeners.append(lambda _: clock.save())
     if notice is not None:
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal", log_folders(folder)))
@@ -175,7 +174,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         routes.close()
         scheduler.close()
         publisher.close()
-        os.close(moved.record)
+        os.close(directory_record)
         _log.info("the daemon stops; running jobs go on")
 
 

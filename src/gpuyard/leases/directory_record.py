@@ -5,7 +5,7 @@ leases.
 - Only the daemon writes it, and holds it (a write lock) while it runs.
 - A daemon with another directory than the recorded one takes along what this user holds there. It links the lease
   files: a lock belongs to the file, so the holder holds it in both directories, without knowing, for as long as it
-  lives. On another file system the daemon makes copies for its jobs, and holds them itself. Then it changes the record.
+  lives. Then it changes the record. On another file system there are no links, so the daemon refuses to move.
 - Everything else that claims devices (`gpuyard run`, GPUScheduler) is refused while the queue runs with another
   directory, or this user holds leases in a recorded directory that are missing in its own. It asks at each attempt,
   under the mutex.
@@ -14,9 +14,8 @@ leases.
 import contextlib
 import errno
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from gpuyard.config import state_dir
 from gpuyard.core.units import format_count
@@ -24,7 +23,7 @@ from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.leases.drains import copy_drains
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
 from gpuyard.leases.ledger_scan import LedgerScan, remove_dead
-from gpuyard.leases.lock_file import LEASE, HeldFile, LockFile
+from gpuyard.leases.lock_file import LEASE, SKIPPED_ERRORS, HeldFile
 from gpuyard.system import owner_locks
 from gpuyard.system.private_files import open_own
 
@@ -33,23 +32,17 @@ _MUTEX_TIMEOUT_S = 2.0
 _MAX_BYTES = 65536
 # Another file system, or one without links.
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+# Errors on reading a directory that another user may own: it is gone, closed to us, or something else is in its place.
+_NO_DIRECTORY = SKIPPED_ERRORS | {errno.ENOTDIR}
 
 
-class MovedIn(NamedTuple):
-    """`record` is the descriptor that holds the record. `copies` are leases that this process holds, by id."""
-
-    record: int
-    copies: dict[str, LockFile]
-
-
-def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
+def move_in(folder: Path) -> int:
     """For the daemon: take this user's leases in the recorded directories along into `folder`, and record it.
 
-    `of_jobs` has the ids of the leases of running jobs. Raises EnvironmentFault if a lease cannot be taken along. A
-    process that waits in an earlier directory is refused at its next attempt (`check_directory`).
+    Returns the descriptor that holds the record. Raises EnvironmentFault if a lease cannot be taken along. A process
+    that waits in an earlier directory is refused at its next attempt (`check_directory`).
     """
     record = open_own(str(state_dir() / RECORD), os.O_RDWR | os.O_CREAT)
-    copies: dict[str, LockFile] = {}
     try:
         owner_locks.try_hold(record)
         recorded = _read(record)
@@ -61,7 +54,7 @@ def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
                 with contextlib.suppress(WaitedTooLong if each == folder else EnvironmentFault):
                     mutexes.enter_context(hold_mutex(each, _MUTEX_TIMEOUT_S))
             for each in left:
-                copies |= _take_along(each, folder, of_jobs)
+                _take_along(each, folder)
             copied = copy_drains(left[0], folder) if left and left[0] == recorded[0] else []
             kept = [each for each in left if _held(each)]
             _write(record, [folder, *kept])
@@ -74,7 +67,7 @@ def move_in(folder: Path, of_jobs: Container[str | None]) -> MovedIn:
     except BaseException:
         os.close(record)
         raise
-    return MovedIn(record, copies)
+    return record
 
 
 def check_directory(folder: Path) -> None:
@@ -136,23 +129,19 @@ def _recorded() -> list[Path]:
         os.close(record)
 
 
-def _take_along(earlier: Path, folder: Path, of_jobs: Container[str | None]) -> dict[str, LockFile]:
-    """Link all leases. Return copies of those that cannot be linked."""
-    copies: dict[str, LockFile] = {}
+def _take_along(earlier: Path, folder: Path) -> None:
+    """Link all leases. A copy would need a process that holds it for as long as the program lives."""
     for found in _held(earlier):
         try:
-            if _link(earlier, folder, found.name):
-                continue
-            if found.id not in of_jobs:
-                raise EnvironmentFault(
-                    f"the queue cannot move from the lease directory {earlier} to {folder}, on another file system, "
-                    f"while a script or `gpuyard run` of yours holds lease {found.id}",
-                    hint=f"wait for its end, or set GPUYARD_LOCK_DIR={earlier}",
-                )
-            copies[found.id] = LockFile(folder / found.name, found.content)
+            is_linked = _link(earlier, folder, found.name)
         except OSError as error:
             raise unwritable(folder, error) from error
-    return copies
+        if not is_linked:
+            raise EnvironmentFault(
+                f"the queue cannot move from the lease directory {earlier} to {folder}, on another file system, "
+                f"while your jobs or scripts hold leases, such as {found.id}",
+                hint=f"until they have ended, start it with GPUYARD_LOCK_DIR={earlier}",
+            )
 
 
 def _link(earlier: Path, folder: Path, name: str) -> bool:
@@ -163,7 +152,7 @@ def _link(earlier: Path, folder: Path, name: str) -> bool:
             raise OSError(errno.EEXIST, f"{name} is another user's file", str(folder / name))
         if os.path.samestat(there, os.lstat(earlier / name)):
             return True
-        os.unlink(folder / name)  # the copy that an earlier daemon held
+        os.unlink(folder / name)  # a lease that a daemon made again
     try:
         os.link(earlier / name, folder / name, follow_symlinks=False)
     except OSError as error:
@@ -178,7 +167,9 @@ def _held(folder: Path) -> list[HeldFile]:
     try:
         found = [each for each in LedgerScan(folder).held_files() if each.uid == os.geteuid()]
         return [each for each in found if each.name.endswith(LEASE)]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY:
+            raise  # for example no free descriptors: the leases could be held
         return []
 
 

@@ -23,7 +23,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     for folder in (tmp_path / "home", one, two, three):
         folder.mkdir(mode=0o700)
-    os.close(move_in(one, ()).record)
+    os.close(move_in(one))
     return one, two, three
 
 
@@ -35,7 +35,7 @@ def is_held(path: Path) -> bool:
 def test_a_lease_is_held_in_both_directories_and_ends_in_both(folders: tuple[Path, Path, Path]) -> None:
     one, two, _ = folders
     lease = LockFile(one / "1-a.lease", b'{"shares": []}')  # without shares: a suspended job's
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     assert is_held(two / "1-a.lease")
     assert queue_directory() == two
     lease.release()
@@ -45,16 +45,16 @@ def test_a_lease_is_held_in_both_directories_and_ends_in_both(folders: tuple[Pat
 def test_leases_move_along_through_several_directories(folders: tuple[Path, Path, Path]) -> None:
     one, two, three = folders
     first = LockFile(one / "1-a.lease", b"{}")
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     second = LockFile(two / "2-b.lease", b"{}")
-    os.close(move_in(three, ()).record)
+    os.close(move_in(three))
     assert is_held(three / "1-a.lease")
     assert is_held(three / "2-b.lease")
-    os.close(move_in(one, ()).record)
+    os.close(move_in(one))
     assert is_held(one / "2-b.lease"), "back again"
     first.release()
     second.release()
-    os.close(move_in(one, ()).record)
+    os.close(move_in(one))
     assert os.listdir(two) == os.listdir(three) == []
     check_directory(three)
 
@@ -63,7 +63,7 @@ def test_a_directory_that_lost_its_sticky_bit_can_be_left(folders: tuple[Path, P
     one, two, _ = folders
     lease = LockFile(one / "1-a.lease", b"{}")
     one.chmod(0o777)
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     assert queue_directory() == two
     assert is_held(two / "1-a.lease")
     lease.release()
@@ -81,24 +81,33 @@ def test_a_directory_that_cannot_be_reached_any_more_can_be_left(
         return real(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
     monkeypatch.setattr(os, "stat", closed)
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
+    assert queue_directory() == two
+
+
+def test_a_directory_with_a_link_to_itself_in_its_place_holds_no_leases(folders: tuple[Path, Path, Path]) -> None:
+    one, two, _ = folders
+    one.rmdir()
+    one.symlink_to(one)
+    check_directory(two)
+    os.close(move_in(two))
     assert queue_directory() == two
 
 
 def test_a_drain_that_was_removed_does_not_come_back_with_its_directory(folders: tuple[Path, Path, Path]) -> None:
     one, two, _ = folders
     add_drain(one, "GPU-0", "hot", 1.0)
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     assert [drain.device_id for drain in Ledger(two).read_drains()] == ["GPU-0"]
     remove_drains(two, "GPU-0")
-    os.close(move_in(one, ()).record)
+    os.close(move_in(one))
     assert Ledger(one).read_drains() == ()
 
 
 def test_a_lease_that_is_released_ends_in_all_directories(folders: tuple[Path, Path, Path]) -> None:
     one, two, _ = folders
     lease = LockFile(one / "1-a.lease", encode_lease(this_process("mine"), (Share(device_id="GPU-0"),)))
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     Ledger(two).end("1-a")
     assert Ledger(one).leases() == Ledger(two).leases() == ()
     check_directory(two)
@@ -115,7 +124,7 @@ def test_claims_elsewhere_are_refused_while_the_queue_runs_or_leases_are_missing
         check_directory(two)
     lease.release()
     check_directory(two)
-    running = move_in(one, ()).record
+    running = move_in(one)
     with pytest.raises(EnvironmentFault, match=r"your queue uses the lease directory .*one"):
         check_directory(two)
     (one.parent / "link").symlink_to(one)
@@ -129,5 +138,5 @@ def test_a_record_that_names_no_directory_refuses_nothing(folders: tuple[Path, P
     one, two, _ = folders
     (one.parent / "home" / RECORD).write_bytes(content)
     check_directory(two)
-    os.close(move_in(two, ()).record)
+    os.close(move_in(two))
     assert queue_directory() == two
