@@ -12,6 +12,7 @@ class FixedMemory(Struct, frozen=True, tag="fixed"):
 
     required_mb: float = field(name="mb")
     is_exclusive: ClassVar[bool] = False
+    is_known: ClassVar[bool] = True
 
 
 class RestOfDevice(Struct, frozen=True, tag="rest"):
@@ -19,6 +20,7 @@ class RestOfDevice(Struct, frozen=True, tag="rest"):
 
     required_mb: float = field(name="least_mb")
     is_exclusive: ClassVar[bool] = False
+    is_known: ClassVar[bool] = False
 
 
 class PartOfDevice(Struct, frozen=True, tag="part"):
@@ -27,6 +29,7 @@ class PartOfDevice(Struct, frozen=True, tag="part"):
 
     part: float
     is_exclusive: ClassVar[bool] = False
+    is_known: ClassVar[bool] = True
     required_mb: ClassVar[None] = None
 
 
@@ -35,12 +38,14 @@ class WholeDevice(Struct, frozen=True, tag="whole"):
 
     required_mb: float | None = field(name="free_mb", default=None)
     is_exclusive: ClassVar[bool] = True
+    is_known: ClassVar[bool] = True
 
 
 class UnknownMemory(Struct, frozen=True, tag="unknown"):
     """Left open by the user. `sizing.size_need` replaces it before each start; until then it counts as exclusive."""
 
     is_exclusive: ClassVar[bool] = True
+    is_known: ClassVar[bool] = True
     required_mb: ClassVar[None] = None
 
 
@@ -86,6 +91,11 @@ class Need(Struct, frozen=True, kw_only=True):
     def required_mb(self) -> float | None:
         """Memory that must be free on each device; None where the need does not say."""
         return self.memory.required_mb
+
+    @property
+    def is_memory_known(self) -> bool:
+        """Whether it takes no more of a device than it reserves: declared, learned, or the whole device."""
+        return self.memory.is_known
 
     @property
     def limits_device_load(self) -> bool:

@@ -111,6 +111,20 @@ def test_a_job_on_two_gpus_takes_both() -> None:
     assert runs[1].started_s == pytest.approx(600.0)
 
 
+def test_a_job_of_several_gpus_is_not_overtaken_by_programs_that_come_later() -> None:
+    """None of the programs has run before: the memory of all is unknown."""
+    jobs = [
+        trace_job(0.0, program="python a.py", duration_s=100.0, peak_mb=14_000.0, load_percent=90.0),
+        trace_job(10.0, program="python big.py", duration_s=100.0, peak_mb=9000.0, load_percent=90.0, gpus=2),
+        *(
+            trace_job(20.0 + place, program=f"python c{place}.py", duration_s=3000.0, peak_mb=14_000.0)
+            for place in range(3)
+        ),
+    ]
+    started = {policy: last_runs(play(policy, jobs, "2x24GB"))[1].started_s for policy in ("fifo", "gpuyard")}
+    assert started["gpuyard"] <= started["fifo"] == pytest.approx(100.0)
+
+
 @pytest.mark.parametrize("policy", ["fifo", "declared", "gpuyard"])
 def test_the_same_trace_gives_the_same_result(policy: str) -> None:
     jobs = [

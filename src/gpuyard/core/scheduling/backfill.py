@@ -2,8 +2,9 @@
 
 The head of the queue is the first job that needs devices and cannot get them. It has every device reserved that would
 serve it; or, where the ends of all running jobs are known and it has not waited for STRICT_AFTER_S, only the devices
-that become available first. A job behind it may start on devices that the head cannot use, or anywhere if it is sure to
-end before the head could start. A job that would not fit even after all leases have ended does not become the head.
+that become available first. A job behind it may start on devices that the head cannot use, in the memory that the head
+leaves over if its own need is known, or anywhere if it is sure to end before the head could start. A job that would not
+fit even after all leases have ended does not become the head.
 
 Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
 """

@@ -103,7 +103,8 @@ def check_state(need: Need, device: Device) -> ReasonKind | None:
 
 
 def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
-    """Check free memory, foreign processes and the limits of sharing. A device of unknown size cannot be shared."""
+    """Check free memory, foreign processes, reservations and the limits of sharing. A device of unknown size cannot be
+    shared, and work of unknown memory takes no part of a device that is reserved for a request ahead."""
     if state.free_mb is None:
         lacks_memory = not need.is_exclusive
     else:
@@ -117,6 +118,9 @@ def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKi
         is_open = need.required_mb is None
         is_occupied = is_open and _exceeds(state.device.memory_used_mb, tolerated_foreign_mb(state.device))
         return ReasonKind.OCCUPIED if is_occupied else None
+    # What it may yet take is not known, so it could delay the request that has reserved a share of this device.
+    if not need.is_memory_known and state.is_awaited:
+        return ReasonKind.AWAITED
     if packing.max_jobs_per_device is not None and state.lease_count >= packing.max_jobs_per_device:
         return ReasonKind.TOO_MANY
     # The only job on a device may exceed the limit by itself: it would do so on any device.
@@ -170,7 +174,10 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
         case ReasonKind.NOT_ASKED_FOR:
             return Reason(kind, _describe_mismatch(need, device), device.id)
         case ReasonKind.AWAITED:
-            return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
+            if need.is_exclusive or state.is_exclusive:
+                return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
+            ahead = tuple(each.holder for each in state.promises if each.is_reservation)
+            return awaited(device.id, ahead, "; how much memory this job needs is not known yet")
         case ReasonKind.LEASED:
             holders = tuple(each.holder for each in _conflicts(need, state) if not each.is_reservation)
             return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders, is_leased=True)

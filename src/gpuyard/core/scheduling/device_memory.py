@@ -78,6 +78,11 @@ class DeviceState:
         )
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a request ahead has reserved a share of the device."""
+        return self.lease_count < len(self.promises)
+
+    @property
     def charged_mb(self) -> float | None:
         """Memory that foreign processes hold or that is promised."""
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb

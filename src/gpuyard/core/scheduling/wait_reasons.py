@@ -109,8 +109,8 @@ def list_holders(holders: Sequence[Holder]) -> str:
     return f"{names}; and {more} more" if more > 0 else names
 
 
-def awaited(device_id: str, holders: tuple[Holder, ...]) -> Reason:
-    text = f"reserved for {list_holders(holders)}, ahead in the queue"
+def awaited(device_id: str, holders: tuple[Holder, ...], why: str = "") -> Reason:
+    text = f"reserved for {list_holders(holders)}, ahead in the queue{why}"
     return Reason(ReasonKind.AWAITED, text, device_id, holders=holders, is_leased=True)
 
 

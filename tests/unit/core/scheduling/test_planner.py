@@ -244,7 +244,9 @@ def test_a_ticket_is_no_concern_of_work_without_devices() -> None:
 
 
 @st.composite
-def cards(draw: st.DrawFn) -> tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]:
+def cards(
+    draw: st.DrawFn, vendors: Sequence[Vendor] = (Vendor.NVIDIA, Vendor.AMD)
+) -> tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]:
     """Up to four cards, some of them leased, some used by foreign processes."""
     devices: list[Device] = []
     leases: list[Lease] = []
@@ -261,7 +263,7 @@ def cards(draw: st.DrawFn) -> tuple[Snapshot, tuple[Lease, ...], dict[tuple[str,
             used = draw(st.sampled_from([0.0, size / 2, size + GB]))
             measured[name, f"G{index}"] = used
             foreign += used
-        vendor = draw(st.sampled_from([Vendor.NVIDIA, Vendor.AMD]))
+        vendor = draw(st.sampled_from(vendors))
         devices.append(card(index, used=foreign, vendor=vendor, name=draw(st.sampled_from(["H100", "A100"]))))
     return machine(*devices), tuple(leases), measured
 

@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
-from gpuyard.core.lease import FixedMemory, Lease, Need
+from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, Share
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.placement import PlacementState
-from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.snapshot import Host, Snapshot
+from gpuyard.core.snapshot import Host, Snapshot, Vendor
 from tests.unit.core.scheduling.test_placement import BOB, GB, card, lease, machine, placement_without, shared, ticket
 from tests.unit.core.scheduling.test_planner import (
     ME,
@@ -110,6 +111,55 @@ def test_behind_a_job_that_can_never_fit_the_next_one_becomes_the_head() -> None
     assert not plan.starts
     assert plan.head is not None
     assert plan.head.job_id == 2
+
+
+# With unknown memory
+
+
+def unknown(least_mb: float = 12 * GB, devices: int = 1) -> Need:
+    """Return the need of a job that was neither declared nor learned."""
+    return Need(devices=devices, memory=RestOfDevice(least_mb))
+
+
+@pytest.mark.parametrize(
+    ("small", "starts"),
+    [
+        pytest.param(unknown(), False, id="unknown"),
+        pytest.param(unknown(GB), False, id="unknown, and likely small"),
+        pytest.param(shared(12 * GB), True, id="known"),
+        pytest.param(shared(13 * GB), False, id="known, and too large to fit beside the head"),
+    ],
+)
+def test_a_job_of_unknown_memory_does_not_start_on_a_device_that_is_reserved(small: Need, starts: bool) -> None:
+    """The head needs half of each of two cards, or more; on one of them a job runs."""
+    head = queue(1, unknown(devices=2), priority=5)
+    plan = decide(view(head, queue(2, small, 20), on=2, leases=[lease("a", "G0", memory_mb=20 * GB)]))
+    assert started(plan) == ({20: ("G1",)} if starts else {})
+    if not small.is_memory_known:
+        kept = next(reason for reason in waiting_job(plan, 2).reasons if reason.device_id == "G1")
+        assert (kept.kind, [holder.label for holder in kept.holders]) == (ReasonKind.AWAITED, ["job 1"])
+        assert kept.text.endswith("; how much memory this job needs is not known yet")
+
+
+def test_a_job_of_unknown_memory_leaves_alone_what_a_ticket_ahead_has_reserved() -> None:
+    def plan(small: Need) -> Plan:
+        ahead = ticket(shared(12 * GB, devices=2), since=NOW - 5)
+        leases = [lease("a", "G0", memory_mb=20 * GB)]
+        return decide(view(queue(2, small, 20), on=3, leases=leases, tickets=(ahead,)))
+
+    assert not plan(replace(unknown(), only=("G1",))).starts
+    assert started(plan(replace(unknown(), only=("G2",)))) == {}, "both free devices serve the ticket"
+    assert started(plan(shared(12 * GB))) == {20: ("G1",)}
+
+
+def test_a_job_of_unknown_memory_may_start_if_it_ends_before_the_head_could_start() -> None:
+    for most_s, then in ((39.0, {20: ("G1",)}), (41.0, {})):
+        head = queue(1, unknown(devices=2), priority=5)
+        plan = decide(
+            view(head, queue(2, unknown(), 20), on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)],
+                 ends_after=lambda _: NOW + 40, **lasting(_20=most_s))
+        )  # fmt: skip
+        assert started(plan) == then
 
 
 # With known durations
@@ -221,6 +271,37 @@ def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
     planner_view = view(head, *queues, on=snapshot, leases=leases, measured=measured)
     plan = decide(planner_view)
     assume(999 not in started(plan))
+    ending = chance.sample(leases, len(leases))
+    for count in range(len(leases) + 1):
+        gone = tuple(ending[:count])
+        if head_fits(planner_view, need, gone):
+            assert head_fits(planner_view, need, gone, plan)
+
+
+def grown(start: Start) -> Start:
+    """Return the start of a job of unknown memory that turns out to need all of its devices."""
+    if start.lane.need.is_memory_known:
+        return start
+    return replace(start, claim=Claim(shares=tuple(Share(device_id=each.device_id) for each in start.claim.shares)))
+
+
+@pytest.mark.no_cover
+@given(
+    cards([Vendor.NVIDIA]),
+    st.builds(unknown, st.sampled_from([2 * GB, 12 * GB]), st.integers(1, 4)),
+    st.lists(st.one_of(needs, st.builds(unknown, st.sampled_from([GB, 12 * GB]), st.integers(1, 2))), max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_unknown_jobs_turn_out_to_need_the_head_fits_as_early_as_if_nothing_had_started(
+    world: World, need: Need, others: list[Need], chance: Random
+) -> None:
+    snapshot, leases, measured = world
+    queues = [queue(place, each, place * 10) for place, each in enumerate(others, start=1)]
+    head = queue(99, need, 999, priority=100, waited_s=LONG)
+    planner_view = view(head, *queues, on=snapshot, leases=leases, measured=measured)
+    plan = decide(planner_view)
+    assume(999 not in started(plan))
+    plan = replace(plan, starts=tuple(map(grown, plan.starts)))
     ending = chance.sample(leases, len(leases))
     for count in range(len(leases) + 1):
         gone = tuple(ending[:count])
