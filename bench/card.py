@@ -20,7 +20,7 @@ _JOB = Path(__file__).with_name("card_job.py")
 # Gigabytes and steps of each class; a second has about thirty steps.
 _CLASSES = ((1.0, 90), (4.0, 200), (12.0, 150), (40.0, 60))
 _EACH = 10
-_ALONE = "[packing]\nmax_jobs_per_device = 1\nsettle_s = 0\n"
+_ALONE = '[packing]\nmax_jobs_per_device = 1\nfirst_run = "alone"\n'
 _VICTIMS, _VICTIM_GB, _VICTIM_STEPS = 3, 35.0, 1000
 _URGENT_GB, _URGENT_STEPS = 50.0, 60
 _WAIT_JOB_FAILED = 5

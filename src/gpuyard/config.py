@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -74,8 +74,8 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_jobs_per_device: Annotated[int, Meta(ge=1)] | None = None
     max_load_percent: Annotated[float, Meta(ge=0)] = 200.0
-    first_run_part: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    settle_s: Annotated[float, Meta(ge=0)] = 60.0
+    first_run: Literal["share", "alone"] = "share"
+    quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.9
 
 
 class SuspendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

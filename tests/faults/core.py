@@ -24,12 +24,12 @@ FAULTS = (
         near=(f"{_TESTS}/scheduling/test_planner_pacing.py",),
     ),
     Fault(
-        id="core-run-of-a-batch-settles-like-any-job",
-        file=f"{_CORE}/memory/sizing.py",
-        old="return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)",
-        new="return settle_s",
-        breaks="The second run of a batch on a GPU waits for a minute.",
-        near=(f"{_TESTS}/memory/test_sizing.py",),
+        id="core-newcomers-are-certain",
+        file=f"{_CORE}/memory/expected_peak.py",
+        old="return sureness * math.sqrt((1.0 - _ALIKE) * squares + _ALIKE * spreads * spreads)",
+        new="return 0.0",
+        breaks="Jobs without an estimate are packed as if each stayed below what is expected of it.",
+        near=(f"{_TESTS}/memory/test_expected_peak.py",),
     ),
     Fault(
         id="core-backfill-delays-head",
@@ -107,8 +107,8 @@ FAULTS = (
     Fault(
         id="core-foreign-memory-counts-as-free",
         file=f"{_CORE}/scheduling/device_memory.py",
-        old="else size - self.foreign_mb - sum(",
-        new="else size - sum(",
+        old="else size - self.foreign_mb - self.margin_mb - sum(",
+        new="else size - self.margin_mb - sum(",
         breaks="Jobs are placed on memory that foreign processes hold, and run out of memory.",
         near=(f"{_TESTS}/scheduling/test_device_memory.py",),
     ),
@@ -219,12 +219,12 @@ FAULTS = (
         near=(f"{_TESTS}/memory/test_estimates.py",),
     ),
     Fault(
-        id="core-settled-lease-grows-over-others",
-        file=f"{_CORE}/memory/sizing.py",
-        old="enough = min(enough, share.memory_mb)",
-        new="enough = max(enough, share.memory_mb)",
-        breaks="A lease that settles takes back memory that was promised to jobs that joined its device.",
-        near=(f"{_TESTS}/memory/test_sizing.py",),
+        id="core-part-of-a-device-grows-over-others",
+        file=f"{_CORE}/memory/newcomer.py",
+        old="memory_mb=min(at_most_mb, share.memory_mb or 0.0)",
+        new="memory_mb=max(at_most_mb, share.memory_mb or 0.0)",
+        breaks="A task of a workspace takes memory that was promised to others that share its device.",
+        near=(f"{_TESTS}/memory/test_newcomer.py",),
     ),
     # Gates, cluster engines, secrets
     Fault(

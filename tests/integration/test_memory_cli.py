@@ -23,10 +23,10 @@ GATED_JOB = shlex.join(gated_job.COMMAND)
 
 @pytest.fixture
 def card(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
-    """A queue with a single GPU, on which a first run keeps its whole-device lease: no settling."""
+    """A queue with a single GPU, on which a first run is alone."""
     monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
     own_queue.home.mkdir(mode=0o700)
-    (own_queue.home / "config.toml").write_text("[packing]\nsettle_s = 0\n")
+    (own_queue.home / "config.toml").write_text('[packing]\nfirst_run = "alone"\n')
     own_queue.start()
     return own_queue
 

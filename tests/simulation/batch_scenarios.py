@@ -24,7 +24,7 @@ def random_batches(seed: int) -> Script:
         trouble=0.06 if seed % 4 == 0 else 0.0,
         devices=seed % 3,
         measures_every_s=3.0,
-        first_run_part=1.0 if seed % 7 < 3 else 0.5,
+        shares_first_runs=seed % 7 >= 3,
         load_spikes=tuple(_load_spike(random) for _ in range(random.randint(0, 5))),
         blind=frozenset(random.sample(FIGURES, random.choice((0, 0, 0, 1, 2)))),
     )

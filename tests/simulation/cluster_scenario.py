@@ -245,7 +245,7 @@ class ClusterScenario(Scenario):
                 self.crash_points,
                 self.cluster,
                 self._folder / "shared",
-                rules=replace(RULES, first_run_part=script.first_run_part),
+                rules=replace(RULES, shares_first_runs=script.shares_first_runs),
                 trouble=script.trouble,
                 moves_fail=script.moves_fail,
             )

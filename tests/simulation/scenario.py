@@ -34,7 +34,7 @@ class Script:
     `trouble` is how often a port fails, and `moves_fail` how often a suspension or resumption fails. `others`
     processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
     while. `clock_steps` are pairs of a time and the seconds by which the wall clock is set forward then.
-    `first_run_part` is the part of a device for a new program (1: a whole device). Probes do not read the figures named
+    `shares_first_runs`: a new program shares a device from its start. Probes do not read the figures named
     in `blind`.
     """
 
@@ -47,7 +47,7 @@ class Script:
     measures_every_s: float = 30.0
     moves_fail: float = 0.08
     foreign_mb: float = 0.0
-    first_run_part: float = 1.0
+    shares_first_runs: bool = False
     load_spikes: tuple[LoadSpike, ...] = ()
     clock_steps: tuple[tuple[float, float], ...] = ()
     blind: frozenset[str] = frozenset({"gpu"})
@@ -64,7 +64,7 @@ def random_script(seed: int) -> Script:
         devices=1 + seed % 3 if seed % 5 else 2,
         is_crowded=is_crowded,
         measures_every_s=SAMPLE_EVERY_S if is_crowded else 10.0,
-        first_run_part=1.0 if seed % 7 < 3 else 0.5,
+        shares_first_runs=seed % 7 >= 3,
     )
 
 
@@ -280,7 +280,7 @@ class Scenario:
         """Start a daemon; it may crash during recovery and is then started again."""
         while True:
             script = self._script
-            rules = replace(RULES, first_run_part=script.first_run_part)
+            rules = replace(RULES, shares_first_runs=script.shares_first_runs)
             daemon = SimulatedDaemon(
                 self.world,
                 self.database,

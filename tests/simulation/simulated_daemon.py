@@ -19,7 +19,7 @@ from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World
 
 LIMITS = SchedulingLimits(cpu_jobs=2, tags={"night": 1})
-RULES = Rules(limits=LIMITS, settle_s=4.0)
+RULES = Rules(limits=LIMITS)
 # A sample is used again for this long, as in the daemon.
 FRESH_S = 0.25
 

@@ -192,7 +192,7 @@ class Controller:
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
-        changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_unsettled
+        changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_newcomers
         is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
         if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
             try:
@@ -241,7 +241,7 @@ class Controller:
         remade = self.own_leases.wanted(found, self._clock.monotonic())
         amended = [
             *self.suspend_control.release_leases(leases, now),
-            *self.usage_tracker.settle(leases, now, self.rules.settle_s),
+            *self.usage_tracker.adjust(leases, now, self.rules.packing.sureness),
         ]
         shares = {wanted.amends: wanted.claim.shares for wanted in amended}
         leases = tuple(replace(lease, shares=shares.get(lease.id, lease.shares)) for lease in leases)
@@ -293,8 +293,8 @@ class Controller:
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
-            need=lambda lane, job_id: transitions.estimates.need(
-                job_id, devices, rules.first_run_part, self.usage_tracker.sibling_mb(lane, now, rules.settle_s)
+            need=lambda _, job_id: transitions.estimates.need(
+                job_id, devices, rules.first_runs, lambda job: self.usage_tracker.running_like(job, now)
             ),
         )
 

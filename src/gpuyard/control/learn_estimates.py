@@ -1,6 +1,6 @@
 """Estimates of memory and time, learned from finished attempts, and the need of a job that follows from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -8,9 +8,27 @@ from msgspec.structs import replace
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Estimate, FinishedRun, Profile, estimate, find_program, fingerprints, learn
+from gpuyard.core.memory.estimates import (
+    Estimate,
+    FinishedRun,
+    Profile,
+    estimate,
+    find_program,
+    fingerprints,
+    learn,
+    machine_fingerprint,
+)
+from gpuyard.core.memory.expected_peak import ExpectedPeak
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.memory.sizing import DeviceSizes, declaration_advice, lacked_mb, predicted_mb, size_need
+from gpuyard.core.memory.sizing import (
+    DeviceSizes,
+    FirstRuns,
+    KnownRuns,
+    declaration_advice,
+    lacked_mb,
+    predicted_mb,
+    size_need,
+)
 from gpuyard.core.snapshot import Device
 from gpuyard.store.job_store import JobStore
 
@@ -18,6 +36,10 @@ _MAX_LABEL = 200
 _CACHE_SIZE = 65_536
 # An attempt that used no device in this many samples and this time does not need one.
 _MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
+_MACHINE_LABEL = "(first runs of any program)"
+
+# Running jobs like a new one: the expected peaks of jobs of its program, and of one of its batch.
+RunningPeaks = tuple[tuple[float, ...], ExpectedPeak | None]
 
 
 class LearnedEstimates:
@@ -31,7 +53,7 @@ class LearnedEstimates:
         self._known = lru_cache(maxsize=_CACHE_SIZE)(self._look_up)
 
     def estimate(self, job: Job) -> Estimate:
-        return self._estimate(job, _fingerprints(job))
+        return self._estimate(job, fingerprints_of(job))
 
     def estimate_of(self, job_id: int) -> Estimate:
         return self._estimate(*self._known(job_id))
@@ -42,18 +64,27 @@ class LearnedEstimates:
         return estimate(job.spec, next((each for each in profiles if each and each.mean_s is not None), None))
 
     def need(
-        self, job_id: int, devices: Sequence[Device], first_run_part: float, sibling_mb: float | None = None
+        self,
+        job_id: int,
+        devices: Sequence[Device],
+        first_runs: FirstRuns,
+        running_like: Callable[[Job], RunningPeaks] = lambda _: ((), None),
     ) -> Need:
         """Return the need of a job whose lane leaves the memory open."""
-        job, prints = self._known(job_id)
+        job, _ = self._known(job_id)
         if devices is not self._cards.devices:
             self._cards = DeviceSizes(devices)
-        exact, program = map(self._profile, prints)
-        return size_need(job, exact, program, self._cards, first_run_part, sibling_mb=sibling_mb)
+        return size_need(job, self.known_runs(job, *running_like(job)), self._cards, first_runs)
+
+    def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
+        exact, program = self.profiles(job)
+        machine = self._profile(machine_fingerprint(job.spec.need.vendor))
+        return KnownRuns(exact=exact, program=program, machine=machine, running_mb=running_mb, batch=batch)
 
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
-        return size_need(job, *self.profiles(job), DeviceSizes(()), first_run_part=1.0)
+        exact, program = self.profiles(job)
+        return size_need(job, KnownRuns(exact=exact, program=program), DeviceSizes(()), FirstRuns(share=False))
 
     def predicted_mb(self, job: Job) -> float | None:
         return predicted_mb(*self.profiles(job))
@@ -68,17 +99,22 @@ class LearnedEstimates:
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Return the profiles of the exact command and of the program."""
-        exact, program = map(self._profile, _fingerprints(job))
+        exact, program = map(self._profile, fingerprints_of(job))
         return exact, program
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Update both profiles with an attempt that has ended."""
+        """Update the profiles of the command and of the program with an attempt that has ended, and with a first run
+        also that of the machine."""
         run = _finished_run(job, attempt, outcome, now)
         if run is None:
             return
-        for fingerprint, is_exact in zip(_fingerprints(job), (True, False), strict=True):
+        for fingerprint, is_exact in zip(fingerprints_of(job), (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
+        if run.predicted_mb is None and run.is_whole and job.spec.learns_memory:
+            fingerprint = machine_fingerprint(job.spec.need.vendor)
+            before = self._profile(fingerprint) or Profile(label=_MACHINE_LABEL, is_exact=False)
+            self._unsaved[fingerprint] = learn(before, replace(run, seconds=None, load_percent=None, ram_mb=None))
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
@@ -97,7 +133,7 @@ class LearnedEstimates:
     def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str]]:
         job = self._store.job(job_id)
         assert job is not None
-        return job, _fingerprints(job)
+        return job, fingerprints_of(job)
 
     def _profile(self, fingerprint: str) -> Profile | None:
         if fingerprint in self._unsaved:
@@ -114,7 +150,7 @@ def _command(job: Job) -> tuple[str, ...]:
     return job.argv if job.spec.pace is None else job.spec.command
 
 
-def _fingerprints(job: Job) -> tuple[str, str]:
+def fingerprints_of(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
     image = "" if job.spec.container is None else job.spec.container.image
     return fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
@@ -140,6 +176,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
     usage = attempt.usage or Usage()
     run = FinishedRun(
         peak_mb=usage.peak_mb,
+        flat_levels_mb=usage.flat_levels_mb,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
         predicted_mb=attempt.predicted_mb,

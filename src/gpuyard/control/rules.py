@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.config import DeviceConfig
-from gpuyard.core.memory.sizing import FIRST_RUN_PART, SETTLE_S
+from gpuyard.core.memory.sizing import FirstRuns
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -20,8 +20,7 @@ _SETTING = "under [queue] in config.toml limits all jobs"
 class Rules(Struct, frozen=True, kw_only=True):
     """Settings of the scheduler.
 
-    - `first_run_part`: a job without an estimate starts where this part of a device is free; after it was measured for
-      `settle_s` seconds (None: never), others may share its device.
+    - `shares_first_runs`: a job without an estimate shares a device from its start; else it holds it alone at first.
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
@@ -32,13 +31,16 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
     packing: Packing = Packing()
-    first_run_part: float = FIRST_RUN_PART
-    settle_s: float | None = SETTLE_S
+    shares_first_runs: bool = True
     ram_reserve_mb: float = 2048.0
     engine: str = ""
     devices: DeviceConfig = DeviceConfig()
     secret_names: tuple[str, ...] = ()
     unbuffers_python: bool = True
+
+    @property
+    def first_runs(self) -> FirstRuns:
+        return FirstRuns(share=self.shares_first_runs, sureness=self.packing.sureness)
 
 
 class HostGates:

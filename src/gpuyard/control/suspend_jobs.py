@@ -15,7 +15,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
-from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, WholeDevice
+from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, UncertainMemory, WholeDevice
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -24,6 +24,8 @@ from gpuyard.core.units import format_size
 from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 
 # Transfer rates to RAM and back, measured on a current GPU.
+# A suspended job without an estimate may need this part more than was expected of it.
+_MAY_GROW = 0.25
 _OUT_MB_PER_S, _BACK_MB_PER_S = 1600.0, 5000.0
 _TRY_AGAIN_S = 5.0
 _PREEMPT_AGAIN_S, _LONGEST_PREEMPT_AGAIN_S = 15.0, 3600.0
@@ -238,10 +240,11 @@ def resume_need(live: Live) -> Need:
     only if that much is free; for a job that was never measured, the amount is unknown."""
     job, attempt = live.job, live.attempt
     was_alone = attempt.reserved_mb is None or isinstance(job.spec.need.memory, WholeDevice)
-    # A first run reserves all free memory, and that much may never be free again.
-    took_rest = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
-    held = max((*_held_mb(attempt).values(), 0.0 if took_rest else attempt.reserved_mb or 0.0))
-    shared = RestOfDevice(held) if took_rest else FixedMemory(held)
+    # What is expected of a job without an estimate may be more than any device has: alone it needs what it held.
+    is_uncertain = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
+    held = max((*_held_mb(attempt).values(), 0.0 if is_uncertain else attempt.reserved_mb or 0.0))
+    expected = max(held, attempt.reserved_mb or 0.0)
+    shared = UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)
     memory = WholeDevice(held or None) if was_alone else shared
     return Need(devices=len(attempt.devices), memory=memory, only=attempt.devices, is_resumed=True)
 

@@ -1,19 +1,21 @@
-"""Measures what live attempts use, sample by sample; shrinks leases to what was measured; explains lack of memory."""
+"""Measures what live attempts use, sample by sample; adjusts leases to what was measured; explains lack of memory."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.control.learn_estimates import RunningPeaks, fingerprints_of
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, MemoryLack, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Claim, Holder, Lease, Share
+from gpuyard.core.memory.expected_peak import ExpectedPeak
+from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
-from gpuyard.core.memory.sizing import settle_time, settled_shares, steady_estimate_mb
 from gpuyard.core.memory.usage_curve import add_sample
-from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Sample, Snapshot
 from gpuyard.errors import EnvironmentFault
@@ -25,6 +27,7 @@ _NOTHING_MB = 128.0
 _FULL_MB, _FULL_SHARE = 512.0, 0.02
 _NO_PID = -1
 _NEVER_RESTS = 0.1
+_SHOWN_S = 1.0  # a running job whose memory was flat for this long says what to expect of others of its program
 _CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
 
 
@@ -34,14 +37,14 @@ class UsageTracker:
         self._leases = leases
         self._me = me
         self._last: Sample | None = None
-        self._settled: set[tuple[int, int]] = set()
+        self._running: dict[str, list[tuple[int | None, ExpectedPeak]]] | None = None
         self._devices: dict[str, Device] = {}
 
     def note(self, sample: Sample, now: float) -> None:
         """Update the usage of all live attempts; each sample counts once."""
         if sample is self._last:
             return
-        self._last = sample
+        self._last, self._running = sample, None
         # A suspending job may allocate more until it is paused, and has to get all of that back.
         unseen = (JobState.SUSPENDED, JobState.RESUMING)
         live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
@@ -88,45 +91,60 @@ class UsageTracker:
         by_growth = self._leases.measure(snapshot, self._all_leases())
         return {**measured, **{key: used for key, used in by_growth.items() if key[1] in hidden}}
 
-    # Jobs without an estimate
+    # Jobs without an estimate (newcomers)
 
-    def settle(self, leases: Sequence[Lease], now: float, settle_s: float | None) -> Iterator[WantedClaim]:
-        """Yield amendments for leases that reserve more than their jobs turned out to need."""
-        if settle_s is None or self._last is None:
+    def adjust(self, leases: Sequence[Lease], now: float, sureness: float) -> Iterator[WantedClaim]:
+        """Yield amendments for leases that reserve more or less than is expected of their jobs now."""
+        if self._last is None:
             return
-        devices = self._last.snapshot.devices
+        sizes = self._sizes()
         held = {lease.id: lease.shares for lease in leases}
-        for live in list(self._unsettled()):
+        for live in list(self._newcomers()):
             attempt = live.attempt
             before = held.get(attempt.lease_id or "", ())
-            flat_s = settle_time(live.job, settle_s)
-            shares = settled_shares(attempt, before, devices, now, flat_s) if before else None
-            if shares is None:
-                continue
-            self._settled.add((attempt.job_id, attempt.number))
-            self._transitions.set_reserved(attempt.job_id, Claim(shares=shares))
+            running = self.running_like(live.job, now) if not (attempt.usage and attempt.usage.peaks_mb) else ((), None)
+            shares = self._newcomer(live, now, running).adjusted_shares(before, sizes, sureness)
             if shares != before:
+                self._transitions.set_reserved(attempt.job_id, Claim(shares=shares))
                 yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
 
-    def sibling_mb(self, lane: Lane, now: float, settle_s: float | None) -> float | None:
-        """Return the memory that running runs of a batch have shown; None if none has run for long enough."""
-        if lane.pace is None or lane.group is None or settle_s is None:
-            return None
-        runs = [each.attempt for each in self._transitions.live.values() if each.job.group == lane.group]
-        shown = (steady_estimate_mb(attempt, now, settle_s) for attempt in runs)
-        return max((each for each in shown if each is not None), default=None)
+    def _newcomer(self, live: Live, now: float, running: RunningPeaks = ((), None)) -> Newcomer:
+        return Newcomer(live.attempt, self._transitions.estimates.known_runs(live.job, *running), now)
+
+    def running_like(self, job: Job, now: float) -> RunningPeaks:
+        """Return what to expect of a job from running jobs that have shown what they use: the expected peaks of those
+        of its program, and the largest of those of its batch."""
+        if self._running is None:
+            self._running = self._peaks_of_running(now)
+        found = self._running.get(fingerprints_of(job)[1], ())
+        batch = [peak for group, peak in found if group == job.group] if job.spec.pace is not None else []
+        return tuple(peak.mean_mb for _, peak in found), max(batch, default=None, key=lambda peak: peak.mean_mb)
+
+    def _peaks_of_running(self, now: float) -> dict[str, list[tuple[int | None, ExpectedPeak]]]:
+        """Return the groups and expected peaks of running jobs without an estimate, by the program."""
+        found: dict[str, list[tuple[int | None, ExpectedPeak]]] = {}
+        sizes = self._sizes()
+        for live in self._newcomers():
+            newcomer = self._newcomer(live, now)
+            if newcomer.flat_s < _SHOWN_S:
+                continue
+            peaks = newcomer.usage.peaks_mb
+            device_id = max(peaks, key=peaks.__getitem__)
+            peak = newcomer.expected(device_id, sizes.get(device_id, 0.0))
+            found.setdefault(fingerprints_of(live.job)[1], []).append((live.job.group, peak))
+        return found
+
+    def _sizes(self) -> dict[str, float]:
+        devices = self._last.snapshot.devices if self._last is not None else ()
+        return {device.id: size for device in devices if (size := capacity(device)) is not None}
 
     @property
-    def has_unsettled(self) -> bool:
-        return any(self._unsettled())
+    def has_newcomers(self) -> bool:
+        return any(self._newcomers())
 
-    def _unsettled(self) -> Iterator[Live]:
-        for live in self._transitions.live.unpredicted.values():
-            key = live.attempt.job_id, live.attempt.number
-            if live.job.state is JobState.SUSPENDED:  # it reserves all free memory again when it resumes
-                self._settled.discard(key)
-            if live.job.state is JobState.RUNNING and key not in self._settled:
-                yield live
+    def _newcomers(self) -> Iterator[Live]:
+        """Yield the running jobs without an estimate."""
+        return (live for live in self._transitions.live.unpredicted.values() if live.job.state is JobState.RUNNING)
 
     # Lack of memory
 

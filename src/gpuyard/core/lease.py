@@ -15,10 +15,13 @@ class FixedMemory(Struct, frozen=True, tag="fixed"):
     is_known: ClassVar[bool] = True
 
 
-class RestOfDevice(Struct, frozen=True, tag="rest"):
-    """Share each device, and reserve all of its free memory, at least `required_mb`: for a first run of unknown use."""
+class UncertainMemory(Struct, frozen=True, tag="uncertain"):
+    """Share each device, and reserve the expected peak, with its spread: for a job without an estimate. `required_mb`
+    must be free on a device that no other lease shares."""
 
-    required_mb: float = field(name="least_mb")
+    required_mb: float = field(name="mb")
+    mean_mb: float
+    spread_mb: float
     is_exclusive: ClassVar[bool] = False
     is_known: ClassVar[bool] = False
 
@@ -49,7 +52,7 @@ class UnknownMemory(Struct, frozen=True, tag="unknown"):
     required_mb: ClassVar[None] = None
 
 
-MemoryNeed: TypeAlias = FixedMemory | RestOfDevice | PartOfDevice | WholeDevice | UnknownMemory
+MemoryNeed: TypeAlias = FixedMemory | UncertainMemory | PartOfDevice | WholeDevice | UnknownMemory
 
 
 class Need(Struct, frozen=True, kw_only=True):
@@ -98,6 +101,21 @@ class Need(Struct, frozen=True, kw_only=True):
         return self.memory.is_known
 
     @property
+    def least_mb(self) -> float | None:
+        """Memory without which a device is out of the question; None where the need does not say."""
+        memory = self.memory
+        return min(memory.required_mb, memory.mean_mb) if isinstance(memory, UncertainMemory) else memory.required_mb
+
+    @property
+    def reserved_mb(self) -> float | None:
+        """Memory that a share of a device reserves."""
+        return self.memory.mean_mb if isinstance(self.memory, UncertainMemory) else self.memory.required_mb
+
+    @property
+    def spread_mb(self) -> float:
+        return self.memory.spread_mb if isinstance(self.memory, UncertainMemory) else 0.0
+
+    @property
     def limits_device_load(self) -> bool:
         limits = (self.max_utilization_percent, self.max_power_w, self.max_memory_used_mb)
         return any(limit is not None for limit in limits)
@@ -105,6 +123,7 @@ class Need(Struct, frozen=True, kw_only=True):
 
 class Share(Struct, frozen=True, kw_only=True):
     """A whole device, or a part of its memory. An exclusive share need not say how much memory it will use.
+    With a `spread_mb`, `memory_mb` is only what is expected of a job without an estimate.
     `foreign_mb` is what foreign processes held when the share was granted, recorded where the driver lists no
     processes: memory in use beyond it belongs to the leases."""
 
@@ -113,6 +132,7 @@ class Share(Struct, frozen=True, kw_only=True):
     load_percent: float | None = None
     is_exclusive: bool = True
     foreign_mb: float | None = None
+    spread_mb: float = 0.0
 
 
 class Claim(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
+from gpuyard.core.memory.expected_peak import sureness_of
 from gpuyard.core.scheduling.closed_devices import describe_drain
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -369,9 +370,9 @@ def read_rules() -> Rules:
             max_jobs_per_device=packing.max_jobs_per_device,
             max_load_percent=packing.max_load_percent or None,
             max_foreign_load_percent=queue.max_foreign_load_percent,
+            sureness=sureness_of(packing.quantile),
         ),
-        first_run_part=packing.first_run_part,
-        settle_s=packing.settle_s or None,
+        shares_first_runs=packing.first_run == "share",
         ram_reserve_mb=config.suspend.ram_reserve_mb,
         engine=queue.engine,
         devices=config.devices,

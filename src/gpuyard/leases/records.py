@@ -125,6 +125,7 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_device_id(share.device_id)
         _check_figure("memory_mb", share.memory_mb, _MAX_MB)
         _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
+        _check_figure("spread_mb", share.spread_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
     return Lease(id=found.id, holder=holder, shares=shares, since=_since(found, record.made)) if shares else None
 
@@ -171,7 +172,8 @@ def _check_holder(found: HeldFile, holder: Holder) -> Holder:
 
 def _check_need(need: Need) -> None:
     _check_count("devices", need.devices, 0, MAX_DEVICES)
-    _check_figure("the memory", need.required_mb, _MAX_MB)
+    for figure in (need.required_mb, need.least_mb, need.spread_mb):
+        _check_figure("the memory", figure, _MAX_MB)
     if isinstance(need.memory, PartOfDevice):
         _check_figure("part", need.memory.part, 1.0)
     for name in (

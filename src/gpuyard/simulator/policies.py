@@ -4,9 +4,9 @@
 - `declared`: jobs share devices by their declared memory; a job without a declaration gets whole devices.
 - `gpuyard`: no declarations; memory is learned as jobs run.
 
-Options follow a name, as in `gpuyard:load=100:settle=none:jobs=4:first=1`: `load` is the load limit of a device in
-percent, `settle` the seconds after which others may join a job of an unknown program, `jobs` the most jobs per device,
-and `first` the part of a device that must be free for a job of an unknown program.
+Options follow a name, as in `gpuyard:load=100:jobs=4:quantile=0.95`: `load` is the load limit of a device in percent,
+`jobs` the most jobs per device, and `quantile` how sure it must be that jobs of unknown programs fit on a device
+together (none: a job of an unknown program gets a whole device).
 """
 
 from collections.abc import Callable
@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from gpuyard import config
 from gpuyard.control.rules import Rules
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
+from gpuyard.core.memory.expected_peak import sureness_of
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 
-_OPTIONS = ("load", "settle", "jobs", "first")
+_OPTIONS = ("load", "jobs", "quantile")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -58,8 +59,7 @@ _CONFIG = config.PackingConfig()
 _LEARNING = Rules(
     limits=SchedulingLimits(cpu_jobs=1),
     packing=Packing(max_jobs_per_device=_CONFIG.max_jobs_per_device, max_load_percent=_CONFIG.max_load_percent or None),
-    first_run_part=_CONFIG.first_run_part,
-    settle_s=_CONFIG.settle_s,
+    shares_first_runs=_CONFIG.first_run == "share",
 )
 POLICIES = {
     "fifo": Policy(name="fifo", need_of=_alone),
@@ -88,11 +88,12 @@ def _apply_option(rules: Rules, text: str) -> Rules:
     if value != "none" and not value.replace(".", "", 1).isdecimal():
         raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
     number = None if value == "none" else float(value)
-    if option == "settle":
-        return replace(rules, settle_s=number)
     if option == "load":
         return replace(rules, packing=replace(rules.packing, max_load_percent=number))
-    if option == "first":
-        return replace(rules, first_run_part=1.0 if number is None else min(1.0, number))
+    if option == "quantile":
+        if number is not None and not 0.5 <= number < 1.0:
+            raise UserError(f"'{text}' is not a quantile", hint="a number from 0.5 up to 0.999, or none")
+        sureness = rules.packing.sureness if number is None else sureness_of(number)
+        return replace(rules, shares_first_runs=number is not None, packing=replace(rules.packing, sureness=sureness))
     most = None if number is None else max(1, int(number))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))

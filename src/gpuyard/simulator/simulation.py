@@ -18,6 +18,7 @@ from gpuyard.control.controller import Controller, Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
 from gpuyard.simulator.policies import Policy
@@ -102,12 +103,10 @@ class Simulation:
 
     def _step(self) -> Step:
         machine = self.machine
-        settle_s = self._policy.rules.settle_s
-        for program in self._engine.update_measurements():
-            # A sample is due when a job that has just grown would count as settled.
-            if self._policy.learns and settle_s is not None:
-                ran_s = machine.now - program.started_at
-                heapq.heappush(self._sample_times, program.started_at + max(ran_s + settle_s, 2 * ran_s) + _ROUNDING_S)
+        for _ in self._engine.update_measurements():
+            # A sample is due when the memory of a job that has just grown has been flat for a while.
+            for flat_s in FLAT_S if self._policy.learns else ():
+                heapq.heappush(self._sample_times, machine.now + flat_s + _ROUNDING_S)
         return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 
     def _next_sample(self, step: Step) -> float | None:

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, PartOfDevice, RestOfDevice, UnknownMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, PartOfDevice, UncertainMemory, UnknownMemory, WholeDevice
 
 sizes = st.floats(0.0, 1e6)
 memory_needs = st.one_of(
     st.builds(FixedMemory, sizes),
-    st.builds(RestOfDevice, sizes),
+    st.builds(UncertainMemory, sizes, sizes, sizes),
     st.builds(PartOfDevice, st.floats(0.01, 1.0)),
     st.builds(WholeDevice, st.none() | sizes),
     st.just(UnknownMemory()),
@@ -27,7 +27,7 @@ def test_a_need_is_read_back_as_written(need: Need) -> None:
     ("memory", "is_exclusive", "required_mb"),
     [
         (FixedMemory(8.0), False, 8.0),
-        (RestOfDevice(8.0), False, 8.0),
+        (UncertainMemory(8.0, 4.0, 3.0), False, 8.0),
         (PartOfDevice(0.5), False, None),
         (WholeDevice(), True, None),
         (WholeDevice(8.0), True, 8.0),

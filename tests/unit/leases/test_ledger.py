@@ -320,9 +320,9 @@ def test_a_record_is_plain_json_for_other_programs(ledger: Ledger) -> None:
     lease = ledger.claim(this_process("train"), take("G0"), DEADLINE_S)
     assert lease is not None
     record = msgspec.json.decode(lease.path.read_bytes())
-    assert record["shares"] == [
-        {"device_id": "G0", "memory_mb": None, "load_percent": None, "is_exclusive": True, "foreign_mb": None}
-    ]
+    (share,) = record["shares"]
+    unknown = dict.fromkeys(("memory_mb", "load_percent", "foreign_mb"))
+    assert share == {"device_id": "G0", "is_exclusive": True, "spread_mb": 0.0, **unknown}
     assert record["holder"]["pid"] == os.getpid()
     lease.release()
 

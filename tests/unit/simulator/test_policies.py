@@ -9,14 +9,15 @@ from tests.unit.simulator.samples import trace_job
 
 
 def test_a_policy_can_be_varied() -> None:
-    policy = find_policy("gpuyard:load=120:settle=none:jobs=3")
-    assert policy.name == "gpuyard:load=120:settle=none:jobs=3"
+    policy = find_policy("gpuyard:load=120:quantile=0.95:jobs=3")
+    assert policy.name == "gpuyard:load=120:quantile=0.95:jobs=3"
     assert policy.learns
-    assert policy.rules.settle_s is None
+    assert policy.rules.packing.sureness == pytest.approx(1.645, abs=0.001)
     assert policy.rules.packing.max_load_percent == 120.0
     assert policy.rules.packing.max_jobs_per_device == 3
     assert find_policy("gpuyard:load=none").rules.packing.max_load_percent is None
-    assert find_policy("gpuyard:first=0.25").rules.first_run_part == 0.25
+    assert policy.rules.shares_first_runs
+    assert not find_policy("gpuyard:quantile=none").rules.shares_first_runs
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,8 @@ def test_a_policy_can_be_varied() -> None:
         ("lifo", "there is no policy 'lifo'"),
         ("gpuyard:colour=3", "'colour=3' is not an option of a policy"),
         ("gpuyard:load=much", "'load=much' needs a number of 0 or more"),
-        ("gpuyard:settle=-1", "'settle=-1' needs a number of 0 or more"),
+        ("gpuyard:jobs=-1", "'jobs=-1' needs a number of 0 or more"),
+        ("gpuyard:quantile=1", "'quantile=1' is not a quantile"),
         ("gpuyard:load=1.2.3", "'load=1.2.3' needs a number of 0 or more"),
     ],
 )

@@ -50,9 +50,9 @@ def test_declared_jobs_share_a_gpu_while_their_sum_fits() -> None:
     assert runs[2].started_s == pytest.approx(min(runs[0].ended_s, runs[1].ended_s))
 
 
-def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
+def test_an_unknown_job_shares_its_gpu_or_has_it_alone_until_it_was_flat() -> None:
     known = trace_job(1.0, program="python known.py")
-    for policy, started_s in (("gpuyard:first=1:settle=60", 75.0), ("gpuyard:first=1:settle=none", 600.0)):
+    for policy, started_s in (("gpuyard", 1.0), ("gpuyard:quantile=none", 47.0)):
         with simulation(policy) as found:
             found.play([known])
             # Its memory reaches the peak after three quarters of the ramp.
@@ -62,10 +62,18 @@ def test_an_unknown_job_has_its_gpu_alone_until_it_has_settled() -> None:
 
 def test_the_second_pass_uses_the_estimates_of_the_first() -> None:
     jobs = [trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0), trace_job(peak_mb=7000.0)]
-    with simulation("gpuyard:first=1:settle=none:load=none") as found:
+    with simulation("gpuyard:quantile=none:load=none") as found:
         first, second = found.play(jobs), found.play(jobs)
-    assert max(run.started_s for run in first.runs) > 500.0
+    assert max(run.started_s for run in first.runs) > 30.0
     assert [run.started_s for run in second.runs] == [0.0, 0.0, 0.0]
+
+
+def test_unknown_jobs_share_as_soon_as_their_memory_is_flat() -> None:
+    jobs = [trace_job(peak_mb=3000.0, program=f"python {name}.py", ramp_s=20.0) for name in "abcd"]
+    with simulation("gpuyard:load=none") as found:
+        passed = found.play(jobs)
+    assert sorted(run.started_s for run in passed.runs)[2] < 25.0
+    assert {run.outcome for run in passed.runs} == {OutcomeKind.SUCCEEDED}
 
 
 def test_a_job_that_runs_out_of_memory_is_run_again_with_more() -> None:

@@ -197,6 +197,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     curve: tuple[tuple[float, float], ...] = ()  # device memory over time, as pairs of seconds and MB
     grew_at_s: float = 0.0  # when its device memory last grew, to `levels_mb`
     levels_mb: dict[str, float] = {}
+    flat_levels_mb: tuple[float, ...] = ()  # its peak when its memory had first been flat for each time of FLAT_S
     idle_looks: int = 0  # number of samples in which no process at all was on its devices
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
 

@@ -4,7 +4,7 @@
   the program), on the GPUs of one vendor where a machine has several: another vendor's say little about it. The most
   specific fingerprint with past runs wins.
 - The memory estimate is a high quantile of recent peaks, plus a margin that shrinks with evidence. A program that ran
-  only with other arguments gets a larger margin than the same command, and counts as unknown where its few runs differ.
+  only with other arguments gets a larger margin than the same command, and counts as unknown where its runs differ.
 - A run that was cut short proves only that it needs at least its peak; a run that ran out of memory, more than that.
 - Unmeasured runs teach nothing: a missing peak is not a peak of zero, unless enough samples saw no process at all on
   the job's devices.
@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
+from gpuyard.core.memory.expected_peak import Climb, learn_climb
 
 KEPT_PEAKS = 32
 _QUANTILE = 0.95
@@ -27,7 +28,7 @@ _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
 _LEAST_MARGIN_MB = 256.0
 # By whether the command is exact: one run of another command says nothing yet.
 _LEAST_RUNS = {True: 1, False: 2}
-_ALIKE, _MANY_RUNS = 1.5, 8
+_ALIKE = 1.5
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -40,6 +41,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     mean_s: float | None = None
     most_s: float | None = None
     peaks_mb: tuple[float, ...] = ()  # the peak on one device of each of the last runs, up to KEPT_PEAKS
+    climb: Climb = ()  # how much of the peak was missing when memory had been flat for a while
     floor_mb: float | None = None  # memory that was not enough
     ram_mb: float | None = None
     load_percent: float | None = None
@@ -53,6 +55,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
 
     seconds: float | None = None
     peak_mb: float | None = None
+    flat_levels_mb: tuple[float, ...] = ()
     ram_mb: float | None = None
     load_percent: float | None = None
     predicted_mb: float | None = None
@@ -77,6 +80,11 @@ def fingerprints(
     `vendor` is that of its GPUs; None on a machine with one vendor."""
     program = (*find_program(command, cwd), *(() if vendor is None else ("", vendor)))
     return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
+
+
+def machine_fingerprint(vendor: str | None) -> str:
+    """Return the fingerprint under which all first runs on this machine are learned."""
+    return _digest("\0".join(("", "", *(() if vendor is None else (vendor,)))))
 
 
 def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:
@@ -111,7 +119,8 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
     if run.peak_mb is not None and (run.is_whole or run.peak_mb > max(before.peaks_mb, default=math.inf)):
         after = replace(after, peaks_mb=(*before.peaks_mb, run.peak_mb)[-KEPT_PEAKS:])
     if run.is_whole and run.peak_mb is not None:
-        after = replace(after, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
+        climb = learn_climb(before.climb, run.flat_levels_mb, run.peak_mb)
+        after = replace(after, climb=climb, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
     return replace(
         after,
         ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),
@@ -131,12 +140,10 @@ def memory_estimate(profile: Profile) -> float | None:
 
 
 def is_consistent(profile: Profile) -> bool:
-    """Return whether the peaks are alike enough, or enough of them, to predict the next run. Where a program's
-    arguments change what it needs, a few runs with other arguments do not predict it."""
+    """Return whether the peaks are alike enough to predict the next run. Where a program's arguments change what it
+    needs, runs with other arguments do not predict it."""
     peaks = profile.peaks_mb
-    if profile.is_exact or len(peaks) >= _MANY_RUNS:
-        return True
-    return max(peaks, default=0.0) <= _ALIKE * min(peaks, default=0.0)
+    return profile.is_exact or max(peaks, default=0.0) <= _ALIKE * min(peaks, default=0.0)
 
 
 def prediction_error(profile: Profile) -> float | None:

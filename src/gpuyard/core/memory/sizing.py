@@ -1,14 +1,11 @@
-"""How much memory a job gets: the declared amount, else the learned one, else the rest of a device; more after it ran
-out of memory.
+"""How much memory a job gets: the declared amount, else the learned one, else what is expected; more after it ran out
+of memory.
 
-- A declared amount wins. A first run, without an estimate, gets all free memory of a device where that is a large
-  part of it, and teaches how much it needs. No job joins it until its memory has settled. A first run whose tag shares
-  devices gets its part of a device.
-- Where the driver lists no processes, a desktop looks like any other program, and may never end. There a first run
-  needs only a part of the free memory.
-- Memory has settled once it has been observed for a while without growth: then the lease shrinks to the use with a wide
-  margin, and never grows. A run of a batch settles sooner, so that the next one can start; its figure is used for other
-  runs of the batch only after the full time.
+- A declared amount wins. A job without an estimate, as in its first run, is charged its expected peak (`expected_peak`)
+  and shares a device from its start; while it runs, its lease follows what is measured (`newcomer`). A first run whose
+  tag shares devices gets its part of a device.
+- Where the driver lists no processes, a desktop looks like any other program, and may never end. There the expectation
+  of a first run is relative to the free memory.
 - A job that ran out of memory gets more each time, and at last one of the largest devices alone. A learned amount never
   keeps a job from running at all: at worst it runs alone.
 """
@@ -20,11 +17,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, Usage
-from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, Share, WholeDevice
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
+from gpuyard.core.memory.expected_peak import ExpectedPeak, assumed_peak, peak_of_any, peak_of_program
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.device_fit import check_suitable, kind_of, tiny_mb
-from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.device_memory import SURENESS, capacity
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
@@ -35,35 +33,41 @@ _GROWTH = (1.25, 1.6)
 _RAM_GROWTH = 1.5
 # No job waits for more than this part of the RAM: a machine in use never has more available.
 _MOST_RAM = 0.75
-# How long memory must be flat before it counts as settled, and the margin that the lease keeps then.
-SETTLE_S = 60.0
-_RUN_SETTLE_S = 10.0
-_SETTLED_MARGIN, _SETTLED_LEAST_MB = 0.5, 1024.0
-# Half of a card is enough for the first run of most programs: waiting for an empty card would cost far more than the
-# few that run out of memory there and run again.
-FIRST_RUN_PART = 0.5
 _NEARLY_ALL = 0.9
 # A declared amount this far above the use is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
 
-def size_need(  # noqa: PLR0913 - all that is known about the job
-    job: Job,
-    exact: Profile | None,
-    program: Profile | None,
-    devices: "DeviceSizes | Sequence[Device]",
-    first_run_part: float = FIRST_RUN_PART,
-    *,
-    sibling_mb: float | None = None,
-) -> Need:
-    """Return the need of the job's next run, with its memory decided.
+class KnownRuns(Struct, frozen=True, kw_only=True):
+    """What is known about runs like that of a job.
 
-    devices: those of the machine.
-    first_run_part: the part of a device that must be free for a first run; 1 is a whole device.
-    sibling_mb: the memory that running jobs of the same batch are known to need.
+    exact, program, machine: profiles of the same command, of the program, and of first runs of any program.
+    running_mb: expected peaks of running jobs of the program. batch: the same of running jobs of the same batch.
     """
+
+    exact: Profile | None = None
+    program: Profile | None = None
+    machine: Profile | None = None
+    running_mb: tuple[float, ...] = ()
+    batch: ExpectedPeak | None = None
+
+
+class FirstRuns(Struct, frozen=True, kw_only=True):
+    """How jobs without an estimate share devices: not at all at first, or with this `sureness` (`Packing`)."""
+
+    share: bool = True
+    sureness: float = SURENESS
+
+
+SHARED = FirstRuns()
+
+
+def size_need(
+    job: Job, known: KnownRuns, devices: "DeviceSizes | Sequence[Device]", first_runs: FirstRuns = SHARED
+) -> Need:
+    """Return the need of the job's next run, with its memory decided. `devices` are those of the machine."""
     sizes = devices if isinstance(devices, DeviceSizes) else DeviceSizes(devices)
-    loads = (each.load_percent for each in (exact, program) if each is not None)
+    loads = (each.load_percent for each in (known.exact, known.program) if each is not None)
     need = replace(job.spec.need, load_percent=next((load for load in loads if load is not None), None))
     growth = job.growth
     if growth.ram_mb is not None:
@@ -74,10 +78,9 @@ def size_need(  # noqa: PLR0913 - all that is known about the job
         return _alone(need, sizes)
     memory_mb = growth.memory_mb
     if memory_mb is None and job.spec.learns_memory:
-        memory_mb = predicted_mb(exact, program)
-        memory_mb = sibling_mb if memory_mb is None else memory_mb
+        memory_mb = predicted_mb(known.exact, known.program)
         if memory_mb is None:
-            return _first_run(need, job.spec.tag_sharing, program, sizes, first_run_part)
+            return _first_run(need, job.spec.tag_sharing, known, sizes, first_runs)
     if memory_mb is None:
         return need
     if _takes_all(memory_mb, need, sizes):
@@ -87,15 +90,36 @@ def size_need(  # noqa: PLR0913 - all that is known about the job
 
 
 def _first_run(
-    need: Need, sharing: TagSharing | None, program: Profile | None, sizes: "DeviceSizes", part: float
+    need: Need, sharing: TagSharing | None, known: KnownRuns, sizes: "DeviceSizes", first_runs: FirstRuns
 ) -> Need:
-    found = sizes.suitable(need).sizes
-    if sharing is not None and sharing.most_per_device > 1 and found and found[-1] > 0:
+    found = sizes.suitable(need)
+    if sharing is not None and sharing.most_per_device > 1 and found.sizes and found.sizes[-1] > 0:
         return replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
-    least_mb = _first_run_mb(need, program, sizes, part)
-    if least_mb is None:
+    if not first_runs.share or not found.sizes or not found.sizes[-1]:
         return replace(need, memory=WholeDevice())
-    return _alone(need, sizes) if _takes_all(least_mb, need, sizes) else replace(need, memory=RestOfDevice(least_mb))
+    expected = expected_before(known, _base_mb(found, need.devices))
+    required_mb = expected.at_most_mb(first_runs.sureness)
+    if _takes_all(required_mb, need, sizes):
+        return _alone(need, sizes)
+    return replace(need, memory=UncertainMemory(required_mb, expected.mean_mb, expected.spread_mb))
+
+
+def _base_mb(found: "SuitableSizes", devices: int) -> float:
+    """Return the memory that the assumption about an unknown program is relative to: the smallest device, so that it
+    can run there too, or the free memory where no driver lists processes."""
+    return found.listed[-1] if found.listed else max(found.least_mb, found.free[min(devices, len(found.free)) - 1])
+
+
+def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
+    """Return what to expect of a job on a device of this size before it has used any memory. It needs more than what
+    was not enough for the same command."""
+    if known.batch is not None:
+        return known.batch
+    of_any = peak_of_any(known.machine.peaks_mb if known.machine is not None else (), assumed_peak(device_mb))
+    peaks_mb = known.program.peaks_mb if known.program is not None else ()
+    expected = peak_of_program((*peaks_mb, *known.running_mb), of_any)
+    floor_mb = (known.exact.floor_mb if known.exact is not None else None) or 0.0
+    return replace(expected, mean_mb=max(expected.mean_mb, floor_mb))
 
 
 class SuitableSizes(Struct, frozen=True, kw_only=True):
@@ -149,19 +173,6 @@ def _alone(need: Need, sizes: DeviceSizes) -> Need:
     return replace(need, memory=WholeDevice(), only=only)
 
 
-def _first_run_mb(need: Need, program: Profile | None, sizes: DeviceSizes, part: float) -> float | None:
-    """Return the memory that must be free for a first run; None for a whole device, as where a size is unknown. It is
-    `part` of the largest device, as far as the smallest has that much, or of the free memory where no driver lists
-    processes. Where runs of the program differ, it is at least the estimate from the largest of them."""
-    found = sizes.suitable(need)
-    if part >= 1.0 or not found.sizes or not found.sizes[-1]:
-        return None
-    known = (None if program is None else memory_estimate(program)) or 0.0
-    if found.listed:
-        return max(known, min(part * found.listed[0], _NEARLY_ALL * found.listed[-1]))
-    return max(known, found.least_mb, part * found.free[min(need.devices, len(found.free)) - 1])
-
-
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the estimate of the most specific profile that has one."""
     for profile in (exact, program):
@@ -207,48 +218,6 @@ def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
     return wanted if wanted is not None or attempt.predicted_mb is None else attempt.reserved_mb
 
 
-def settled_shares(
-    attempt: Attempt, shares: Sequence[Share], devices: Sequence[Device], now: float, settle_s: float
-) -> tuple[Share, ...] | None:
-    """Return the shares that the lease shrinks to. None where the attempt was not observed for long enough, still
-    grows, or would leave nothing to others."""
-    usage = attempt.usage
-    if usage is None or any(share.device_id not in usage.peaks_mb for share in shares):
-        return None
-    if not _is_flat(attempt, usage, now, settle_s):
-        return None
-    settled = tuple(_settled(share, usage) for share in shares)
-    sizes = {device.id: capacity(device) or 0.0 for device in devices}
-    fits = all((share.memory_mb or 0.0) < sizes.get(share.device_id, 0.0) for share in settled)
-    return settled if fits else None
-
-
-def settle_time(job: Job, settle_s: float) -> float:
-    """Return for how long the job's memory must be flat."""
-    return settle_s if job.spec.pace is None else min(settle_s, _RUN_SETTLE_S)
-
-
-def steady_estimate_mb(attempt: Attempt, now: float, settle_s: float) -> float | None:
-    """Return the memory that other runs of a batch need, from a run that has been flat for `settle_s`; else None."""
-    usage = attempt.usage
-    if usage is None or usage.peak_mb is None or not _is_flat(attempt, usage, now, settle_s):
-        return None
-    return _with_margin(usage.peak_mb)
-
-
-def _is_flat(attempt: Attempt, usage: Usage, now: float, settle_s: float) -> bool:
-    ran_s = attempt.ran_s(now)
-    return ran_s >= settle_s and ran_s - usage.grew_at_s >= max(settle_s, ran_s / 2)
-
-
-def _settled(share: Share, usage: Usage) -> Share:
-    enough = _with_margin(usage.peaks_mb[share.device_id])
-    if not share.is_exclusive and share.memory_mb is not None:
-        enough = min(enough, share.memory_mb)  # the rest may be promised to other leases
-    load = share.load_percent if usage.load_percent is None else usage.load_percent
-    return replace(share, memory_mb=enough, load_percent=load, is_exclusive=False)
-
-
 def declaration_advice(declared_mb: float | None, usage: Usage | None) -> str | None:
     """Return advice for a user who declared far more memory, or less, than the job used; else None."""
     peak = None if usage is None else usage.peak_mb
@@ -268,7 +237,3 @@ def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
     """Return whether this much is free only on devices that are nearly empty, if at all."""
     usable = sizes.suitable(need).usable
     return bool(usable) and (len(usable) < need.devices or memory_mb > usable[need.devices - 1])
-
-
-def _with_margin(peak_mb: float) -> float:
-    return peak_mb + max(_SETTLED_LEAST_MB, peak_mb * _SETTLED_MARGIN)

@@ -1,10 +1,12 @@
 """The resource use of an attempt: its peaks, and its memory over time as a bounded number of points."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Usage
+from gpuyard.core.memory.expected_peak import FLAT_S
 
 MOST_POINTS = 120
 # Less is no growth: allocators round, and drivers count in pages.
@@ -26,6 +28,9 @@ def add_sample(
     # Compare with the level of the last growth, not with the last sample, to notice slow growth.
     if any(used > levels.get(device_id, 0.0) * _GREW for device_id, used in known.items()):
         levels, grew_at_s = {**levels, **peaks}, at_s
+    flat_levels = usage.flat_levels_mb
+    if peaks and (newly_flat := bisect_right(FLAT_S, at_s - grew_at_s) - len(flat_levels)) > 0:
+        flat_levels += (round(max(peaks.values()), 1),) * newly_flat
     if load_percent is not None:
         count, mean = usage.load_looks + 1, usage.load_percent or 0.0
         usage = replace(usage, load_percent=mean + (load_percent - mean) / count, load_looks=count)
@@ -36,6 +41,7 @@ def add_sample(
         curve=_with_point(usage.curve, at_s, sum(known.values())) if known else usage.curve,
         grew_at_s=grew_at_s,
         levels_mb=levels,
+        flat_levels_mb=flat_levels,
     )
 
 

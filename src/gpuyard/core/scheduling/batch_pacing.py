@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need, RestOfDevice
+from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.scheduling.device_fit import tolerated_foreign_mb
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.load_gates import Smoothed, SteadyGate, judge_steadily, smooth
@@ -160,8 +160,6 @@ def device_refusal(pace: BatchPace, state: PaceState, device: DeviceState, need:
     if limit is None or charged is None or charged <= limit + _ROUNDING_MB:
         return None
     text = f"GPU memory {charged:.0f} MB, including reservations and one more run, > {limit:.0f} MB"
-    if isinstance(need.memory, RestOfDevice) and state.running and (device.free_mb or 0.0) <= 0:
-        text = "GPU memory: a run reserves all of it until its use is known; --run-vram sets how much it needs"
     return Reason(ReasonKind.TOO_FULL, text, device_id, charged, limit)
 
 
@@ -187,7 +185,7 @@ def _charged_mb(device: DeviceState, need: Need, state: PaceState) -> float | No
     is_first = not device.lease_count and charged <= tolerated_foreign_mb(device.device)
     if is_first or need.is_exclusive:
         return charged
-    return charged + (state.run_vram_mb if isinstance(need.memory, RestOfDevice) else need.required_mb or 0.0)
+    return charged + (state.run_vram_mb if isinstance(need.memory, UncertainMemory) else need.required_mb or 0.0)
 
 
 def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> float:

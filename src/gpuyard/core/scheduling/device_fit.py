@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need, RestOfDevice
+from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.printable_text import printable
-from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, capacity
+from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
 from gpuyard.core.snapshot import Device, Host, Snapshot
@@ -26,11 +26,13 @@ _LONGEST_NAME = 60
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """Limits for sharing a device. `None` is no limit."""
+    """Limits for sharing a device. `None` is no limit. `sureness` is how many standard deviations beyond what is
+    expected of jobs without an estimate stay free."""
 
     max_jobs_per_device: int | None = None
     max_load_percent: float | None = None  # how busy all jobs and foreign processes together may keep a device
     max_foreign_load_percent: float | None = None  # the same for foreign processes alone, on a device that gets a job
+    sureness: float = SURENESS
 
 
 def is_of_kind(need: Need, device: Device) -> bool:
@@ -108,7 +110,8 @@ def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKi
     if state.free_mb is None:
         lacks_memory = not need.is_exclusive
     else:
-        lacks_memory = need.required_mb is not None and state.free_mb < need.required_mb
+        needed_mb = state.needed_mb(need)
+        lacks_memory = needed_mb is not None and state.free_mb < needed_mb
     if lacks_memory:
         return ReasonKind.NO_ROOM
     if state.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load:
@@ -186,9 +189,10 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
         case ReasonKind.NO_ROOM:
             assert free_mb is not None
             beside = f", beside {list_holders(holders)}" if holders else ""
-            text = f"{format_size(max(0.0, free_mb))} free, {format_size(need.required_mb or 0.0)} needed{beside}"
-            is_leased = state.unreserved_mb < (need.required_mb or 0.0)
-            return Reason(kind, text, device.id, free_mb, need.required_mb or 0.0, holders, is_leased=is_leased)
+            needed_mb = state.needed_mb(need) or 0.0
+            text = f"{format_size(max(0.0, free_mb))} free, {format_size(needed_mb)} needed{beside}"
+            is_leased = state.unreserved_mb < needed_mb
+            return Reason(kind, text, device.id, free_mb, needed_mb, holders, is_leased=is_leased)
         case ReasonKind.TOO_MANY:
             limit = packing.max_jobs_per_device or 0
             text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"
@@ -238,6 +242,6 @@ def _memory_remedy(need: Need, state: DeviceState) -> str:
     if need.required_mb is None or once_leases_end >= need.required_mb:
         return ""
     left = f"programs outside gpuyard leave {format_size(max(0.0, once_leases_end))}"
-    if isinstance(need.memory, RestOfDevice):
-        left += f", and a first run asks for {format_size(need.required_mb)}"
+    if isinstance(need.memory, UncertainMemory):
+        left += f", and a job without an estimate asks for {format_size(need.required_mb)}"
     return f"{left}: with {VRAM_OPTION} it asks for less"

@@ -2,8 +2,10 @@
 
 Free memory of a device is its capacity, less the memory of foreign processes, less for each lease the larger of its
 reservation and its measured use. So a lease that has not allocated yet is charged its reservation, and a lease that has
-grown is charged what it uses. Where the driver lists no processes, foreign processes are charged what they held when
-the leases were granted, and all use beyond that and beyond what the leases reserved.
+grown is charged what it uses. Beside leases of uncertain need a margin stays free (`expected_peak.margin_mb`).
+
+Where the driver lists no processes, foreign processes are charged what they held when the leases were granted, and all
+use beyond that and beyond what the leases reserved.
 
 Load follows the same rule: the larger of the measured load, and the sum of the known loads of the leases and of the
 foreign processes.
@@ -14,12 +16,15 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Share
+from gpuyard.core.lease import Holder, Need, Share
+from gpuyard.core.memory.expected_peak import margin_mb
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.snapshot import Device
 
 # A job of unknown load may keep a whole device busy.
 UNKNOWN_PERCENT = 100.0
+# Nine of ten groups of jobs of uncertain need stay within what is expected and this many standard deviations.
+SURENESS = 1.2816
 
 
 class PromisedShare(Struct, frozen=True, kw_only=True):
@@ -42,7 +47,7 @@ class DeviceState:
 
     __slots__ = (
         "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_exclusive", "is_loaded", "lease_count",
-        "load_percent", "measured_percent", "promises",
+        "load_percent", "margin_mb", "measured_percent", "promises", "spreads", "squares", "sureness",
     )  # fmt: skip
 
     def __init__(
@@ -51,30 +56,38 @@ class DeviceState:
         promises: Sequence[PromisedShare],
         measured_percent: float | None,
         foreign: ForeignLoad = NO_FOREIGN_LOAD,
+        sureness: float = SURENESS,
     ) -> None:
         self.device = device
+        self.sureness = sureness
         self.measured_percent = measured_percent
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
         self.is_exclusive = False
         self.lease_count = 0
-        known = expected = 0.0
+        known = expected = self.spreads = self.squares = 0.0
         for each in promises:
             share = each.share
             self.is_exclusive = self.is_exclusive or share.is_exclusive
             self.lease_count += not each.is_reservation
             known += share.load_percent or 0.0
             expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
+            if share.spread_mb:
+                self.spreads += share.spread_mb
+                self.squares += share.spread_mb * share.spread_mb
         foreign_percent = foreign.percent if foreign.percent > IDLE_PERCENT else 0.0
         # On a device without leases, the measured load may come from a job that has just ended.
         measured = (measured_percent or 0.0) if promises else 0.0
         self.load_percent = max(known + foreign_percent, measured)
         self.expected_percent = max(expected + foreign_percent, measured)
         self.is_loaded = bool(promises) or foreign_percent > 0.0
+        self.margin_mb = margin_mb(self.spreads, self.squares, sureness) if self.spreads else 0.0
         size = self.capacity_mb
         self.free_mb = (
-            None if size is None else size - self.foreign_mb - sum(charged_mb(promise, size) for promise in promises)
+            None
+            if size is None
+            else size - self.foreign_mb - self.margin_mb - sum(charged_mb(promise, size) for promise in promises)
         )
 
     @property
@@ -87,14 +100,24 @@ class DeviceState:
         """Memory that foreign processes hold or that is promised."""
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
+    def needed_mb(self, need: Need) -> float | None:
+        """Return the memory that the need asks for, in view of the uncertain needs on this device; None if it does not
+        say."""
+        reserved, spread = need.reserved_mb, need.spread_mb
+        # Alone on a device, a job gets all of it, however much it may come to need.
+        if reserved is None or not spread or not self.promises:
+            return need.required_mb
+        after = margin_mb(self.spreads + spread, self.squares + spread * spread, self.sureness)
+        return reserved + after - self.margin_mb
+
     @property
     def unreserved_mb(self) -> float:
         """Memory that the promised shares do not reserve, whatever is measured; 0 if the size is unknown."""
         size = self.capacity_mb or 0.0
-        return size - sum(reserved_mb(promise, size) for promise in self.promises)
+        return size - self.margin_mb - sum(reserved_mb(promise, size) for promise in self.promises)
 
     def with_promise(self, promise: PromisedShare) -> "DeviceState":
-        return DeviceState(self.device, [*self.promises, promise], self.measured_percent, self.foreign)
+        return DeviceState(self.device, [*self.promises, promise], self.measured_percent, self.foreign, self.sureness)
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
@@ -110,7 +133,7 @@ class DeviceState:
             utilization_percent=None,
             power_draw_w=None,
         )
-        return DeviceState(device, left, None, self.foreign)
+        return DeviceState(device, left, None, self.foreign, self.sureness)
 
     @property
     def foreign_mb(self) -> float:

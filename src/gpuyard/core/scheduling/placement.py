@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Holder, Lease, Need, RestOfDevice, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -105,7 +105,11 @@ class PlacementState:
         promises = _leased_shares(view)
         self.states = {
             each.id: DeviceState(
-                each, promises.get(each.id, ()), view.loads.get(each.id), view.foreign.get(each.id, NO_FOREIGN_LOAD)
+                each,
+                promises.get(each.id, ()),
+                view.loads.get(each.id),
+                view.foreign.get(each.id, NO_FOREIGN_LOAD),
+                view.packing.sureness,
             )
             for each in view.snapshot.unsplit_devices()  # also unhealthy ones, to be explained
         }
@@ -246,7 +250,7 @@ class PlacementState:
         if need.is_exclusive:
             empty = [state for state in states if not state.promises]
             return empty if need.ignores_health else [each for each in empty if not check_capacity(need, each, packing)]
-        least = -math.inf if need.required_mb is None else need.required_mb
+        least = -math.inf if need.least_mb is None else need.least_mb
         large = [
             each for each in states if each.free_mb is not None and each.free_mb >= least and not each.is_exclusive
         ]
@@ -324,15 +328,17 @@ def _leased_shares(view: PlacementView) -> dict[str, list[PromisedShare]]:
 
 def _claimed_share(need: Need, state: DeviceState) -> Share:
     share = _share(need, state.device)
-    if isinstance(need.memory, RestOfDevice):
-        share = replace(share, memory_mb=state.free_mb)
     hides_use = state.device.hides_processes and state.device.memory_used_mb is not None
     return replace(share, foreign_mb=state.foreign_mb) if hides_use else share
 
 
 def _share(need: Need, device: Device) -> Share:
     return Share(
-        device_id=device.id, memory_mb=need.required_mb, load_percent=need.load_percent, is_exclusive=need.is_exclusive
+        device_id=device.id,
+        memory_mb=need.reserved_mb,
+        load_percent=need.load_percent,
+        is_exclusive=need.is_exclusive,
+        spread_mb=need.spread_mb,
     )
 
 

@@ -43,7 +43,7 @@ class SharedDevices:
 
     def best(self, need: Need, packing: Packing) -> DeviceState | None:
         """Return the best device for a job that needs a share of one device."""
-        least = -math.inf if need.required_mb is None else need.required_mb
+        least = -math.inf if need.least_mb is None else need.least_mb
         slowing = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
         best, free_mb = None, math.inf
         for offer in self._offers[:slowing]:

@@ -51,7 +51,7 @@ def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     if job.spec.engine:
         return scheduler.controller.transitions.estimates.need_elsewhere(job)
     controller, devices = scheduler.controller, scheduler.sampling.latest.snapshot.usable_devices()
-    need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_run_part)
+    need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_runs)
     if not isinstance(need.memory, PartOfDevice):
         return need
     suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]

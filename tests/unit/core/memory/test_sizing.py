@@ -15,23 +15,22 @@ from gpuyard.core.lease import (
     MemoryNeed,
     Need,
     PartOfDevice,
-    RestOfDevice,
-    Share,
+    UncertainMemory,
     UnknownMemory,
     WholeDevice,
 )
 from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.memory.expected_peak import ExpectedPeak
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.memory.sizing import (
     MOST_RERUNS,
+    FirstRuns,
+    KnownRuns,
     declaration_advice,
     grow,
     lacked_mb,
     predicted_mb,
-    settle_time,
-    settled_shares,
     size_need,
-    steady_estimate_mb,
 )
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.placement import PlacementView, choose
@@ -41,7 +40,7 @@ from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, s
 
 CARDS = (card(0), card(1))
 UNKNOWN = Need(memory=UnknownMemory())
-SETTLE_S = 60.0
+ALONE = FirstRuns(share=False)
 
 
 def job(need: Need | None = None, growth: Growth | None = None, **changes: Any) -> Job:
@@ -69,54 +68,77 @@ def ran_out(asked_mb: float | None = None, held_mb: float | None = None, *, on_h
 # The need of the next run
 
 
-def first_run(*devices: Device, part: float = 0.5) -> MemoryNeed:
-    return size_need(job(), None, None, devices, first_run_part=part).memory
+def known(exact: Profile | None = None, program: Profile | None = None, **more: Any) -> KnownRuns:
+    return KnownRuns(exact=exact, program=program, **more)
 
 
-def test_a_first_run_gets_the_rest_of_a_card_or_a_whole_one() -> None:
-    assert first_run(*CARDS) == RestOfDevice(12 * GB)
-    assert first_run(card(0), card(1, memory_free_mb=80 * GB)) == RestOfDevice(0.9 * CARD), (
-        "the smallest can give it too"
-    )
-    assert first_run(*CARDS, part=1.0) == WholeDevice()
+def first_run(*devices: Device, first_runs: FirstRuns | None = None, about: KnownRuns | None = None) -> MemoryNeed:
+    return size_need(job(), about or known(), devices, first_runs or FirstRuns()).memory
+
+
+def required_mb(*devices: Device, about: KnownRuns | None = None) -> float:
+    memory = first_run(*devices, about=about)
+    assert isinstance(memory, UncertainMemory)
+    assert memory.required_mb == pytest.approx(memory.mean_mb + 1.2816 * memory.spread_mb)
+    return memory.required_mb
+
+
+def test_a_first_run_is_charged_what_is_expected_or_gets_a_whole_card() -> None:
+    assert CARD / 2 < required_mb(*CARDS) < 0.6 * CARD
+    assert required_mb(card(0), card(1, memory_free_mb=80 * GB)) == required_mb(*CARDS), "the smallest is enough too"
+    assert required_mb(card(0, memory_free_mb=8 * GB), card(1, memory_free_mb=80 * GB)) <= 8 * GB
+    assert first_run(*CARDS, first_runs=ALONE) == WholeDevice()
+
+
+def test_first_runs_of_other_programs_and_runs_with_other_arguments_say_what_to_expect() -> None:
+    on_machine = seen(*[1000.0] * 20, is_exact=False)
+    assert required_mb(*CARDS, about=known(machine=on_machine)) < CARD / 4
+    large = known(program=seen(15_000.0, is_exact=False), machine=on_machine)
+    assert required_mb(*CARDS, about=large) > 8_000.0
+    assert required_mb(*CARDS, about=known(running_mb=(2000.0, 2100.0))) < required_mb(*CARDS) - 2000.0
+
+
+def test_a_run_of_a_batch_is_expected_to_be_like_the_others() -> None:
+    need = size_need(job(pace=BatchPace()), known(batch=ExpectedPeak(3000.0, 500.0)), CARDS)
+    assert isinstance(need.memory, UncertainMemory)
+    assert (need.memory.mean_mb, need.memory.spread_mb) == (3000.0, 500.0)
+    learned = size_need(job(pace=BatchPace()), known(seen(2 * GB), batch=ExpectedPeak(9000.0, 1.0)), CARDS)
+    assert (learned.required_mb or 0.0) < 3 * GB
 
 
 def test_a_first_run_with_a_shared_tag_gets_its_part_until_its_memory_is_known() -> None:
     three = job(tag_sharing=TagSharing(most_per_device=3))
-    need = size_need(three, None, None, CARDS)
+    need = size_need(three, known(), CARDS)
     assert need.memory == PartOfDevice(1 / 3)
-    learned = size_need(three, seen(4000.0), None, CARDS)
+    learned = size_need(three, known(seen(4000.0)), CARDS)
     assert isinstance(learned.memory, FixedMemory)
     grown = size_need(
-        job(growth=Growth(count=1, memory_mb=9 * GB), tag_sharing=TagSharing(most_per_device=3)), None, None, CARDS
+        job(growth=Growth(count=1, memory_mb=9 * GB), tag_sharing=TagSharing(most_per_device=3)), known(), CARDS
     )
     assert grown.memory == FixedMemory(9 * GB)
 
 
 def test_a_job_with_a_shared_tag_gets_a_whole_device_at_limit_one_or_of_unknown_size() -> None:
-    assert size_need(job(tag_sharing=TagSharing(most_per_device=1)), None, None, CARDS, first_run_part=1.0).is_exclusive
+    assert size_need(job(tag_sharing=TagSharing(most_per_device=1)), known(), CARDS, ALONE).is_exclusive
     unknown = card(0, used=None, memory_total_mb=None)
-    assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), None, None, (unknown,)).is_exclusive
+    assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), known(), (unknown,)).is_exclusive
 
 
-def test_where_no_driver_lists_processes_a_first_run_needs_a_part_of_the_free_memory() -> None:
+def test_where_no_driver_lists_processes_a_first_run_is_expected_to_need_a_part_of_the_free_memory() -> None:
     desktop = card(0, used=8 * GB, processes=None)
-    assert first_run(desktop) == RestOfDevice(8 * GB)
-    assert first_run(desktop, card(1, used=20 * GB, processes=None)) == RestOfDevice(8 * GB), (
-        "of what is free on the best"
-    )
-    assert first_run(card(0, used=23.5 * GB, processes=None)) == RestOfDevice(0.05 * CARD), "at least a tiny part"
+    assert required_mb(desktop) < 0.6 * 16 * GB
+    fuller = card(1, used=20 * GB, processes=None)
+    assert required_mb(desktop, fuller) == required_mb(desktop), "of what is free on the best"
+    assert required_mb(card(0, used=23.5 * GB, processes=None)) < GB
     assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "a tiny card is not shared"
     two = job()
     two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
-    fuller = card(1, used=20 * GB, processes=None)
-    assert size_need(two, None, None, (desktop, fuller)).memory == RestOfDevice(2 * GB), (
-        "where it needs two, both have to have it"
-    )
+    needed = size_need(two, known(), (desktop, fuller)).required_mb
+    assert needed == pytest.approx(required_mb(fuller)), "where it needs two, both have to have it"
 
 
 def test_cards_that_list_processes_decide_how_much_a_first_run_needs() -> None:
-    assert first_run(card(0, processes=None), card(1)) == RestOfDevice(12 * GB)
+    assert required_mb(card(0, used=20 * GB, processes=None), card(1)) == required_mb(card(1))
 
 
 def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
@@ -125,36 +147,40 @@ def test_where_a_size_is_unknown_a_first_run_is_alone() -> None:
 
 
 def test_a_learned_amount_is_shared_and_the_exact_command_wins_over_its_program() -> None:
-    need = size_need(job(), seen(4000.0), seen(9000.0, 9000.0, is_exact=False), CARDS)
+    need = size_need(job(), known(seen(4000.0), seen(9000.0, 9000.0, is_exact=False)), CARDS)
     assert isinstance(need.memory, FixedMemory)
     assert 4000.0 < need.memory.required_mb < 5000.0
-    by_program = size_need(job(), None, seen(9000.0, 9000.0, is_exact=False), CARDS)
+    by_program = size_need(job(), known(program=seen(9000.0, 9000.0, is_exact=False)), CARDS)
     assert isinstance(by_program.memory, FixedMemory)
     assert by_program.memory.required_mb > 9000.0
 
 
-def test_a_program_with_differing_runs_counts_as_unknown_and_may_need_as_much_as_the_largest() -> None:
-    for largest, least in ((3000.0, 12 * GB), (18_000.0, 18_000.0)):
-        program = seen(1000.0, largest, is_exact=False)
-        need = size_need(job(), None, program, CARDS)
+def test_a_program_with_differing_runs_counts_as_unknown_however_many_there_are() -> None:
+    for largest in (4000.0, 18_000.0):
+        program = seen(*[1000.0, largest] * 8, is_exact=False)
         assert predicted_mb(None, program) is None
-        assert isinstance(need.memory, RestOfDevice)
-        assert need.memory.required_mb >= least
-    assert size_need(job(), None, seen(1000.0, 23_000.0, is_exact=False), CARDS).is_exclusive
+        assert largest / 2 < required_mb(*CARDS, about=known(program=program)) < 1.5 * largest
+    assert size_need(job(), known(program=seen(20_000.0, 40_000.0, is_exact=False)), CARDS).is_exclusive
+
+
+def test_the_same_command_needs_more_than_what_was_not_enough() -> None:
+    memory = first_run(*CARDS, about=known(seen(floor_mb=15_000.0)))
+    assert isinstance(memory, UncertainMemory)
+    assert memory.mean_mb == 15_000.0
 
 
 def test_a_declared_amount_wins_over_a_learned_one() -> None:
     for declared in (shared(2 * GB), Need(memory=WholeDevice(2 * GB))):
-        assert size_need(job(declared), seen(20_000.0), None, CARDS) == declared
+        assert size_need(job(declared), known(seen(20_000.0)), CARDS) == declared
 
 
 def test_the_learned_load_is_part_of_the_need() -> None:
-    assert size_need(job(), seen(load_percent=70.0), None, CARDS).load_percent == 70.0
-    assert size_need(job(), None, Profile(load_percent=30.0), CARDS).load_percent == 30.0
+    assert size_need(job(), known(seen(load_percent=70.0)), CARDS).load_percent == 70.0
+    assert size_need(job(), known(program=Profile(load_percent=30.0)), CARDS).load_percent == 30.0
 
 
 def test_a_job_without_devices_is_given_none() -> None:
-    assert size_need(job(Need(devices=0)), seen(4000.0), None, CARDS) == Need(devices=0)
+    assert size_need(job(Need(devices=0)), known(seen(4000.0)), CARDS) == Need(devices=0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +197,7 @@ def test_a_job_without_devices_is_given_none() -> None:
 def test_at_last_it_is_alone_on_the_largest_that_it_may_use(
     changes: dict[str, Any], devices: tuple[Device, ...], only: tuple[str, ...]
 ) -> None:
-    need = size_need(job(replace(shared(4 * GB), **changes), Growth(count=3, is_alone=True)), None, None, devices)
+    need = size_need(job(replace(shared(4 * GB), **changes), Growth(count=3, is_alone=True)), known(), devices)
     assert (need.only, need.memory) == (only, WholeDevice())
 
 
@@ -210,8 +236,8 @@ def test_a_learned_amount_never_keeps_a_job_from_running(
     """A job that could run without any profile can run with one: at worst it runs alone."""
     view = PlacementView(now=0.0, snapshot=machine(*devices))
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
-    known = size_need(learner, seen(*peaks, floor_mb=floor_mb), None, devices)
-    assert (choose(known, view).claim is None) == (choose(need, view).claim is None)
+    sized = size_need(learner, known(seen(*peaks, floor_mb=floor_mb)), devices)
+    assert (choose(sized, view).claim is None) == (choose(need, view).claim is None)
 
 
 # More after it ran out
@@ -249,7 +275,7 @@ def test_a_job_that_ran_out_with_its_predicted_memory_gets_more() -> None:
     assert (growth.memory_mb or 0.0) > 4000.0
     first = grow(job(), replace(predicted, predicted_mb=None), ran_out(50.0), CARDS)
     assert first is not None
-    assert (first.memory_mb or 0.0) < 200.0, "a first run reserves all free memory, which says nothing"
+    assert (first.memory_mb or 0.0) < 200.0, "what is expected of a first run is no figure that was not enough"
 
 
 def test_a_job_that_ran_out_on_a_whole_device_gets_one_again() -> None:
@@ -295,77 +321,7 @@ def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
     assert first == Growth(count=1, ram_mb=30 * GB)
     last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
     assert last == Growth(count=2, ram_mb=48 * GB)
-    assert size_need(job(growth=last), None, None, CARDS).min_host_memory_mb == 48 * GB
-
-
-# Settling
-
-
-def settled(usage: Usage, ran_s: float = 300.0, *device_ids: str) -> tuple[Share, ...] | None:
-    shares = tuple(Share(device_id=device_id) for device_id in device_ids or ("G0",))
-    return settled_shares(attempt(usage), shares, CARDS, ran_s, SETTLE_S)
-
-
-def test_a_lease_with_flat_memory_shrinks_to_its_use_with_a_wide_margin() -> None:
-    shares = settled(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=10.0, load_percent=40.0))
-    assert shares == (Share(device_id="G0", memory_mb=12 * GB, load_percent=40.0, is_exclusive=False),)
-    small = settled(Usage(peaks_mb={"G0": 100.0}))
-    assert small is not None
-    assert small[0].memory_mb == 100.0 + GB
-
-
-def test_a_run_of_a_batch_settles_sooner_and_speaks_for_the_others_only_after_the_whole_time() -> None:
-    run, flat = job(pace=BatchPace()), attempt(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=4.0))
-    assert (settle_time(job(), SETTLE_S), settle_time(run, SETTLE_S), settle_time(run, 3.0)) == (60.0, 10.0, 3.0)
-    shares = (Share(device_id="G0"),)
-    assert settled_shares(flat, shares, CARDS, 13.0, settle_time(run, SETTLE_S)) is None
-    assert settled_shares(flat, shares, CARDS, 14.0, settle_time(run, SETTLE_S)) is not None
-    assert (steady_estimate_mb(flat, 63.0, SETTLE_S), steady_estimate_mb(flat, 64.0, SETTLE_S)) == (None, 12 * GB)
-    assert steady_estimate_mb(attempt(Usage()), 300.0, SETTLE_S) is None
-
-
-def test_memory_of_running_siblings_is_reserved_where_nothing_was_learned() -> None:
-    need = size_need(job(pace=BatchPace()), None, None, CARDS, sibling_mb=3 * GB)
-    assert need.memory == FixedMemory(3 * GB)
-    learned = size_need(job(pace=BatchPace()), seen(2 * GB), None, CARDS, sibling_mb=9 * GB)
-    assert (learned.required_mb or 0.0) < 3 * GB
-
-
-@pytest.mark.parametrize(("reserved_gb", "settled_gb"), [(9, 9), (20, 12)])
-def test_a_shared_lease_never_settles_above_its_reservation(reserved_gb: int, settled_gb: int) -> None:
-    """The rest is promised to leases that joined it."""
-    had = Share(device_id="G0", memory_mb=reserved_gb * GB, is_exclusive=False)
-    shares = settled_shares(attempt(Usage(peaks_mb={"G0": 8 * GB})), (had,), CARDS, 300.0, SETTLE_S)
-    assert shares == (Share(device_id="G0", memory_mb=settled_gb * GB, is_exclusive=False),)
-
-
-@pytest.mark.parametrize(
-    ("usage", "ran_s"),
-    [
-        pytest.param(Usage(), 300.0, id="its use was never measured"),
-        pytest.param(Usage(peaks_mb={"G0": 8 * GB}), 59.0, id="it has just started"),
-        pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=250.0), 300.0, id="it grew a moment ago"),
-        pytest.param(Usage(peaks_mb={"G0": 8 * GB}, grew_at_s=900.0), 1700.0, id="it grew for half of its time"),
-        pytest.param(Usage(peaks_mb={"G0": 17 * GB}), 300.0, id="it would leave nothing to others"),
-    ],
-)
-def test_a_lease_stays_exclusive_while_memory_may_grow_or_leaves_nothing(usage: Usage, ran_s: float) -> None:
-    assert settled(usage, ran_s) is None
-
-
-def test_a_lease_stays_exclusive_until_it_is_measured_on_all_devices() -> None:
-    usage = Usage(peaks_mb={"G0": 2 * GB})
-    assert settled(usage, 300.0, "G0", "G1") is None
-
-
-@given(st.floats(0.0, CARD), st.floats(0.0, 5000.0), st.floats(0.0, 5000.0))
-def test_a_settled_lease_has_more_than_its_use_and_less_than_the_card(
-    peak_mb: float, grew_at_s: float, ran_s: float
-) -> None:
-    shares = settled(Usage(peaks_mb={"G0": peak_mb}, grew_at_s=grew_at_s), ran_s)
-    for share in shares or ():
-        assert share.memory_mb is not None
-        assert peak_mb + GB <= share.memory_mb < CARD
+    assert size_need(job(growth=last), known(), CARDS).min_host_memory_mb == 48 * GB
 
 
 # Declared amounts

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.memory.sizing import settled_shares
+from gpuyard.core.memory.newcomer import Newcomer
+from gpuyard.core.memory.sizing import KnownRuns
 from gpuyard.core.scheduling.plan import Plan, PlannerView
 from gpuyard.core.scheduling.planner import LOOK_AHEAD, decide
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -23,7 +24,7 @@ from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, starte
 
 CARDS = 3
 NAMES = tuple(f"G{index}" for index in range(CARDS))
-SETTLE_S = 60.0
+LONG_S = 600.0
 
 
 def run(job_id: int, lease_id: str, cost_s: float | None = 1.0, priority: int = 0, **changes: Any) -> RunningJob:
@@ -122,10 +123,8 @@ class Ledger:
         attempt = Attempt(
             job_id=1, number=1, phase=Started(at=0.0, keeper_pid=1), boot_id=None, usage=Usage(peaks_mb=peaks)
         )
-        cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
-        shares = settled_shares(attempt, one.shares, cards, 10 * SETTLE_S, SETTLE_S)
-        if shares is not None:
-            self.leases[one.id] = replace(one, shares=shares)
+        shares = Newcomer(attempt, KnownRuns(), LONG_S).adjusted_shares(one.shares, dict.fromkeys(NAMES, CARD), 1.28)
+        self.leases[one.id] = replace(one, shares=shares)
 
     def suspend(self, which: int, _: float) -> None:
         one = self.pick(which)

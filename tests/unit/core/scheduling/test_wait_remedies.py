@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Drain, Need, RestOfDevice
+from gpuyard.core.lease import Drain, Need, UncertainMemory
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
@@ -36,7 +36,12 @@ CASES = [
     (ReasonKind.UNHEALTHY, Need(), PlacementView(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
     (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs outside gpuyard leave 4 GB: with --vram SIZE"),
-    (ReasonKind.NO_ROOM, Need(memory=RestOfDevice(12 * GB)), FULL, "a first run asks for 12 GB: with --vram"),
+    (
+        ReasonKind.NO_ROOM,
+        Need(memory=UncertainMemory(12 * GB, 12 * GB, 0.0)),
+        FULL,
+        "a job without an estimate asks for 12 GB: with --vram",
+    ),
     (ReasonKind.FOREIGN_LOAD, shared(GB), BUSY, "--max-gpu 100 (in a script: utilization_threshold_percent=100)"),
     (ReasonKind.LOADED, shared(GB), replace(SHARED, packing=Packing(max_load_percent=50.0), loads={"G0": 90.0}),
      "max_load_percent under [packing]"),

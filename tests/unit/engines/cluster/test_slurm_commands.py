@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.stop_warning import parse_warning
-from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, RestOfDevice, WholeDevice
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
@@ -182,7 +182,7 @@ class TestGpus:
             (Need(memory=FixedMemory(100.0), model="a100"), "shard:a100:1"),
             (Need(), "gpu:1"),
             (Need(memory=FixedMemory(24000.0)), "gpu:1"),
-            (Need(memory=RestOfDevice(5000.0)), "gpu:1"),
+            (Need(memory=UncertainMemory(5000.0, 3000.0, 2000.0)), "gpu:1"),
             (Need(memory=WholeDevice(5000.0)), "gpu:1"),
             (Need(devices=2, memory=FixedMemory(5000.0)), "gpu:2"),
         ],

@@ -1,0 +1,77 @@
+"""A newcomer: a running attempt of a job without an estimate. What to expect of it, second by second, and its lease.
+
+Before it uses memory it is charged what is expected of such a job. Then its own climb counts: what it holds, and the
+part that may still be missing, which shrinks while its memory is flat. Its lease follows notable changes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Attempt, Usage
+from gpuyard.core.lease import Share
+from gpuyard.core.memory.expected_peak import ExpectedPeak, missing_part, peak_while_running
+from gpuyard.core.memory.sizing import KnownRuns, expected_before
+
+# How long the memory of a job that holds a device alone must be flat before others may join it.
+ALONE_FLAT_S = 32.0
+# Smaller changes are not worth a change of the lease.
+_NOTABLE_PART, _NOTABLE_MB, _NOTABLE_PERCENT = 0.05, 128.0, 10.0
+
+
+class Newcomer(Struct, frozen=True):
+    """A running attempt at the time `now`, and the runs like it that are known."""
+
+    attempt: Attempt
+    known: KnownRuns
+    now: float
+
+    @property
+    def usage(self) -> Usage:
+        return self.attempt.usage or Usage()
+
+    @property
+    def flat_s(self) -> float:
+        """For how long its memory has not grown; 0 if it has not used any yet."""
+        return self.attempt.ran_s(self.now) - self.usage.grew_at_s if self.usage.peaks_mb else 0.0
+
+    def expected(self, device_id: str, device_mb: float) -> ExpectedPeak:
+        """Return what to expect of it on one of its devices, which has `device_mb` of memory."""
+        before, known = expected_before(self.known, device_mb), self.known
+        if not self.usage.peaks_mb:
+            return before
+        climbs = [profile.climb for profile in (known.machine, known.program) if profile is not None]
+        return peak_while_running(self.usage.peaks_mb.get(device_id, 0.0), missing_part(self.flat_s, climbs), before)
+
+    def adjusted_shares(
+        self, shares: Sequence[Share], sizes_mb: Mapping[str, float], sureness: float
+    ) -> tuple[Share, ...]:
+        """Return the shares of its lease by what is expected now; the same where that has hardly changed."""
+        if any(not sizes_mb.get(share.device_id) for share in shares):
+            return tuple(shares)
+        adjusted = tuple(self._adjusted(share, sizes_mb[share.device_id], sureness) for share in shares)
+        is_notable = any(_is_notable(before, after, sureness) for before, after in zip(shares, adjusted, strict=True))
+        return adjusted if is_notable else tuple(shares)
+
+    def _adjusted(self, share: Share, device_mb: float, sureness: float) -> Share:
+        expected = self.expected(share.device_id, device_mb)
+        if self.usage.load_percent is not None:
+            share = replace(share, load_percent=self.usage.load_percent)
+        at_most_mb = expected.at_most_mb(sureness)
+        if share.is_exclusive:
+            is_measured = share.device_id in self.usage.peaks_mb
+            if not is_measured or self.flat_s < ALONE_FLAT_S or at_most_mb >= device_mb:
+                return share
+        elif not share.spread_mb:  # a part of a device: the rest may be promised to other leases
+            return replace(share, memory_mb=min(at_most_mb, share.memory_mb or 0.0))
+        return replace(share, memory_mb=expected.mean_mb, spread_mb=expected.spread_mb, is_exclusive=False)
+
+
+def _is_notable(before: Share, after: Share, sureness: float) -> bool:
+    if before.is_exclusive != after.is_exclusive:
+        return True
+    if abs((after.load_percent or 0.0) - (before.load_percent or 0.0)) >= _NOTABLE_PERCENT:
+        return True
+    had_mb, has_mb = ((each.memory_mb or 0.0) + sureness * each.spread_mb for each in (before, after))
+    return abs(has_mb - had_mb) >= max(_NOTABLE_MB, _NOTABLE_PART * had_mb)
