@@ -126,9 +126,12 @@ class SimulatedLedger:
 
 
 def _takes_more(share: Share, before: Granted | None) -> bool:
-    """Return whether the share is larger than the lease's before. Shrinking is allowed on a device that is too full."""
+    """Return whether the share is larger than the lease's before. Shrinking is allowed on a device that is too full.
+    What is expected of a job without an estimate may grow, as that is found out while it runs."""
     had = before.lease.on(share.device_id) if before is not None else None
-    return had is None or not (had.is_exclusive or (had.memory_mb or 0.0) >= (share.memory_mb or 0.0))
+    if had is None:
+        return True
+    return not (share.spread_mb or had.is_exclusive or (had.memory_mb or 0.0) >= (share.memory_mb or 0.0))
 
 
 @dataclass(kw_only=True)

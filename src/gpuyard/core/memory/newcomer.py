@@ -65,7 +65,8 @@ class Newcomer(Struct, frozen=True):
                 return share
         elif not share.spread_mb:  # a part of a device: the rest may be promised to other leases
             return replace(share, memory_mb=min(at_most_mb, share.memory_mb or 0.0))
-        return replace(share, memory_mb=expected.mean_mb, spread_mb=expected.spread_mb, is_exclusive=False)
+        mean_mb = min(expected.mean_mb, device_mb)
+        return replace(share, memory_mb=mean_mb, spread_mb=expected.spread_mb, is_exclusive=False)
 
 
 def _is_notable(before: Share, after: Share, sureness: float) -> bool:

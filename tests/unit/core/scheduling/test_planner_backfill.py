@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
-from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, RestOfDevice, Share
+from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, UncertainMemory
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
+from gpuyard.core.scheduling.device_memory import SURENESS
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
 from gpuyard.core.scheduling.planner import decide
@@ -118,7 +119,7 @@ def test_behind_a_job_that_can_never_fit_the_next_one_becomes_the_head() -> None
 
 def unknown(least_mb: float = 12 * GB, devices: int = 1) -> Need:
     """Return the need of a job that was neither declared nor learned."""
-    return Need(devices=devices, memory=RestOfDevice(least_mb))
+    return Need(devices=devices, memory=UncertainMemory(least_mb, least_mb / 2, least_mb / 2 / SURENESS))
 
 
 @pytest.mark.parametrize(
