@@ -134,7 +134,7 @@ def test_the_second_run_on_a_gpu_starts_before_the_first_has_run_for_a_minute(ba
     batch.begin(2, ["--vram", "2000", *batch.gated()], concurrency=2, device="0", max_gpu_mem_mb=8000)
     batch.until_begun(2)
     first, second = batch.entries("begins")
-    assert 10.0 <= second.at - first.at < 50.0
+    assert second.at - first.at < 50.0
     batch.let_go()
     assert batch.finished().succeeded == 2
 

@@ -14,12 +14,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
+from gpuyard.core.snapshot import Vendor
 
 KEPT_PEAKS = 32
 _QUANTILE = 0.95
@@ -84,7 +86,19 @@ def fingerprints(
 
 def machine_fingerprint(vendor: str | None) -> str:
     """Return the fingerprint under which all first runs on this machine are learned."""
-    return _digest("\0".join(("", "", *(() if vendor is None else (vendor,)))))
+    return _digest("\0".join(("", "machine", *(() if vendor is None else (vendor,)))))
+
+
+@lru_cache(maxsize=1)
+def _machine_fingerprints() -> frozenset[str]:
+    return frozenset(machine_fingerprint(vendor) for vendor in (None, *Vendor))
+
+
+def kind_of_profile(fingerprint: str, profile: Profile) -> Literal["command", "program", "machine"]:
+    """Return what the profile was learned from: runs of one command, of one program, or of any."""
+    if fingerprint in _machine_fingerprints():
+        return "machine"
+    return "command" if profile.is_exact else "program"
 
 
 def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpuyard.core.memory.estimates import Profile, memory_estimate, prediction_error
+from gpuyard.core.memory.estimates import Profile, kind_of_profile, memory_estimate, prediction_error
+from gpuyard.core.memory.expected_peak import Moments
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
@@ -25,7 +26,7 @@ def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile)
         profile,
         EstimateRow,
         fingerprint=fingerprint,
-        kind="command" if profile.is_exact else "program",
+        kind=kind_of_profile(fingerprint, profile),
         runs=profile.count,
         measured_runs=len(profile.peaks_mb),
         memory_mb=memory_estimate(profile),
@@ -51,8 +52,9 @@ def export_estimates(scheduler: SchedulerLoop, query: ProfilesQuery) -> ProfileP
             profile,
             LearnedProfile,
             fingerprint=fingerprint,
-            kind="command" if profile.is_exact else "program",
+            kind=kind_of_profile(fingerprint, profile),
             runs=profile.count,
+            climb=[[each.count, each.total, each.squares] for each in profile.climb],
             seen_at=wall_time(scheduler, profile.seen_at),
         )
         for fingerprint, profile in scheduler.queries.profiles_after(query.after, _EXPORT_PAGE)
@@ -83,6 +85,7 @@ def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
         is_exact=sent.kind == "command",
         count=sent.runs,
         peaks_mb=tuple(sent.peaks_mb),
+        climb=tuple(Moments(*each) for each in sent.climb),
         seen_at=min(scheduler.clock.now(), seen_at),
         predicted_mb=None,
         actual_mb=None,

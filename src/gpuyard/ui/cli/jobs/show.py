@@ -130,8 +130,7 @@ def _memory(memory: Answer, growth: Answer | None) -> str:
     if memory["basis"] == "grown" and growth is not None:
         return f"{size} (it ran out of memory {_TIMES.get(growth['count']) or format_count(growth['count'], 'time')})"
     if memory["basis"] == "unknown":
-        amount = size if memory["alone"] else f"all free memory of a GPU, at least {size}"
-        return f"{amount} (learned after the first run)"
+        return f"{size} until it has shown what it needs (no estimate yet)"
     if memory["basis"] == "declared":
         return size
     arguments = "" if memory["same_command"] else " with other arguments"
