@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         id="control-dependants-of-a-large-submission-forgotten",
         file=f"{_CONTROL}/add_submission.py",
-        old="                        self._transitions.dependants.settle(other.job_id, self._clock.now())\n",
-        new="                        pass\n",
+        old="                        now = self._first_job(submission, user, wanted)",
+        new="                        now = like",
         breaks="A large array waits forever for a job that ended while the array was being submitted.",
         near=("tests/unit/control/test_many_dependencies.py",),
     ),

@@ -96,14 +96,12 @@ class SubmissionIntake:
                 for start, piece in pieces:
                     yield
                     with self._transitions.in_step(), self._store.transaction():
-                        now = self._first_job(submission, user, wanted)  # a dependency may have been retried
+                        now = self._first_job(submission, user, wanted)  # a dependency may have ended, or run again
                         like = replace(like, state=now.state, reason=now.reason, ended_at=now.ended_at)
                         add(start, piece)
                 yield
                 with self._transitions.in_step(), self._store.transaction(is_synced=True):
                     self._store.complete_submission(number)
-                    for other in wanted.on_all:  # a dependency may have ended in the meantime
-                        self._transitions.dependants.settle(other.job_id, self._clock.now())
                 is_stored = True
             finally:
                 if not is_stored:

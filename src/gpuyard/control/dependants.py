@@ -1,5 +1,6 @@
 """Dependants: what the end of a job, or another attempt at it, means for the jobs that depend on it."""
 
+import heapq
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -38,7 +39,8 @@ class Dependants:
             dependant = self._store.job(dependant_id)
             if dependant is None or not can(dependant.state, JobEvent.REJECT):
                 continue
-            if self._store.still_waits_after(dependant_id, job_id):
+            is_blocked = dependant.state is JobState.BLOCKED
+            if not self._store.may_decide(dependant_id, job_id, is_blocked=is_blocked):
                 continue
             found, why = outlook_of_all(self._store.dependencies(dependant_id))
             if found is DependencyOutlook.NEVER:
@@ -57,32 +59,57 @@ class Dependants:
             self._apply(replace(job, state=state), JobEvent.REJECT, now, why)
             self.settle(job.id, now)
 
-    def revive(self, job_id: int, now: float) -> list[int]:
-        """Let the jobs wait again that were skipped because of a job that runs again, and those skipped because of
-        them; return their ids. A job that another dependency keeps from starting stays rejected."""
-        revived: list[int] = []
-        again = [job_id]
-        while again:
-            for dependant_id in self._store.dependants(again.pop()):
-                dependant = self._store.job(dependant_id)
-                if dependant is None or dependant.state is not JobState.REJECTED or not was_skipped(dependant.reason):
-                    continue
-                if dependant.spec.task is not None and self._store.find_unfinished(
-                    dependant.spec.tag, dependant.spec.name or ""
-                ):
-                    continue  # a config of a workspace has one live job at most
-                if self._store.has_lost_dependency(dependant_id):
-                    continue
-                if outlook_of_all(self._store.dependencies(dependant_id))[0] is DependencyOutlook.NEVER:
-                    continue
-                self._revive(dependant, now)
-                revived.append(dependant_id)
-                again.append(dependant_id)
-        return sorted(revived)
-
-    def _revive(self, job: Job, now: float) -> None:
-        self.queue_or_block(job, JobEvent.REQUEUE, now)
-        self._store.reset_failures(job.id)
+    def revive(self, job_id: int, now: float) -> bool:
+        """Let a job wait again that was skipped; return False if it was not, or if its dependencies still keep it from
+        starting."""
+        job = self._store.job(job_id)
+        if job is None or job.state is not JobState.REJECTED or not was_skipped(job.reason):
+            return False
+        if job.spec.task is not None and self._store.find_unfinished(job.spec.tag, job.spec.name or ""):
+            return False  # a config of a workspace has one live job at most
+        if self._store.has_lost_dependency(job_id):
+            return False
+        found, _ = outlook_of_all(self._store.dependencies(job_id))
+        if found is DependencyOutlook.NEVER:
+            return False
+        state = self._apply(job, JobEvent.REQUEUE if found is DependencyOutlook.MET else JobEvent.BLOCK, now)
+        self._store.reset_failures(job_id)
         if (job.reason or "").endswith(WAS_HELD):
-            state = self._store.state_of(job.id)
             self._apply(replace(job, state=state), JobEvent.HOLD, now, "held until `gpuyard release`")
+        return True
+
+
+class Revival:
+    """The jobs that wait again because jobs run again: those skipped because of them, and because of those in turn.
+
+    A job depends on earlier jobs only. Dependants are therefore decided in the order of their ids, and each is decided
+    once, however many of its dependencies run again.
+    """
+
+    def __init__(self, store: JobStore, dependants: Dependants) -> None:
+        self._store = store
+        self._dependants = dependants
+        self._undecided: list[int] = []  # a heap
+        self._seen: set[int] = set()
+        self.revived: set[int] = set()
+
+    def add(self, job_id: int) -> None:
+        """Note that a job runs again: those of one transaction in the order of their ids."""
+        for dependant in self._store.dependants(job_id):
+            if dependant not in self._seen:
+                self._seen.add(dependant)
+                heapq.heappush(self._undecided, dependant)
+
+    def decide(self, now: float, up_to: int | None = None) -> list[int]:
+        """Decide dependants up to this id, below which no more jobs are added, or all before the end of a transaction;
+        return those that wait again."""
+        revived: list[int] = []
+        while self._undecided and (up_to is None or self._undecided[0] <= up_to):
+            job_id = heapq.heappop(self._undecided)
+            if self._dependants.revive(job_id, now):
+                revived.append(job_id)
+                self.add(job_id)
+        if up_to is None:
+            self._seen.clear()
+        self.revived.update(revived)
+        return revived

@@ -15,6 +15,7 @@ from gpuyard.control.add_submission import PIECE, InPieces, SubmissionIntake, ba
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
 from gpuyard.control.delete_finished import delete_finished
+from gpuyard.control.dependants import Revival
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState, can
@@ -65,8 +66,8 @@ class UserRequests:
             self.retry: RETRY,
             self.retry_only: RETRY,
         }
-        self._revived: set[int] = set()  # by the piece of a change that is being made
-        self._supply = Supply()  # of the change that is being made
+        self._revival = Revival(store, self._transitions.dependants)  # of the change that is being made
+        self._supply = Supply()  # of that change
         intake = SubmissionIntake(self._transitions, clock, self._selected_ids)
         self.submit, self.drop_refused = intake.submit, intake.drop_refused
 
@@ -102,12 +103,7 @@ class UserRequests:
     def retry(self, job: Job, now: float) -> None:
         """Run a finished job again, and let the jobs wait again that were skipped because of it."""
         self.retry_only(job, now)
-        revived = self._transitions.dependants.revive(job.id, now)
-        for lacking, names in self._supply_secrets(revived).items():
-            dependant = self._store.job(lacking)
-            if dependant is not None and can(dependant.state, JobEvent.HOLD):
-                self._transitions.apply(dependant, JobEvent.HOLD, now, _lacking_text(names))
-        self._revived.update(revived)
+        self._revival.add(job.id)
 
     def retry_only(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
@@ -150,21 +146,21 @@ class UserRequests:
         """
         changed: list[int] = []
         refused: list[UnchangedJob] = []
-        revived: set[int] = set()
+        revival = Revival(self._store, self._transitions.dependants)
         pieces = batched(self._selected_ids(selection), PIECE)
         piece = next(pieces, None)
         while piece is not None:
             following = next(pieces, None)
             # The sync of the last commit covers those before it.
             with self._transitions.in_step(), self._store.transaction(is_synced=following is None):
-                self._revived, self._supply = revived, supply or Supply()
+                self._revival, self._supply = revival, supply or Supply()
                 lacking = {} if supply is None else self._supply_secrets(piece)
                 done, not_done = self._change_piece(piece, selection.states, act, lacking)
             changed += done
             refused += not_done
             piece = following
             yield
-        others = revived - set(changed)
+        others = revival.revived - set(changed)
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
     def _supply_secrets(self, job_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
@@ -194,15 +190,25 @@ class UserRequests:
             try:
                 if change in (CANCEL, HOLD):
                     _refuse_finished(state)  # without reading the job: there may be very many
+                self._revive_dependants(now, job_id)
                 job = self._store.job(job_id)
                 assert job is not None
                 state = job.state  # the change of another job may have changed it
-                if job_id not in self._revived:
+                if job_id not in self._revival.revived:
                     act(job, now)
                 changed.append(job_id)
             except UserError as error:
                 refused.append(UnchangedJob(id=job_id, state=state, reason=str(error)))
+        self._revive_dependants(now)
         return sorted(changed), refused
+
+    def _revive_dependants(self, now: float, up_to: int | None = None) -> None:
+        """Let dependants of retried jobs wait again: all, or those up to an id. Those that lack secrets are held."""
+        if revived := self._revival.decide(now, up_to):
+            for job_id, names in self._supply_secrets(revived).items():
+                job = self._store.job(job_id)
+                if job is not None and can(job.state, JobEvent.HOLD):
+                    self._transitions.apply(job, JobEvent.HOLD, now, _lacking_text(names))
 
     def _selected_ids(self, selection: JobSelection) -> Iterator[int]:
         for first, last in self.id_ranges(selection):

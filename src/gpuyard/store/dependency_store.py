@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyState
+from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, DependencyState, outlook
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.store.database import Database
 
@@ -40,21 +40,23 @@ class DependencyStore:
         found = self._execute(query, (job_id,)).fetchall()
         return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
 
-    def still_waits_after(self, job_id: int, ended: int) -> bool:
-        """Return whether the end of job `ended` decides nothing for `job_id`.
-
-        That is so if all that it has to be is over, or if it did not fail and a job that may fail has not ended. The
-        query tries the last dependency first: a job that depends on thousands is checked at the end of each.
-        """
+    def may_decide(self, job_id: int, ended: int, *, is_blocked: bool) -> bool:
+        """Return whether the end of job `ended` may decide that `job_id` can start or never can, given that no earlier
+        end did. A job that depends on thousands is checked at the end of each: only the last reads them all."""
         query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
-        kinds = {DependencyKind(kind) for kind in self._column(query, (job_id, ended))}
-        decides = {DependencyKind.OK}
-        if self.state_of(ended) is JobState.FAILED:
-            decides.add(DependencyKind.FAILED)
-        return not kinds & decides and all(self._has_pending(job_id, kind) for kind in kinds)
+        state = self.state_of(ended)
+        for kind in map(DependencyKind, self._column(query, (job_id, ended))):
+            if outlook(kind, state) is DependencyOutlook.MET:
+                decides = is_blocked and not self._has_pending(job_id, DependencyKind.OK)
+            else:
+                decides = kind is DependencyKind.OK or not self._has_pending(job_id, kind)
+            if decides:
+                return True
+        return False
 
     def _has_pending(self, job_id: int, like: DependencyKind) -> bool:
-        """Return whether a dependency has not ended that keeps the set of this kind, or the job, waiting."""
+        """Return whether a dependency has not ended: of the set of which one has to fail, or of the others. The query
+        tries the last first: jobs mostly end in order."""
         kinds = "= 'failed'" if like is DependencyKind.FAILED else "<> 'failed'"
         query = (
             "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608 - our own text
@@ -63,8 +65,7 @@ class DependencyStore:
         return self._value(query, (job_id,)) is not None
 
     def has_lost_dependency(self, job_id: int) -> bool:
-        """Return whether a job that has to succeed ended otherwise. The query tries the last first: thousands that are
-        retried are queued in order."""
+        """Return whether a job that has to succeed ended otherwise."""
         query = (
             "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? AND kind = 'ok' "
             "AND ended_at IS NOT NULL AND state <> 'succeeded' ORDER BY on_job DESC LIMIT 1"

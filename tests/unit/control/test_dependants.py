@@ -5,6 +5,7 @@ from contextlib import closing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.control.dependants import Revival
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
@@ -75,6 +76,13 @@ def fill(queue_db: QueueDb, graph: Graph) -> JobTransitions:
     return JobTransitions(queue_db.store)
 
 
+def revive(transitions: JobTransitions, *job_ids: int) -> list[int]:
+    revival = Revival(transitions.store, transitions.dependants)
+    for job_id in job_ids:
+        revival.add(job_id)
+    return revival.decide(300.0)
+
+
 def states_in(queue_db: QueueDb) -> dict[int, JobState]:
     return {job_id: JobState(state) for job_id, state in queue_db.db.execute("SELECT id, state FROM jobs").fetchall()}
 
@@ -94,7 +102,7 @@ def test_ends_and_retries_of_jobs_do_to_others_what_the_model_says(
                 model.end(job_id, end)
             elif end is None and before in FINISHED:
                 transitions.dependants.queue_or_block(queue_db.job(job_id), JobEvent.REQUEUE, 300.0)
-                assert set(transitions.dependants.revive(job_id, 300.0)) == model.retry(job_id)
+                assert set(revive(transitions, job_id)) == model.retry(job_id)
             assert states_in(queue_db) == model.states
 
 
@@ -104,9 +112,9 @@ def test_a_job_that_another_failure_keeps_from_starting_is_not_revived(queue_db:
         queue_db.finish(job_id, 200.0, JobState.FAILED)
         transitions.dependants.settle(job_id, 200.0)
     transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 300.0)
-    assert transitions.dependants.revive(1, 300.0) == []
+    assert revive(transitions, 1) == []
     transitions.apply(queue_db.job(2), JobEvent.REQUEUE, 301.0)
-    assert transitions.dependants.revive(2, 301.0) == [3, 4]
+    assert revive(transitions, 2) == [3, 4]
 
 
 def test_a_job_that_was_held_when_it_was_skipped_is_held_again(queue_db: QueueDb) -> None:
@@ -116,7 +124,7 @@ def test_a_job_that_was_held_when_it_was_skipped_is_held_again(queue_db: QueueDb
     transitions.dependants.settle(1, 200.0)
     assert queue_db.job(2).reason == "skipped: dependency 1 failed; it was held"
     transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 300.0)
-    assert transitions.dependants.revive(1, 300.0) == [2]
+    assert revive(transitions, 1) == [2]
     assert queue_db.job(2).state is JobState.HELD
 
 
@@ -126,4 +134,4 @@ def test_a_job_that_was_rejected_for_another_reason_is_not_revived(queue_db: Que
     transitions.dependants.settle(1, 200.0)
     transitions.apply(queue_db.job(2), JobEvent.REJECT, 210.0, "the command cannot be passed to a program")
     transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 300.0)
-    assert transitions.dependants.revive(1, 300.0) == []
+    assert revive(transitions, 1) == []

@@ -1,8 +1,10 @@
 """A job with many dependencies: the end of most of them decides nothing, and costs little."""
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from types import SimpleNamespace
-from typing import cast
+from typing import TypeAlias, cast
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from tests.fakes.clock import FakeClock
 from tests.unit.store import SPEC, QueueDb
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
+Act: TypeAlias = Callable[[], object]
 ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 _STATE_BY_PROSPECT = {
     DependencyOutlook.PENDING: JobState.BLOCKED,
@@ -61,25 +64,30 @@ def test_a_job_is_queued_or_rejected_at_the_end_of_the_dependency_that_decides(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "ended", "decides"),
+    ("kinds", "state", "decides"),
     [
-        ([(1, ANY), (2, ANY)], 1, False),
-        ([(1, ANY), (2, OK)], 1, False),
-        ([(1, OK), (2, ANY)], 1, True),
-        ([(1, FAILED), (2, ANY)], 1, True),
-        ([(1, ANY), (1, OK), (2, ANY)], 1, True),
-        ([(1, ANY)], 1, True),
+        ([(1, ANY), (2, ANY)], JobState.FAILED, False),
+        ([(1, ANY), (2, OK)], JobState.FAILED, False),
+        ([(1, OK), (2, ANY)], JobState.SUCCEEDED, False),
+        ([(1, OK), (2, ANY)], JobState.FAILED, True),
+        ([(1, ANY), (1, OK), (2, ANY)], JobState.CANCELLED, True),
+        ([(1, ANY)], JobState.FAILED, True),
+        ([(1, OK), (2, FAILED)], JobState.SUCCEEDED, True),
+        ([(1, FAILED), (2, FAILED)], JobState.SUCCEEDED, False),
+        ([(1, FAILED), (2, FAILED)], JobState.FAILED, True),
+        ([(1, FAILED), (2, ANY)], JobState.FAILED, False),
+        ([(1, FAILED), (2, ANY)], JobState.SUCCEEDED, True),
     ],
 )
-def test_an_end_is_checked_unless_any_end_satisfies_and_other_dependencies_are_pending(
-    kinds: list[tuple[int, DependencyKind]], ended: int, decides: bool
+def test_all_dependencies_are_read_only_at_an_end_that_may_decide(
+    kinds: list[tuple[int, DependencyKind]], state: JobState, decides: bool
 ) -> None:
     queue_db = QueueDb()
     with closing(queue_db.db):
         queue_db.add(2)
         job_id = waiting_for(queue_db, *kinds)
-        queue_db.finish(ended, 200.0)
-        assert queue_db.store.still_waits_after(job_id, ended) is not decides
+        queue_db.finish(1, 200.0, state)
+        assert queue_db.store.may_decide(job_id, 1, is_blocked=True) is decides
 
 
 def test_a_dependency_that_is_retried_is_waited_for_again() -> None:
@@ -144,20 +152,98 @@ def test_an_array_waits_if_its_failed_dependency_is_retried_while_the_array_is_b
     assert {queue_db.job(other + number).state for number in (1, count)} == {JobState.BLOCKED}
 
 
-def test_a_retry_of_one_of_thousands_that_failed_costs_no_more_than_of_a_few() -> None:
+def with_dependant(
+    queue_db: QueueDb, count: int, ends: Sequence[JobState], kind: DependencyKind = OK
+) -> JobTransitions:
+    """Add jobs that end as said, in turn, one job that depends on all of them, and one that depends on that."""
+    ids = queue_db.add(count)
+    dependant = waiting_for(queue_db, *((job_id, kind) for job_id in ids))
+    waiting_for(queue_db, (dependant, OK))
+    transitions = JobTransitions(queue_db.store)
+    for job_id in ids if ends else ():
+        end(queue_db, transitions, job_id, ends[job_id * len(ends) // (count + 1)])
+    return transitions
+
+
+def requests_of(queue_db: QueueDb, transitions: JobTransitions) -> UserRequests:
+    controller = cast("Controller", SimpleNamespace(transitions=transitions))
+    return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+
+
+def retried(queue_db: QueueDb, count: int, ends: Sequence[JobState], kind: DependencyKind = OK) -> Act:
+    requests = requests_of(queue_db, with_dependant(queue_db, count, ends, kind))
+    first_half = parse_selection(f"1-{count // 2}")
+    return lambda: deque(requests.change(first_half, requests.retry))
+
+
+def cancelled(queue_db: QueueDb, count: int, kind: DependencyKind) -> Act:
+    requests = requests_of(queue_db, with_dependant(queue_db, count, (), kind))
+    return lambda: deque(requests.change(parse_selection(f"1-{count}"), requests.cancel))
+
+
+def ended(queue_db: QueueDb, count: int, kind: DependencyKind, state: JobState) -> Act:
+    transitions = with_dependant(queue_db, count, (), kind)
+
+    def act() -> None:
+        for job_id in range(1, count + 1):
+            end(queue_db, transitions, job_id, state)
+
+    return act
+
+
+def submitted(queue_db: QueueDb, count: int, state: JobState, kind: DependencyKind) -> Act:
+    for job_id in queue_db.add(count):
+        queue_db.finish(job_id, 200.0, state)
+    requests = requests_of(queue_db, JobTransitions(queue_db.store))
+    on = ((kind, parse_selection(f"1-{count}")),)
+    like = Submission(token="t", spec=SPEC, priority=0, count=1, elements=[ArrayElement()], dependencies=on)
+    return lambda: deque(requests.submit(like, "me"))
+
+
+def paired(queue_db: QueueDb, count: int, state: JobState) -> Act:
+    elements = [ArrayElement(index=index) for index in range(count)]
+    for job_id in queue_db.add_each(elements):
+        queue_db.finish(job_id, 200.0, state)
+    requests = requests_of(queue_db, JobTransitions(queue_db.store))
+    selection = parse_selection(f"1-{count}")
+    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=elements, after_each=(selection,))
+    return lambda: (deque(requests.submit(like, "me")), deque(requests.change(selection, requests.retry)))
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        pytest.param(lambda db, n: retried(db, n, [JobState.FAILED]), id="retry"),
+        pytest.param(lambda db, n: retried(db, n, [JobState.FAILED, JobState.SUCCEEDED]), id="retry of the first half"),
+        pytest.param(lambda db, n: retried(db, n, [JobState.SUCCEEDED], FAILED), id="retry of what had to fail"),
+        pytest.param(lambda db, n: cancelled(db, n, OK), id="cancel"),
+        pytest.param(lambda db, n: cancelled(db, n, ANY), id="cancel, after any end"),
+        pytest.param(lambda db, n: ended(db, n, OK, JobState.SUCCEEDED), id="successes"),
+        pytest.param(lambda db, n: ended(db, n, FAILED, JobState.FAILED), id="failures"),
+        pytest.param(lambda db, n: submitted(db, n, JobState.SUCCEEDED, OK), id="submit after successes"),
+        pytest.param(lambda db, n: submitted(db, n, JobState.FAILED, ANY), id="submit after ends"),
+        pytest.param(lambda db, n: paired(db, n, JobState.FAILED), id="after each"),
+    ],
+)
+def test_the_cost_of_jobs_with_one_dependant_grows_with_their_number_only(
+    prepared: Callable[[QueueDb, int], Act],
+) -> None:
     efforts = []
-    for count in (10, 3000):
+    for count in (100, 1000):
         queue_db = QueueDb()
         with closing(queue_db.db):
-            ids = queue_db.add(count)
-            waiting_for(queue_db, *((job_id, OK) for job_id in ids))
-            transitions = JobTransitions(queue_db.store)
-            for job_id in ids:
-                queue_db.finish(job_id, 200.0, JobState.FAILED)
-            transitions.dependants.settle(1, 200.0)
-            transitions.apply(queue_db.job(1), JobEvent.REQUEUE, 300.0)
-            efforts.append(queue_db.effort_of(lambda: transitions.dependants.revive(1, 300.0)))  # noqa: B023
-    assert efforts[1] < 2 * efforts[0], efforts
+            efforts.append(queue_db.effort_of(prepared(queue_db, count)))
+    assert efforts[1] < 20 * efforts[0], efforts
+
+
+def test_jobs_in_between_are_revived_before_later_jobs_of_the_same_request(queue_db: QueueDb) -> None:
+    transitions = with_dependant(queue_db, 1, [JobState.FAILED])
+    transitions.take_events()
+    requests = requests_of(queue_db, transitions)
+    change = requests.change(parse_selection("1,3"), requests.retry)
+    deque(change)
+    assert {queue_db.job(job_id).state for job_id in (2, 3)} == {JobState.BLOCKED}
+    assert transitions.take_events() == []  # job 3 was not rejected again on the way
 
 
 def test_an_end_among_thousands_costs_no_more_than_among_a_few() -> None:
