@@ -290,6 +290,7 @@ class Controller:
             estimate=transitions.estimates.estimate_of,
             ends_after=transitions.ends_after,
             ends_about=transitions.ends_about,
+            ends_by=transitions.ends_by,
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),

@@ -61,7 +61,7 @@ class LearnedEstimates:
     def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
         """Estimate from the most specific profile with a run time."""
         profiles = map(self._profile, prints)
-        return estimate(job.spec, next((each for each in profiles if each and each.mean_s is not None), None))
+        return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
     def need(
         self,

@@ -357,6 +357,10 @@ class JobTransitions:
         """Return when a running job will likely end, or None if unknown."""
         return self._end_after(job_id, self.estimates.estimate_of(job_id).likely_s)
 
+    def ends_by(self, job_id: int) -> float | None:
+        """Return when a running job will have ended at the latest, or None if unknown."""
+        return self._end_after(job_id, self.estimates.estimate_of(job_id).most_s)
+
     def _end_after(self, job_id: int, seconds: float | None) -> float | None:
         attempt = self.live[job_id].attempt
         return None if seconds is None else attempt.since + attempt.suspended_s + seconds

@@ -11,7 +11,7 @@ from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, S
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import KEPT_PEAKS
+from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS
 from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
@@ -345,17 +345,15 @@ Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An estimate as it is exported: `runs` successful runs with their durations, the peaks of the last ones on one
-    device, and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was
-    missing of the peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts."""
+    """An estimate as it is exported: `runs` successful runs, the durations of the last ones, their peaks on one device,
+    and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was missing of the
+    peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts."""
 
     fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
     kind: Literal["command", "program", "machine"]
     label: Annotated[str, Meta(max_length=1000)]
     runs: Annotated[int, Meta(ge=0, le=1_000_000_000)]
-    least_s: Amount | None = None
-    mean_s: Amount | None = None
-    most_s: Amount | None = None
+    durations_s: Annotated[list[Amount], Meta(max_length=KEPT_DURATIONS)] = []
     peaks_mb: Annotated[list[Amount], Meta(max_length=KEPT_PEAKS)] = []
     climb: Annotated[list[Annotated[list[Amount], Meta(min_length=3, max_length=3)]], Meta(max_length=len(FLAT_S))] = []
     floor_mb: Amount | None = None

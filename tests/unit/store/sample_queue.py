@@ -161,7 +161,7 @@ def _add_plain(store: JobStore) -> None:
     ]
     submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
     store.set_recent_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
-    store.set_profile("0123", Profile(count=2, least_s=10.0, mean_s=15.0, most_s=20.0))
+    store.set_profile("0123", Profile(count=2, durations_s=(10.0, 20.0)))
     store.set_setting("paused", "1")
 
 

@@ -435,12 +435,12 @@ def test_cached_rows_of_a_rolled_back_transaction_are_dropped(queue_db: QueueDb)
 
 
 def test_use_and_profiles_are_replaced_as_they_grow(queue_db: QueueDb) -> None:
-    learned = Profile(label="run", count=1, least_s=2.0, mean_s=2.0, most_s=2.0)
+    learned = Profile(label="run", count=1, durations_s=(2.0,))
     for seconds in (5.0, 9.0):
         queue_db.store.set_recent_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
-        queue_db.store.set_profile("f", replace(learned, most_s=seconds, peaks_mb=(seconds,), seen_at=seconds))
+        queue_db.store.set_profile("f", replace(learned, durations_s=(seconds,), peaks_mb=(seconds,), seen_at=seconds))
     assert queue_db.store.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
-    assert queue_db.store.profile("f") == replace(learned, most_s=9.0, peaks_mb=(9.0,), seen_at=9.0)
+    assert queue_db.store.profile("f") == replace(learned, durations_s=(9.0,), peaks_mb=(9.0,), seen_at=9.0)
     assert queue_db.store.profile("g") is None
 
 

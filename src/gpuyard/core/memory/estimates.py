@@ -6,6 +6,8 @@
 - The memory estimate is a high quantile of recent peaks, plus a margin that shrinks with evidence. A program that ran
   only with other arguments gets a larger margin than the same command, and counts as unknown where its runs differ.
 - A run that was cut short proves only that it needs at least its peak; a run that ran out of memory, more than that.
+- A duration lies between quantiles of the recent ones, widened by a margin that shrinks with evidence as well: the next
+  run takes longer than each of n like it with a probability of 1/(n+1). One run is no bound.
 - Unmeasured runs teach nothing: a missing peak is not a peak of zero, unless enough samples saw no process at all on
   the job's devices.
 """
@@ -23,11 +25,13 @@ from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
 from gpuyard.core.snapshot import Vendor
 
-KEPT_PEAKS = 32
+KEPT_PEAKS = KEPT_DURATIONS = 32
 _QUANTILE = 0.95
 # By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
 _LEAST_MARGIN_MB = 256.0
+# By whether the command is exact: after one run, the margin of a duration; n runs have an n-th of it.
+_DURATION_MARGINS = {True: 1.0, False: 4.0}
 # By whether the command is exact: one run of another command says nothing yet.
 _LEAST_RUNS = {True: 1, False: 2}
 _ALIKE = 1.5
@@ -38,10 +42,8 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     label: str = ""
     is_exact: bool = True
-    count: int = 0  # number of successful runs; the next three are their durations
-    least_s: float | None = None
-    mean_s: float | None = None
-    most_s: float | None = None
+    count: int = 0  # number of successful runs
+    durations_s: tuple[float, ...] = ()  # of the last of them, up to KEPT_DURATIONS
     peaks_mb: tuple[float, ...] = ()  # the peak on one device of each of the last runs, up to KEPT_PEAKS
     climb: Climb = ()  # how much of the peak was missing when memory had been flat for a while
     floor_mb: float | None = None  # memory that was not enough
@@ -50,6 +52,18 @@ class Profile(Struct, frozen=True, kw_only=True):
     predicted_mb: float | None = None  # the last prediction
     actual_mb: float | None = None  # the peak of that run
     seen_at: float = 0.0
+
+    @property
+    def least_s(self) -> float | None:
+        return min(self.durations_s, default=None)
+
+    @property
+    def mean_s(self) -> float | None:
+        return sum(self.durations_s) / len(self.durations_s) if self.durations_s else None
+
+    @property
+    def most_s(self) -> float | None:
+        return max(self.durations_s, default=None)
 
 
 class FinishedRun(Struct, frozen=True, kw_only=True):
@@ -67,7 +81,8 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """How long a job will take: at least, most likely, at most; None where unknown."""
+    """How long a job will take: at least, most likely, at most; None where unknown. What was learned bounds it with a
+    margin."""
 
     least_s: float | None = None
     likely_s: float | None = None
@@ -122,14 +137,8 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
     if run.lacked_mb is not None:
         after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))
     if run.seconds is not None and run.is_whole:
-        mean = before.mean_s or 0.0
-        after = replace(
-            after,
-            count=before.count + 1,
-            least_s=run.seconds if before.least_s is None else min(before.least_s, run.seconds),
-            mean_s=mean + (run.seconds - mean) / (before.count + 1),
-            most_s=run.seconds if before.most_s is None else max(before.most_s, run.seconds),
-        )
+        durations = (*before.durations_s, round(run.seconds, 3))[-KEPT_DURATIONS:]
+        after = replace(after, count=before.count + 1, durations_s=durations)
     if run.peak_mb is not None and (run.is_whole or run.peak_mb > max(before.peaks_mb, default=math.inf)):
         after = replace(after, peaks_mb=(*before.peaks_mb, run.peak_mb)[-KEPT_PEAKS:])
     if run.is_whole and run.peak_mb is not None:
@@ -146,11 +155,15 @@ def memory_estimate(profile: Profile) -> float | None:
     """Return the memory that the next run gets: the quantile with its margin, and more than what was not enough."""
     if len(profile.peaks_mb) < _LEAST_RUNS[profile.is_exact]:
         return None
-    peaks = sorted(profile.peaks_mb)
-    high = peaks[min(len(peaks) - 1, math.floor(_QUANTILE * len(peaks)))]
+    high = _high(profile.peaks_mb)
     lasting, first = _MARGINS[profile.is_exact]
-    margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(peaks))))
+    margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(profile.peaks_mb))))
     return max(high + margin, (profile.floor_mb or 0.0) * (1.0 + lasting))
+
+
+def _high(figures: Sequence[float]) -> float:
+    """Return the high quantile; of a few figures, the highest."""
+    return sorted(figures)[math.floor(_QUANTILE * len(figures))]
 
 
 def is_consistent(profile: Profile) -> bool:
@@ -171,8 +184,11 @@ def estimate(spec: JobSpec, learned: Profile | None) -> Estimate:
     """Return the declared duration, else the learned one; no job takes longer than its time limit."""
     if spec.duration_s is not None:
         found = Estimate(least_s=spec.duration_s, likely_s=spec.duration_s, most_s=spec.duration_s)
-    elif learned is not None:
-        found = Estimate(least_s=learned.least_s, likely_s=learned.mean_s, most_s=learned.most_s)
+    elif learned is not None and learned.durations_s:
+        durations = learned.durations_s
+        margin = 1.0 + _DURATION_MARGINS[learned.is_exact] / len(durations)
+        low = -_high([-duration for duration in durations])
+        found = Estimate(least_s=low / margin, likely_s=learned.mean_s, most_s=_high(durations) * margin)
     else:
         found = Estimate()
     limit = spec.time_limit_s

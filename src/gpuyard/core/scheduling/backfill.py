@@ -108,15 +108,20 @@ class Backfill:
         return ends
 
     def _likely_ends(self) -> dict[str, float] | None:
-        """Return when each lease should end; None where that is not known of all."""
+        """Return when each lease should end; None where that is not known of all, as of a job that runs for longer than
+        was expected at most."""
         view = self._view
-        by_lease = {run.lease_id: view.ends_about(run.job_id) for run in view.running}
+        by_lease = {run.lease_id: self._likely_end(run.job_id) for run in view.running}
         ends = {lease.id: by_lease.get(lease.id) for lease in view.placement.leases}
         for start in self._starts:
             likely_s = view.estimate(start.job_id).likely_s
             ends[_planned_lease_id(start.job_id)] = None if likely_s is None else view.now + likely_s
         known = {lease_id: max(view.now, at) for lease_id, at in ends.items() if at is not None}
         return known if len(known) == len(ends) else None
+
+    def _likely_end(self, job_id: int) -> float | None:
+        latest = self._view.ends_by(job_id)
+        return None if latest is not None and latest < self._view.now else self._view.ends_about(job_id)
 
     def _holder(self, job_id: int) -> Holder:
         return replace(self._view.holder, label=_planned_lease_id(job_id))

@@ -47,6 +47,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     estimate: Callable[[int], Estimate] = lambda _: Estimate()  # how long a job takes
     ends_after: Callable[[int], float | None] = lambda _: None  # the earliest end of a running job
     ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
+    ends_by: Callable[[int], float | None] = lambda _: None  # its latest end, from which on its end is unknown
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts

@@ -33,7 +33,7 @@ def decide(view: PlannerView, *, explained_lane: int | None = None) -> Plan:
 def estimate_start(view: PlannerView, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
     """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown."""
     same = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
-    known = (view.ends_after(run.job_id) for run in same)
+    known = (view.ends_about(run.job_id) for run in same)
     ends = sorted(max(view.now, end) for end in known if end is not None)
     if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
         return None

@@ -71,7 +71,7 @@ def import_estimates(scheduler: SchedulerLoop, request: ImportRequest) -> Import
 
 def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
     """Return the profile to store. It was not seen in the future, whatever the other machine's clock says."""
-    numbers = (sent.least_s, sent.mean_s, sent.most_s, sent.floor_mb, sent.ram_mb, sent.load_percent, *sent.peaks_mb)
+    numbers = (sent.floor_mb, sent.ram_mb, sent.load_percent, *sent.durations_s, *sent.peaks_mb)
     if not all(number is None or math.isfinite(number) for number in numbers):
         raise UserError(f"estimate {sent.fingerprint}: not all its figures are finite numbers")
     try:
@@ -84,6 +84,7 @@ def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
         label=printable(sent.label),
         is_exact=sent.kind == "command",
         count=sent.runs,
+        durations_s=tuple(sent.durations_s),
         peaks_mb=tuple(sent.peaks_mb),
         climb=tuple(Moments(*each) for each in sent.climb),
         seen_at=min(scheduler.clock.now(), seen_at),

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
+    KEPT_DURATIONS,
     KEPT_PEAKS,
     Estimate,
     FinishedRun,
@@ -19,7 +20,7 @@ from gpuyard.core.memory.estimates import (
     prediction_error,
 )
 
-SEEN = Profile(count=3, least_s=50.0, mean_s=60.0, most_s=80.0)
+SEEN = Profile(count=3, durations_s=(50.0, 80.0, 50.0))
 peaks = st.floats(100.0, 80_000.0)
 
 
@@ -44,13 +45,24 @@ def given_to(profile: Profile) -> float:
 # Time
 
 
+def after_runs(*durations_s: float) -> Profile:
+    profile = Profile()
+    for seconds in durations_s:
+        profile = learn(profile, FinishedRun(seconds=seconds))
+    return profile
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
 def test_durations_are_learned_as_least_mean_and_most(runs: list[float]) -> None:
-    profile = Profile()
-    for seconds in runs:
-        profile = learn(profile, FinishedRun(seconds=seconds))
-    assert (profile.count, profile.least_s, profile.most_s) == (len(runs), min(runs), max(runs))
-    assert profile.mean_s == pytest.approx(sum(runs) / len(runs), abs=1e-6)
+    profile = after_runs(*runs)
+    assert profile.count == len(runs)
+    assert (profile.least_s, profile.most_s) == pytest.approx((min(runs), max(runs)), abs=1e-3)
+    assert profile.mean_s == pytest.approx(sum(runs) / len(runs), abs=1e-3)
+
+
+def test_the_last_durations_are_kept() -> None:
+    profile = after_runs(*[1000.0] * 5, *[10.0] * KEPT_DURATIONS)
+    assert (profile.count, profile.durations_s) == (5 + KEPT_DURATIONS, (10.0,) * KEPT_DURATIONS)
 
 
 def test_a_run_that_was_cut_short_says_nothing_about_time() -> None:
@@ -182,8 +194,26 @@ def test_an_unknown_duration_has_no_estimate() -> None:
     assert estimate(spec(), None) == Estimate()
 
 
-def test_the_learned_duration_is_the_estimate() -> None:
-    assert estimate(spec(), SEEN) == Estimate(least_s=50.0, likely_s=60.0, most_s=80.0)
+def test_one_run_is_no_bound_of_a_duration() -> None:
+    assert estimate(spec(), after_runs(100.0)) == Estimate(least_s=50.0, likely_s=100.0, most_s=200.0)
+    assert estimate(spec(), replace(after_runs(100.0), is_exact=False)).most_s == 500.0
+
+
+@given(st.lists(st.floats(1.0, 1e5), min_size=1, max_size=KEPT_DURATIONS))
+def test_the_margin_of_a_duration_shrinks_with_evidence(runs: list[float]) -> None:
+    exact, other = (bounds(replace(after_runs(*runs), is_exact=is_exact)) for is_exact in (True, False))
+    again = bounds(after_runs(*runs, *runs))
+    assert exact[0] < min(runs)
+    assert exact[1] >= sorted(runs)[-1 if len(runs) < 20 else -2]
+    assert again[1] <= exact[1] <= other[1]
+    assert exact[1] <= max(runs) * (1.001 + 1.0 / len(runs))
+
+
+def bounds(profile: Profile) -> tuple[float, float]:
+    found = estimate(spec(), profile)
+    assert found.least_s is not None
+    assert found.most_s is not None
+    return found.least_s, found.most_s
 
 
 def test_a_declared_duration_wins_over_the_learned_one() -> None:

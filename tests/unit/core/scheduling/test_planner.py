@@ -338,7 +338,7 @@ def test_no_plan_exceeds_a_device_or_a_limit(
 def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
     ends = {1: NOW + 100, 2: NOW + 40, 3: NOW - 5}
     lanes = queue(9, Need()).lane, queue(8, CPU).lane
-    both = view(running=[running(1), running(2), running(3, devices=0)], ends_after=ends.get)
+    both = view(running=[running(1), running(2), running(3, devices=0)], ends_about=ends.get)
     assert [estimate_start(both, lanes[0], ahead, 30.0) for ahead in range(4)] == [
         NOW + 40, NOW + 100, NOW + 70, NOW + 130,
     ]  # fmt: skip
@@ -349,9 +349,9 @@ def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
 def test_where_anything_is_unknown_no_start_is_estimated() -> None:
     lane = queue(9, Need()).lane
     assert estimate_start(view(), lane, 0, 30.0) is None
-    known = view(running=[running(1)], ends_after=lambda _: NOW + 5)
+    known = view(running=[running(1)], ends_about=lambda _: NOW + 5)
     assert estimate_start(known, lane, 1, None) is None
-    partly = view(running=[running(1), running(2)], ends_after={1: NOW + 5}.get)
+    partly = view(running=[running(1), running(2)], ends_about={1: NOW + 5}.get)
     assert estimate_start(partly, lane, 0, 30.0) is None
 
 

@@ -178,7 +178,7 @@ def test_a_job_that_ends_before_the_head_could_start_may_start(most_s: float, fi
     [
         pytest.param({"duration_s": 30.0}, None, id="declared"),
         pytest.param({"time_limit_s": 25.0, "grace_s": 5.0}, None, id="by its time limit"),
-        pytest.param({}, Profile(count=2, least_s=1.0, mean_s=2.0, most_s=30.0), id="learned"),
+        pytest.param({}, Profile(count=2, durations_s=(1.0, 20.0)), id="learned, with its margin"),
     ],
 )
 def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], learned: Profile | None) -> None:
@@ -240,6 +240,18 @@ def test_the_head_reserves_the_first_available_device_and_after_a_long_wait_all_
     for waited_s, then in ((0.0, {20: ("G0",)}), (LONG, {})):
         queues = queue(1, Need(), priority=5, waited_s=waited_s), queue(2, shared(GB), 20)
         plan = decide(view(*queues, on=2, leases=leases, running=runs, ends_about=about.get))
+        assert started(plan) == then
+
+
+def test_the_end_of_a_job_that_runs_longer_than_expected_at_most_is_unknown() -> None:
+    """The head then reserves every device that would serve it, and not the one that should have been free by now."""
+    leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
+    runs = [of_lease("a", 90), of_lease("b", 91)]
+    for latest, then in ((NOW + 10, {20: ("G0",)}), (NOW - 10, {})):
+        plan = decide(
+            view(queue(1, Need(), priority=5), queue(2, shared(GB), 20), on=2, leases=leases, running=runs,
+                 ends_about={90: NOW + 500, 91: NOW - 20}.get, ends_by={90: NOW + 900, 91: latest}.get)
+        )  # fmt: skip
         assert started(plan) == then
 
 
