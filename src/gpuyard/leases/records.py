@@ -1,14 +1,16 @@
 """The content of lease and ticket files: how it is written, and what is accepted of it.
 
 Each file in a shared ledger may be another user's, and is read as hostile:
-- The user is the owner of the file, and the time is the file's, whatever its content says. The content's time counts
-  only where that does not make the file older, or where the file's time proves that the wall clock was set back.
+- The user is the owner of the file, whatever its content says. So is the time of a ticket, as that decides its place:
+  the content's time counts only where that does not make the file older, or where the file's time proves that the wall
+  clock was set back. The time of a lease decides nothing, and the file's changes when the lease is amended.
 - A record is accepted only if every field is within the bounds below. Placement and every face can rely on them.
 - A record that is not accepted is ignored and named: `read_record` returns a BadRecord, and never raises.
 - A priority beyond what the command line allows counts as the nearest that it allows.
 - At most MAX_TICKETS_PER_USER tickets of one user count, the oldest.
 """
 
+import math
 import re
 import time
 from collections import Counter
@@ -127,7 +129,10 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
         _check_figure("spread_mb", share.spread_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
-    return Lease(id=found.id, holder=holder, shares=shares, since=_since(found, record.made)) if shares else None
+    _check_figure("made", record.made)
+    since = found.made_at if record.made is None else min(time.time(), wall_time_of(record.made))
+    since = math.floor(since * 10) / 10  # the difference of two clocks is slightly another one each time
+    return Lease(id=found.id, holder=holder, shares=shares, since=since) if shares else None
 
 
 def _since(found: HeldFile, made: float | None) -> float:
