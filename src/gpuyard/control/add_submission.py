@@ -113,9 +113,21 @@ class SubmissionIntake:
         if pairs:
             self._store.add_pairs(pairs)
         # The first state is that of jobs whose own dependencies have not ended.
-        for job_id in {other.job_id for _, other in pairs} if wanted.on_each else ():
-            if self._store.state_of(job_id) in FINISHED:
+        for job_id, state in self._states({other.job_id for _, other in pairs} if wanted.on_each else ()).items():
+            if state in FINISHED:
                 self._transitions.dependants.settle(job_id, self._clock.now())
+
+    def _states(self, job_ids: Iterable[int]) -> dict[int, JobState]:
+        """Return the states of dependencies. Raises UserError if one was deleted since the submission began."""
+        job_ids = sorted(job_ids)
+        states = self._store.states_of(job_ids)
+        if len(states) < len(job_ids):
+            gone = format_ids([job_id for job_id in job_ids if job_id not in states])
+            raise UserError(
+                f"job {gone} was deleted while these were submitted",
+                hint="submit again, without the dependency on it: it had finished",
+            )
+        return states
 
     def drop_refused(self) -> bool:
         """Delete some jobs of refused submissions. Return whether there are more."""
@@ -128,8 +140,8 @@ class SubmissionIntake:
 
     def _first_job(self, submission: Submission, user: str, wanted: Wanted) -> Job:
         """Return a template of all its jobs. Jobs with dependencies of their own start as blocked."""
-        others = ((other.job_id, other.kind, self._store.state_of(other.job_id)) for other in wanted.on_all)
-        found, why = outlook_of_all(others)
+        states = self._states({other.job_id for other in wanted.on_all})
+        found, why = outlook_of_all((other.job_id, other.kind, states[other.job_id]) for other in wanted.on_all)
         now = self._clock.now()
         first = _FIRST_STATE[found]
         if wanted.on_each and first is JobState.QUEUED:

@@ -1,6 +1,7 @@
 """Dependants: what the end of a job, or another attempt at it, means for the jobs that depend on it."""
 
 import heapq
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -93,10 +94,11 @@ class Revival:
         self._seen: set[int] = set()
         self.revived: set[int] = set()
 
-    def add(self, job_id: int) -> None:
-        """Note that a job runs again: those of one transaction in the order of their ids."""
+    def add(self, job_id: int, among: Callable[[int], bool] = lambda _: True) -> None:
+        """Note that a job runs again: those of one transaction in the order of their ids. Only dependants for which
+        `among` is true are decided."""
         for dependant in self._store.dependants(job_id):
-            if dependant not in self._seen:
+            if dependant not in self._seen and among(dependant):
                 self._seen.add(dependant)
                 heapq.heappush(self._undecided, dependant)
 

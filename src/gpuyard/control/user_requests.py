@@ -102,10 +102,16 @@ class UserRequests:
 
     def retry(self, job: Job, now: float) -> None:
         """Run a finished job again, and let the jobs wait again that were skipped because of it."""
-        self.retry_only(job, now)
+        self._retry(job, now)
         self._revival.add(job.id)
 
     def retry_only(self, job: Job, now: float) -> None:
+        """Run a finished job again. Jobs of a submission that is still being stored are not skipped yet: they wait."""
+        self._retry(job, now)
+        if self._store.arriving:
+            self._revival.add(job.id, among=self._store.is_arriving)
+
+    def _retry(self, job: Job, now: float) -> None:
         if job.state is JobState.DELAYED:
             self._transitions.apply(job, JobEvent.DUE, now)
         elif job.state in FINISHED:
@@ -160,7 +166,7 @@ class UserRequests:
             refused += not_done
             piece = following
             yield
-        others = revival.revived - set(changed)
+        others = {each for each in revival.revived - set(changed) if not self._store.is_arriving(each)}
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
     def _supply_secrets(self, job_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
@@ -174,7 +180,7 @@ class UserRequests:
         now = self._clock.now()
         states = {
             job_id: state
-            for job_id, state in self._queries.states_of(piece).items()
+            for job_id, state in self._store.states_of(piece).items()
             if (not only or state in only) and not self._store.is_arriving(job_id)
         }
         refused = [

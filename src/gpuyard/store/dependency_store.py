@@ -1,5 +1,6 @@
 """DependencyStore: which jobs depend on which, in SQL. JobStore is one."""
 
+import json
 from collections.abc import Iterable, Sequence
 
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, DependencyState, outlook
@@ -74,6 +75,11 @@ class DependencyStore:
 
     def state_of(self, job_id: int) -> JobState:
         return JobState(self._value("SELECT state FROM jobs WHERE id = ?", (job_id,)))
+
+    def states_of(self, job_ids: Sequence[int]) -> dict[int, JobState]:
+        """Return the states of those of these jobs that exist."""
+        query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+        return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
 
     def array_index(self, job_id: int) -> int | None:
         index: int | None = self._value("SELECT array_index FROM jobs WHERE id = ?", (job_id,))

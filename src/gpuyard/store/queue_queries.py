@@ -150,11 +150,6 @@ class QueueQueries:
 
     # Many jobs at once
 
-    def states_of(self, job_ids: Sequence[int]) -> dict[int, JobState]:
-        """Return the states of those of these jobs that exist."""
-        query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
-        return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
-
     def independent_jobs(self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool) -> list[int]:
         """Return those of these jobs that are in one of the states and have no part in a dependency."""
         only = " AND name IS NULL" if unnamed_only else ""

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.control.add_submission import InPieces
 from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import UserRequests
+from gpuyard.control.user_requests import ChangeResult, UserRequests
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.errors import UserError
 from tests.fakes.clock import FakeClock
 from tests.unit.store import SPEC, QueueDb
 
@@ -119,8 +121,7 @@ def test_a_rejected_dependency_counts_as_ended() -> None:
 def test_an_array_starts_if_its_dependency_ended_while_the_array_was_being_submitted(queue_db: QueueDb) -> None:
     (other,) = queue_db.add()
     transitions = JobTransitions(queue_db.store)
-    controller = cast("Controller", SimpleNamespace(transitions=transitions))
-    requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+    requests = requests_of(queue_db, transitions)
     count = 1_500  # too many for one chunk
     on = ((OK, parse_selection(str(other))),)
     like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
@@ -132,24 +133,43 @@ def test_an_array_starts_if_its_dependency_ended_while_the_array_was_being_submi
     assert queue_db.job(other + count).state is JobState.QUEUED
 
 
+@pytest.mark.parametrize("verb", ["retry", "retry_only"])
 def test_an_array_waits_if_its_failed_dependency_is_retried_while_the_array_is_being_submitted(
-    queue_db: QueueDb,
+    queue_db: QueueDb, verb: str
 ) -> None:
     (other,) = queue_db.add()
     transitions = JobTransitions(queue_db.store)
-    controller = cast("Controller", SimpleNamespace(transitions=transitions))
-    requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+    requests = requests_of(queue_db, transitions)
     end(queue_db, transitions, other, JobState.FAILED)
     count = 1_500
     on = ((OK, parse_selection(str(other))),)
     like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=[ArrayElement()] * count, dependencies=on)
     submission = requests.submit(like, "me")
     next(submission)
-    for _ in requests.change(parse_selection(str(other)), requests.retry):
-        pass
-    for _ in submission:
-        pass
+    revived = finish(requests.change(parse_selection(str(other)), getattr(requests, verb))).revived
+    deque(submission)
     assert {queue_db.job(other + number).state for number in (1, count)} == {JobState.BLOCKED}
+    assert revived == ()  # their ids are not known to any user yet
+
+
+def test_an_array_is_refused_if_a_job_that_it_is_paired_with_is_deleted_while_it_is_being_submitted(
+    queue_db: QueueDb,
+) -> None:
+    count = 1_500
+    elements = [ArrayElement(index=index) for index in range(count)]
+    for job_id in queue_db.add_each(elements):
+        queue_db.finish(job_id, 200.0)
+    requests = requests_of(queue_db, JobTransitions(queue_db.store))
+    paired_with = (parse_selection(f"1-{count}"),)
+    like = Submission(token="t", spec=SPEC, priority=0, count=count, elements=elements, after_each=paired_with)
+    submission = requests.submit(like, "me")
+    next(submission)
+    queue_db.queries.old_jobs.delete([count])
+    with pytest.raises(UserError, match=f"job {count} was deleted while these were submitted"):
+        deque(submission)
+    while requests.drop_refused():
+        pass
+    assert queue_db.store.job(count + 1) is None
 
 
 def with_dependant(
@@ -168,6 +188,16 @@ def with_dependant(
 def requests_of(queue_db: QueueDb, transitions: JobTransitions) -> UserRequests:
     controller = cast("Controller", SimpleNamespace(transitions=transitions))
     return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+
+
+def finish(change: InPieces[ChangeResult]) -> ChangeResult:
+    results: list[ChangeResult] = []
+
+    def run() -> InPieces[None]:
+        results.append((yield from change))
+
+    deque(run())
+    return results[0]
 
 
 def retried(queue_db: QueueDb, count: int, ends: Sequence[JobState], kind: DependencyKind = OK) -> Act:
