@@ -346,8 +346,8 @@ Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
 class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An estimate as it is exported: `runs` successful runs, the durations of the last ones, their peaks on one device,
-    and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was missing of the
-    peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts."""
+    and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was missing of
+    the peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts."""
 
     fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
     kind: Literal["command", "program", "machine"]
