@@ -157,7 +157,7 @@ FAULTS = (
     Fault(
         id="control-lost-node-costs-a-retry",
         file=f"{_CONTROL}/cluster_dispatch.py",
-        old="            return after_loss(job)\n",
+        old="            return after_loss(job, len(lost_before))\n",
         new="            return None\n",
         breaks="A job counts as failed when its cluster node dies, and is not retried.",
         near=("tests/unit/control/test_cluster_dispatch.py",),

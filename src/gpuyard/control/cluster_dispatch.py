@@ -73,7 +73,9 @@ class ClusterDispatch:
             self.delay_lane(job, why, now)
             return Verdict(event=JobEvent.REQUEUE, text=why)
         if kind is OutcomeKind.LOST:
-            return after_loss(job)
+            outcomes = [each.outcome for each in self._store.attempts(job.id)]
+            lost_before = [each for each in outcomes if each is not None and each.kind is OutcomeKind.LOST]
+            return after_loss(job, len(lost_before))
         if kind is OutcomeKind.CANCELLED:
             return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or f"cancelled on {attempt.engine}")
         has_learned_limit = job.spec.time_limit_s is None and not job.failures and self._expected_s(job) is not None

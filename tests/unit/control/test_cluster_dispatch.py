@@ -275,6 +275,19 @@ def test_a_job_that_is_lost_repeatedly_is_held(queue: QueueUnderTest) -> None:
     assert "gpuyard release" in (queue.job(job_id).reason or "")
 
 
+def test_only_lost_attempts_count_as_lost(queue: QueueUnderTest) -> None:
+    """Not failures before `gpuyard retry`, which resets their number, nor numbers that were skipped after a restore."""
+    job_id = queue.submit("train")
+    queue.step()
+    queue.end(job_id, OutcomeKind.FAILED)
+    with queue.database.transaction():
+        JobStore(queue.database).skip_attempts(job_id, 9)
+        queue.daemon.requests.retry(queue.job(job_id), queue.world.now)
+    queue.step()
+    queue.end(job_id, OutcomeKind.LOST, attempt=10)
+    assert queue.job(job_id).state is JobState.PENDING
+
+
 def test_a_job_over_its_expected_time_is_rerun_without_an_expected_time(queue: QueueUnderTest) -> None:
     first = queue.submit("train")
     queue.step()

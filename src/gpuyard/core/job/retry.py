@@ -130,11 +130,12 @@ def ended_before_reboot(outcome: Outcome) -> bool:
     return outcome.kind in (OutcomeKind.SUCCEEDED, OutcomeKind.NEVER_STARTED)
 
 
-def after_loss(job: Job) -> Verdict:
+def after_loss(job: Job, lost_before: int) -> Verdict:
     """Decide for an attempt that was lost on another machine, with its node or the whole cluster. The job is not at
-    fault: it runs again unless `on_reboot` says otherwise, and is held once that happened too often."""
-    lost_too_often = job.attempts - job.failures - job.growth.count > _MAX_LOST
-    wish = OnReboot.HOLD if lost_too_often and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
+    fault: it runs again unless `on_reboot` says otherwise, and is held once that happened too often.
+
+    `lost_before`: the number of its attempts that were lost before this one."""
+    wish = OnReboot.HOLD if lost_before >= _MAX_LOST and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
     return _follow(job, wish or OnReboot.REQUEUE, JobEvent.RETRY, "lost with its node", "runs again at once")
 
 
