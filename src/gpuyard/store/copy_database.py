@@ -6,13 +6,14 @@ import sqlite3
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.system.atomic_files import sync
 
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy_database(connection: sqlite3.Connection, target: Path) -> None:
-    """Copy the database of a connection while others use it; it needs no write-ahead log. The target has
-    its name once it is complete and on disk.
+    """Copy the database of a connection while others use it; it needs no write-ahead log. The target has its name once
+    it is complete and on disk, and that name is on disk at the end.
 
     Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
     """
@@ -30,9 +31,9 @@ def copy_database(connection: sqlite3.Connection, target: Path) -> None:
             copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
             copy.execute("DELETE FROM secrets")
             copy.execute("COMMIT")
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(draft)
         os.replace(draft, target)
     except BaseException:
         os.unlink(draft)
         raise
+    sync(target.parent)

@@ -34,6 +34,15 @@ def write_atomically(
         raise
 
 
+def sync(path: str | Path) -> None:
+    """Write a file to disk, or a folder with the names in it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Call `write_atomically`, and raise EnvironmentFault with the path if that fails."""
     try:

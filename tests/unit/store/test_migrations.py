@@ -48,18 +48,18 @@ def test_the_copy_has_no_secrets_and_its_name_once_it_is_complete(old: Path, mon
     with contextlib.closing(sqlite3.connect(old)) as database, database:
         database.execute("INSERT INTO specs (id, body, command) VALUES (1, '{}', 'run')")
         database.execute("INSERT INTO secrets VALUES (1, 'hush-hush-hush')")
-    copy, existed = old.with_name(f"queue.db.schema-{BEFORE}"), list[bool]()
+    copy, synced = old.with_name(f"queue.db.schema-{BEFORE}"), list[tuple[bool, bool]]()
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        existed.append(copy.exists())
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), copy.exists()))
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
     for version in (BEFORE, BEFORE + 1):
         monkeypatch.setitem(migrations.STEPS, version, "")
     open_database(old)[0].close()
-    assert existed[:1] == [False]
+    assert synced[:2] == [(False, False), (True, True)], "its content, and then its name in the folder"
     assert b"hush-hush-hush" not in copy.read_bytes()
     assert read(copy, "SELECT spec FROM dropped_secrets") == 1
     assert list(old.parent.glob(".*")) == []

@@ -29,6 +29,7 @@ from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.copy_run import copy_all, has_copy, is_whole
+from gpuyard.system.atomic_files import sync
 from gpuyard.system.folder_tree import FolderTree, remove_own_tree
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 
@@ -184,7 +185,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                     raise OSError(errno.EBUSY, "it changed while it was copied", str(self.run))
                 target = self._place(partial, is_copy=True)
                 self._refuse_replaced(copy, target)
-                _sync(self.pruned)
+                sync(self.pruned)
                 return self._remove_original(run, paths, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -285,14 +286,6 @@ def _is_reserved(target: Path) -> bool:
     return stat.S_ISDIR(mode) and not mode & 0o777
 
 
-def _sync(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _append(record: Path, line: _PruneRecord) -> None:
     """Append a line and sync it to disk. Ends a line that a crash cut off first."""
     text = json.dumps(to_builtins(line)).encode() + b"\n"
@@ -308,7 +301,7 @@ def _append(record: Path, line: _PruneRecord) -> None:
     finally:
         os.close(descriptor)
     if is_new:
-        _sync(record.parent)
+        sync(record.parent)
 
 
 def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
