@@ -27,7 +27,7 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.file_systems import LOCAL, file_system
-from gpuyard.system.machine_identity import boot_id, host_name, is_this_machine, machine_id, machine_name
+from gpuyard.system.machine_identity import boot_id, host_name, is_this_machine, machine_id, machine_name, name_of
 from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.user_directories import find_state_directory
 
@@ -123,15 +123,16 @@ def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
 
     Yields a function that returns whether the queue still belongs to this machine.
     """
-    path = f"{folder}/{_NAME}"
+    path, before = f"{folder}/{_NAME}", None
     try:
         if not _create(path, _this_host(time.time())):  # never removed: the queue stays this machine's
             refuse_other_machine(folder)
+            before = _read(path)
             _write(path, _this_host(time.time()))
         held = os.lstat(path)
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written: {error.strerror}", hint="free some disk space") from error
-    _publish(folder, _this_host(time.time()))
+    _publish(folder, _this_host(time.time()), before)
 
     def is_unchanged() -> bool:
         return os.path.samestat(os.lstat(path), held)
@@ -234,10 +235,15 @@ def _create(path: str, host: QueueHost) -> bool:
         return False
 
 
-def _publish(folder: str, host: QueueHost) -> None:
-    """Tell the other machines that share the folder which this one stands for. Nothing depends on it."""
+def _publish(folder: str, host: QueueHost, before: QueueHost | None = None) -> None:
+    """Tell the other machines that share the folder which this one stands for. Nothing depends on it.
+
+    `before` is this machine's earlier record: if it had another name then, what it published under it is removed."""
     place = find_state_directory()
     if place.path == folder and place.problem is not None:
         with contextlib.suppress(OSError, PrivateFileError):
             make_folder(f"{place.wanted}/{_HOSTS}")
             _write(f"{place.wanted}/{_HOSTS}/{machine_name()}", host)
+            earlier = machine_name() if before is None else name_of(before.host, before.machine_id)
+            if earlier != machine_name():
+                os.unlink(f"{place.wanted}/{_HOSTS}/{earlier}")

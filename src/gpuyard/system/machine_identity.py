@@ -34,7 +34,12 @@ def host_name() -> str:
 
 def machine_name() -> str:
     """Return a name for this machine that stays the same over restarts, and that cloned machines do not share."""
-    return f"{host_name()}-{_digest(f'{machine_id()} {host_name()}')}"
+    return name_of(host_name(), machine_id())
+
+
+def name_of(host: str, machine: str | None) -> str:
+    """Return the `machine_name` of a machine with this host name and id."""
+    return f"{host}-{_digest(f'{machine} {host}')}"
 
 
 def is_this_machine(

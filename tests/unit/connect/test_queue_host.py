@@ -72,6 +72,27 @@ def test_a_machine_that_was_renamed_and_restarted_keeps_the_queue_on_its_local_d
             refuse_other_machine(folder)
 
 
+def test_the_record_of_a_machine_s_earlier_name_is_removed(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = replace_home(folder, monkeypatch)
+    monkeypatch.setattr(queue_host, "file_system", lambda _: "ext4")
+    with hold_queue(folder):
+        pass
+    be("bravo", monkeypatch)
+    other = f"{Path(folder).parent}/bravo"
+    Path(other).mkdir(mode=0o700)
+    replace_home(other, monkeypatch)
+    with hold_queue(other):
+        pass
+    be("alpha", monkeypatch)
+    replace_home(folder, monkeypatch)
+    for module in (machine_identity, queue_host):
+        monkeypatch.setattr(module, "boot_id", lambda: "a later boot")
+        monkeypatch.setattr(module, "host_name", lambda: "renamed")
+    for _ in range(2):
+        with hold_queue(folder):
+            assert sorted(each.host for each in known_hosts(wanted)) == ["bravo", "renamed"]
+
+
 def test_a_daemon_notices_that_another_machine_adopted_its_queue(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with hold_queue(folder) as is_ours:
         be("bravo", monkeypatch)
