@@ -42,6 +42,23 @@ def test_output_goes_to_the_files_of_the_patterns_and_every_reader_finds_it(
     assert not list((queue.home / "logs").iterdir())
 
 
+def test_headlines_begin_a_line_where_a_program_does_not_end_its_last(queue: QueueUnderTest, tmp_path: Path) -> None:
+    gate, out = queue.gate(), tmp_path / "out"
+    script = f'printf "out "; printf err >&2; [ "$GPUYARD_ATTEMPT" = 2 ] || {{ read word < {gate}; exit 1; }}'
+    job = queue.shell(script, gpus=0, retries=1, retry_delay="0s", output=str(out), error=f"{tmp_path}/{{attempt}}")
+    until(lambda: (tmp_path / "1").exists() and (tmp_path / "1").read_text() == "err", "the first attempt")
+    following = [*GPUYARD, "logs", "-f", "--raw", "--stderr", str(job)]
+    with subprocess.Popen(following, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.read(3) == "err"
+        gate.write_text("go\n")
+        assert follower.stdout.read() == "\n--- attempt 2 ---\nerr"
+    assert HEADLINE.sub("--", out.read_text()) == "out \n--\nout "
+    both = [*GPUYARD, "logs", str(job)]
+    shown = subprocess.run(both, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True).stdout
+    assert shown.endswith("\nout \n--- standard error ---\nerr")
+
+
 def test_standard_error_in_the_same_log_is_not_told_apart(queue: QueueUnderTest) -> None:
     job = queue.submit("true", gpus=0)
     queue.wait(job)

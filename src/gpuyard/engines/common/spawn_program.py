@@ -136,12 +136,25 @@ def _open_users_file(path: str, spec: SpawnSpec) -> int:
             file = open_results(path)
         if os.fstat(file).st_size:
             begins = headline(environment.get("GPUYARD_JOB_ID", "?"), environment.get("GPUYARD_ATTEMPT", "?"))
-            os.write(file, f"{begins}{time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
+            end = "\n" if _is_within_a_line(file) else ""
+            os.write(file, f"{end}{begins}{time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
         return file
     except UnsafePathError:
         raise StartFailure("unsafe-output") from None
     except OSError as error:
         raise (NotBegun("output", error) if passes(error) else StartFailure("no-output")) from None
+
+
+def _is_within_a_line(file: int) -> bool:
+    """Return whether the file does not end with the end of a line. False if it cannot be read, or without /proc."""
+    try:
+        reading = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.pread(reading, 1, os.fstat(reading).st_size - 1) != b"\n"
+    finally:
+        os.close(reading)
 
 
 def _enter(directory: str, log: int) -> None:

@@ -13,7 +13,7 @@ from gpuyard.ui.cli.verb_options import ONE, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gpuyard.engines.common.job_logs import LogCursor
 
@@ -99,6 +99,7 @@ class _LogPrinter:
         self._is_raw = typed.flag("raw")
         wanted = [key for key, name in _NAMES.items() if typed.flag(name)]
         self._files = wanted or list(_NAMES)
+        self._is_within_a_line = False
 
     def print(self, attempt: Answer, lines: int | None) -> None:
         from gpuyard.engines.common.job_logs import LogCursor, follow
@@ -112,8 +113,8 @@ class _LogPrinter:
                     hint="[keep] in config.toml says how long logs are kept, and how many",
                 )
             if path != files[0] and os.path.getsize(path):
-                note("--- standard error ---")
-            _write(self._shown(follow([LogCursor(path, lines)], lambda: True)))
+                self._note("--- standard error ---")
+            self._write(self._shown(follow([LogCursor(path, lines)], lambda: True)))
 
     def follow(self, attempt: Answer | None, lines: int | None, *, is_last: bool) -> None:
         """Print this attempt as it is written, and the attempts after it unless `is_last`."""
@@ -127,11 +128,24 @@ class _LogPrinter:
             if [cursor.path for cursor in cursors] != files:  # else the attempts share a file: go on in it
                 cursors = [LogCursor(path, lines) for path in files]
             chunks = follow(cursors, partial(self._watched.has_ended, number))
-            _write(self._shown(chunks, is_live=sys.stdout.isatty()))
+            self._write(self._shown(chunks, is_live=sys.stdout.isatty()))
             lines = None
-            attempt = None if is_last else _await_start(self._watched, number + 1)
+            attempt = None if is_last else _await_start(self._watched, number + 1, self._note)
             if attempt is not None:
-                note(f"--- attempt {attempt['number']} ---")
+                self._note(f"--- attempt {attempt['number']} ---")
+
+    def _write(self, chunks: "Iterable[bytes]") -> None:
+        """Write to standard output. A log may contain any bytes."""
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            if chunk:
+                self._is_within_a_line = not chunk.endswith(b"\n")
+
+    def _note(self, text: str) -> None:
+        """Print a line to standard error, also after output that does not end its last line."""
+        note(f"\n{text}" if self._is_within_a_line else text)
+        self._is_within_a_line = False
 
     def _files_of(self, attempt: Answer) -> list[str]:
         if attempt["error_log"] is None and "log" not in self._files:
@@ -155,7 +169,7 @@ class _LogPrinter:
         yield from (shown.finish() for shown in lines.values() if shown is not None)
 
 
-def _await_start(watched: _WatchedLog, number: int | None) -> Answer | None:
+def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable[[str], None]" = note) -> Answer | None:
     """Wait for the attempt to start and return it; None if the job finishes without it."""
     noted = ""
     while (attempt := watched.attempt(number)) is None:
@@ -163,7 +177,7 @@ def _await_start(watched: _WatchedLog, number: int | None) -> Answer | None:
             return None
         if watched.state != noted:
             noted = watched.state
-            note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
+            write_note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
         watched.wait_and_refresh()
     return attempt
 
@@ -175,10 +189,3 @@ def _number(typed: Typed, name: str) -> int | None:
     if not text.isascii() or not text.isdigit():
         raise UserError(f"--{name} '{text}' is not a number", hint=f"write it as --{name} 20")
     return int(text)
-
-
-def _write(chunks: "Iterable[bytes]") -> None:
-    """Write to standard output. A log may contain any bytes."""
-    for chunk in chunks:
-        sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
