@@ -232,6 +232,7 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
     ("arguments", "message"),
     [
         (["devcies"], "did you mean `gpuyard devices`?"),
+        (["undrain", "0"], "did you mean `gpuyard devices undrain`?"),
         (["frobnicate"], "gpuyard --help"),
         (["watch", "--log", "usage.txt"], ".csv or .jsonl"),
         (["watch", "--interval", "0"], "--interval"),

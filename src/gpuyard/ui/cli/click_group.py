@@ -14,6 +14,9 @@ from gpuyard.errors import UserError
 from gpuyard.ui.cli import ALIASES, EXIT_INTERRUPTED, MACHINE_VERBS, QUEUE_VERBS, RECIPES, VERBS, import_verb
 from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
+# What is typed in place of a command of a group.
+_SUBCOMMANDS = {"undrain": "devices undrain"}
+
 
 class VerbGroup(click.Group):
     """Lists the verbs without importing them."""
@@ -35,8 +38,8 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and args[0] not in ALIASES and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean `gpuyard {near[0]}`?" if near else "see `gpuyard --help`"
+            near = difflib.get_close_matches(args[0], [*VERBS, *_SUBCOMMANDS], n=1)
+            hint = f"did you mean `gpuyard {_SUBCOMMANDS.get(near[0], near[0])}`?" if near else "see `gpuyard --help`"
             raise UserError(f"there is no command '{args[0]}'", hint=hint)
         return super().resolve_command(ctx, args)
 
