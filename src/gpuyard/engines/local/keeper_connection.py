@@ -70,7 +70,8 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
     begun: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         entries, _ = parse_journal(journal.read_bytes())
-        keys = (entry.key.split(".") for entry in entries if not is_unbegun(entry.word))
+        last = {entry.key: entry.word for entry in entries}  # one that was not begun has `began` before it
+        keys = (key.split(".") for key, word in last.items() if not is_unbegun(word))
         begun += [(int(job_id), int(number)) for job_id, number in keys]
     for folder in logs:
         with contextlib.suppress(OSError):

@@ -1,5 +1,7 @@
 """The journal's parser reads what keepers write, and ignores a line that was cut off."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.engines.local.keeper import _line
-from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
+from gpuyard.engines.local.keeper_connection import JournalEntry, begun_attempts, parse_journal
 
 CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(
@@ -51,6 +53,26 @@ def test_half_a_line_is_ignored_and_other_lines_are_parsed(
 def test_a_line_of_the_keeper_is_parsed() -> None:
     text = _line("17.1", 42, "began") + _line("17.1", 42, "0 4301")
     assert parse_journal(text)[0] == [JournalEntry("17.1", 42, "began"), JournalEntry("17.1", 42, "0", 4301)]
+
+
+def test_begun_attempts_are_those_of_the_journal_and_of_logs(tmp_path: Path) -> None:
+    """What was not begun has a line that says so after its first, and its empty log is removed."""
+    journal = tmp_path / "journal"
+    words = [
+        ("0.0", "hello"),
+        ("17.1", "began"), ("17.1", "1 4301"), ("17.2", "began"),
+        ("18.1", "began"), ("18.1", "unbegun-log-enospc"),
+        ("19.1", "began"), ("19.1", "unbegun-log-enospc"), ("19.1", "began"),
+        ("20.1", "began"), ("20.1", "1 4302"), ("20.2", "began"), ("20.2", "unbegun-output-enospc"),
+        ("21.1", "no-program"),
+    ]  # fmt: skip
+    journal.write_bytes(b"".join(_line(key, 42, word) for key, word in words) + b"\n22.1 42 beg")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name in ("17.1.log", "23.2.err.log", "notes.txt"):
+        (logs / name).touch()
+    assert begun_attempts(journal, [logs, tmp_path / "absent"]) == {17: 2, 19: 1, 20: 1, 21: 1, 23: 2}
+    assert begun_attempts(tmp_path / "absent", [logs]) == {17: 1, 23: 2}
 
 
 @pytest.mark.parametrize(
