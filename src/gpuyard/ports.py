@@ -232,6 +232,9 @@ class LeaseLedger(Protocol):
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""
 
+    def measure_loads(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
+        """Return by lease and device how busy its processes keep the device; empty where the driver does not say."""
+
     def foreign_loads(
         self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
     ) -> Mapping[str, ForeignLoad]:

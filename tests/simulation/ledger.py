@@ -81,6 +81,9 @@ class SimulatedLedger:
     def drains(self) -> tuple[()]:
         return ()
 
+    def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
+        return {}
+
     def foreign_loads(self, *_: object) -> dict[str, ForeignLoad]:
         return {}
 

@@ -1,7 +1,7 @@
 """Measures what live attempts use, sample by sample; adjusts leases to what was measured; explains lack of memory."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -59,13 +59,15 @@ class UsageTracker:
         live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
         mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
+        by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine else {}
         for each in live:
             attempt = each.attempt
             ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
-            load = _own_load(each, sharers, devices, memory)
+            own = [by_process.get((attempt.lease_id or "", device_id)) for device_id, used in memory.items() if used]
+            load = _largest(own) if own and None not in own else _own_load(each, sharers, devices, memory)
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
@@ -222,10 +224,15 @@ def _has_foreign(
     return False
 
 
+def _largest(figures: Iterable[float | None]) -> float | None:
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
 def _own_load(
     live: Live, sharers: dict[str, list[Live]], devices: Mapping[str, Device], memory: dict[str, float | None]
 ) -> float | None:
-    """Return how busy the job keeps its devices by itself; None beside foreign processes.
+    """Return how busy the job keeps its devices by itself, where the driver says only how busy they are; None beside
+    foreign processes.
 
     Jobs that share a device each leave it idle for a part of the time, and these parts multiply. Jobs of unknown load
     are assumed to be alike. Beside a job that never leaves the device idle, the load cannot be determined.

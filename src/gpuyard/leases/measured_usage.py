@@ -34,6 +34,23 @@ def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
     return measured
 
 
+def measure_loads(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
+    """Return by lease and device how busy its processes keep the device, in percent; only where the driver says so."""
+    loads: Measured = {}
+    for device in snapshot.devices:
+        here = [lease for lease in leases if lease.on(device.id)]
+        busy = [each for each in device.processes or () if each.utilization_percent is not None]
+        if not here or not busy:
+            continue
+        finder = LeaseFinder(here)
+        loads.update({(lease.id, device.id): 0.0 for lease in here})
+        for process in busy:
+            for lease in finder.find(process.pid)[:1]:
+                key = lease.id, device.id
+                loads[key] = (loads[key] or 0.0) + (process.utilization_percent or 0.0)
+    return loads
+
+
 def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
     """Yield the processes on the device that belong to no lease there, except zombies.
 

@@ -10,7 +10,7 @@ from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import is_private, restore_directory
 from gpuyard.leases.lock_file import LockFile
-from gpuyard.leases.measured_usage import measure
+from gpuyard.leases.measured_usage import measure, measure_loads
 from gpuyard.ports import WantedClaim
 
 # Short, as the daemon has requests to answer: it tries again in the next step.
@@ -19,6 +19,7 @@ _MUTEX_TIMEOUT_S = 0.2
 
 class QueueLedger:
     measure = staticmethod(measure)
+    measure_loads = staticmethod(measure_loads)
 
     def __init__(self, ledger: Ledger, holder: Holder) -> None:
         self.ledger = ledger

@@ -94,6 +94,9 @@ class SimulatedLedger:
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:  # noqa: ARG002
         return self._measured
 
+    def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
+        return {}
+
     def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
         """Return nothing: foreign processes of a trace take memory, but their load is not tracked."""
         return {}

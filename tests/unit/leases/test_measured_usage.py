@@ -8,7 +8,7 @@ import pytest
 
 from gpuyard.core.lease import Lease, Share
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.leases.measured_usage import LEASE_VARIABLE, LeaseFinder, measure
+from gpuyard.leases.measured_usage import LEASE_VARIABLE, LeaseFinder, measure, measure_loads
 from gpuyard.system.process_identity import this_process
 from tests.unit.leases import as_root
 
@@ -98,6 +98,15 @@ def test_a_foreign_process_belongs_to_no_lease() -> None:
         assert measure(machine(device("G0", {pid: 500.0})), [lease("a", "G0")]) == {("a", "G0"): 0.0}
         assert LeaseFinder([lease("a", "G0")]).find(pid) == []
     assert LeaseFinder([lease("a", "G0")]).find(2**22 + 1) == [], "a process that has ended"
+
+
+def test_the_load_of_a_lease_is_that_of_its_processes_where_the_driver_says_so() -> None:
+    with sleeper("mine") as own, foreign_process() as foreign:
+        busy = [Process(pid=own, utilization_percent=30.0), Process(pid=foreign, utilization_percent=60.0)]
+        card = msgspec.structs.replace(device("G0", {}), processes=tuple(busy))
+        leases = [lease("mine", "G0", pid=OTHER), lease("idle", "G0", pid=OTHER)]
+        assert measure_loads(machine(card), leases) == {("mine", "G0"): 30.0, ("idle", "G0"): 0.0}
+        assert measure_loads(machine(device("G0", {own: 100.0})), leases) == {}
 
 
 def test_a_process_with_a_lease_on_each_device_is_measured_on_each() -> None:
