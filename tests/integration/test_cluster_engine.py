@@ -133,6 +133,18 @@ def test_only_the_owner_can_read_a_submission(harness: EngineHarness) -> None:
 # Offers
 
 
+def test_the_files_that_a_user_names_are_logs_and_are_searched_for_a_lack_of_memory(harness: EngineHarness) -> None:
+    out, ran_out = harness.folder / "out", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    launch = replace(harness.launch(1, f"echo '{ran_out}' >&2; exit 1"), output=str(out), split_stderr=True)
+    prepared = harness.engine.prepare(launch, None)
+    harness.engine.start_prepared()
+    assert prepared.log == str(out)
+    assert harness.until_ended(1) == [(OutcomeKind.FAILED, 1)]
+    assert harness.ends[1].shortage is not None
+    assert Path(prepared.error_log or "").read_text() == f"{ran_out}\n"
+    assert out.read_text() == ""
+
+
 def test_capacity_handed_over_is_not_offered_again_before_the_next_report(
     sites: Callable[..., GatedSite], post_at: Callable[[Site], EngineHarness]
 ) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -74,6 +75,9 @@ class Node:
     def log(self, number: int = 0) -> str:
         return (self._logs / str(number)).read_text(encoding="utf-8", errors="surrogateescape")
 
+    def logs(self) -> list[str]:
+        return sorted(path.name for path in self._logs.iterdir())
+
     def trace(self, number: int = 0) -> ElementTrace:
         return self.submissions.traces(TOKEN).get(number, ElementTrace())
 
@@ -140,6 +144,34 @@ def test_the_supervisor_records_and_returns_the_status_of_its_program(node: Node
     assert trace.ended.word == "7"
     assert before - 0.01 <= trace.started.at <= trace.ended.at <= time.time()
     assert node.trace(0) == ElementTrace()
+
+
+def test_output_goes_to_the_files_that_the_user_named_with_times_where_asked_for(node: Node, tmp_path: Path) -> None:
+    out, err = tmp_path / "new/out", tmp_path / "err"
+    err.write_text("before\n")
+    script = "echo to out; echo to err >&2; exit 3"
+    assert node.run(shell(script, output=str(out), error=str(err), timestamps=True)).word == "3"
+    time_and_text = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[^ ]* to "
+    assert re.fullmatch(time_and_text + "out\n", out.read_text())
+    assert re.fullmatch("before\n--- gpuyard: job 1, attempt 1, .* ---\n" + time_and_text + "err\n", err.read_text())
+    assert node.logs() == []
+
+
+def test_standard_error_has_a_log_of_its_own_where_asked_for(node: Node) -> None:
+    assert node.run(shell("echo out; echo err >&2", split_stderr=True)).word == "0"
+    assert node.log() == "out\n"
+    assert node.logs() == ["0", "0.err.log"]
+
+
+def test_a_file_that_cannot_be_written_is_named(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    terms = ClusterTerms(need=Need(devices=0), name="job")
+    node.write(shell("true", output=f"{tmp_path}/file/out", terms=terms))
+    assert node.start().wait(60) == 126
+    context = node.submissions.read(TOKEN)[1][0].context
+    outcome = outcome_of(node.end_of().word, context)
+    assert outcome.kind is OutcomeKind.CANNOT_START
+    assert outcome.reason == f"the output {tmp_path}/file/out cannot be written"
 
 
 def test_a_program_ended_by_a_signal_has_status_128_plus_the_signal(node: Node) -> None:

@@ -53,6 +53,10 @@ def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["Array
         )
 
 
+def names_host(pattern: str) -> bool:
+    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PLACEHOLDER.findall(pattern))
+
+
 def _check_path(option: str, pattern: str, cwd: str) -> None:
     if not pattern or pattern.endswith("/"):
         raise UserError(f"--{option} '{pattern}' names no file", hint=f"such as --{option} logs/%j.txt")

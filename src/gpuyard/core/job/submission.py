@@ -21,7 +21,7 @@ from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.option_parser import Options
-from gpuyard.core.job.output_files import check_pattern
+from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings
@@ -196,7 +196,10 @@ def _check_output(request: SubmissionRequest, options: Options, elements: Iterab
     """Refuse files for output that do not go together, or that several jobs would share."""
     given = [name for name in ("output", "error", "split-stderr", "timestamps") if name in options]
     if given and request.task is not None:
-        raise UserError(f"--{given[0]} is not for tasks of a workspace", hint="its settings say where their logs are")
+        raise UserError(
+            f"--{given[0]} is not for tasks of a workspace: their output is that of a terminal",
+            hint="`enable_logging` and `log_dir` in scheduler_config.yml say where its logs are",
+        )
     if "error" in options and "split-stderr" in options:
         raise UserError("--error and --split-stderr both say where standard error goes", hint="leave out one of them")
     if "log-cap" in options and "output" in options and "split-stderr" not in options:
@@ -207,6 +210,11 @@ def _check_output(request: SubmissionRequest, options: Options, elements: Iterab
     for name in ("output", "error"):
         if options[name] is not None:
             check_pattern(name, options[name], request.cwd, shown, is_many=count > 1)
+            if options["engine"] not in (None, LOCAL) and names_host(options[name]):
+                raise UserError(
+                    f"--{name}: the file has to be known before {options['engine']} chooses the machine",
+                    hint="leave out %N and {host}; %j or {job} is the job's id",
+                )
 
 
 def _parse_pace(options: Options) -> BatchPace:

@@ -75,7 +75,9 @@ class ClusterEngine:
         check_arguments(launch, launch.environment)
         self._prepare_folders()
         self._prepared.append(launch)
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=self._log_of(launch))
+        paths = [path for path, _ in job_logs.outputs_of(self._log_of(launch), launch)]
+        error_log = paths[1] if len(paths) > 1 else None
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=paths[0], error_log=error_log)
 
     def _prepare_folders(self) -> None:
         """Create the folders before a job is recorded as submitted: if they are missing later, they are unreachable.

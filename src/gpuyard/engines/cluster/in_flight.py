@@ -30,10 +30,12 @@ from gpuyard.engines.cluster.site import (
 )
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace, SubmissionDirs
 from gpuyard.engines.common import oom_evidence
+from gpuyard.engines.common.job_logs import Outputs, name_of, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, SiteStatus
+from gpuyard.system.results_file import UnsafePathError, open_results
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
@@ -48,7 +50,7 @@ class InFlightElement(Struct, eq=False):
 
     ref: ElementRef
     key: str
-    log: str
+    outputs: Outputs
     context: StartContext
     sighting: Sighting | None = None
     trace: ElementTrace = _NOTHING
@@ -105,7 +107,7 @@ class InFlightJobs:
         token = secrets.token_hex(6)
         self._dirs.write(token, [(_on_node(launch), log) for launch, log in launches])
         elements = [
-            InFlightElement((token, number), launch.key, log, StartContext.of(launch))
+            InFlightElement((token, number), launch.key, outputs_of(log, launch), StartContext.of(launch))
             for number, (launch, log) in enumerate(launches)
         ]
         entry = self._add(token, terms, len(elements), elements)
@@ -137,7 +139,10 @@ class InFlightJobs:
     def _refuse_another_folder(self, missing: Sequence[Attempt]) -> None:
         """Raise if an attempt that the site has reported was submitted from another folder: it may still run."""
         for attempt in missing:
-            folder = os.path.dirname(os.path.dirname(attempt.log or ""))
+            folder, name = os.path.split(attempt.log or "")
+            if name != name_of(attempt.job_id, attempt.number):
+                continue  # a file of the user
+            folder = os.path.dirname(folder)
             if attempt.site_id and folder and not self._dirs.path("").startswith(f"{folder}/"):
                 raise EnvironmentFault(
                     f"job {attempt.job_id} was submitted from the folder {folder}, which is no longer configured",
@@ -151,7 +156,7 @@ class InFlightJobs:
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
         elements = [
-            InFlightElement((token, number), each.key, each.log, each.context)
+            InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
             if each.key in wanted and traces.get(number, _NOTHING).started is not VOID
         ]
@@ -259,7 +264,7 @@ class InFlightJobs:
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
         outcome = replace(outcome, reason=outcome.reason and printable(outcome.reason))
-        found, device_fault = oom_evidence.evidence_of(outcome, [element.log], None)
+        found, device_fault = oom_evidence.evidence_of(outcome, [path for path, _ in element.outputs], None)
         return Ended(
             job_id=int(job_id),
             attempt=int(attempt),
@@ -272,16 +277,20 @@ class InFlightJobs:
         )
 
     def _keep_output(self, element: InFlightElement) -> None:
-        """Use the site's output as the log if no supervisor has opened one."""
-        if os.path.exists(element.log) or element.sighting is None:
+        """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
+        path, cap = element.outputs[0]
+        has_log = os.path.exists(path) if cap else element.trace.started is not None
+        if has_log or element.sighting is None:
             return
         written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
         with contextlib.suppress(SiteUnreachable):
             written = written or self._site.output(element.sighting)
         if written:
-            with contextlib.suppress(OSError):
-                Path(element.log).touch(0o600)
-                Path(element.log).write_bytes(written)
+            with contextlib.suppress(OSError, UnsafePathError):
+                if cap:
+                    Path(path).touch(0o600)
+                with open(path if cap else open_results(path), "ab") as log:
+                    log.write(written)
 
     def report_trouble(self, trouble: str) -> Iterator[SiteStatus]:
         """Yield the trouble as the reason of all elements that have not started."""

@@ -17,7 +17,7 @@ the engine.
   reports it too.
 - A limit of the node that keeps the program from starting may pass: the supervisor tries again for 2 minutes. Then it
   withdraws `N.started`, if it cannot write `N.ended`, and exits with status 75. The program has not begun.
-- It keeps the program's log within its cap, in a thread, because a network file system that is down may block it.
+- It keeps the program's logs within their caps, in threads, because a network file system that is down may block it.
 - After 2 s it starts the meter (`cluster_node/usage_meter.py`), which needs our package's dependencies and may fail.
   The site ends processes that the program leaves behind.
 
@@ -154,14 +154,16 @@ class Supervisor:
             self._write_end(failure.word, None, None)
             return failure.status
         threading.Thread(target=self._watch_for_loss, daemon=True).start()
-        capped = (self._element["log"], self._element["log_cap"])
-        threading.Thread(target=watch_log, args=capped, daemon=True).start()
+        capped = [(path, cap) for path, cap in self._element["outputs"] if cap]
+        for each in capped:
+            threading.Thread(target=watch_log, args=each, daemon=True).start()
         status = self._wait()
         if self._meter > 0:
             os.kill(self._meter, signal.SIGKILL)
             os.waitpid(self._meter, 0)
-        with contextlib.suppress(OSError):
-            cut_if_over(*capped)
+        for each in capped:
+            with contextlib.suppress(OSError):
+                cut_if_over(*each)
         return status
 
     def _start_within(self, limit_s: float) -> int:
@@ -187,10 +189,18 @@ class Supervisor:
                 os.mkdir(element["folder"])
         arguments = tuple(element["command"])
         try:
-            outputs = ((element["log"], element["log_cap"]),)
+            outputs = tuple((path, cap) for path, cap in element["outputs"])
             # Limits and niceness are the site's.
             shell = None if element["umask"] is None else (element["umask"], None, dict[int, int]())
-            spec = SpawnSpec(arguments, self._environment, element["cwd"], outputs, element["stdin"], shell=shell)
+            spec = SpawnSpec(
+                arguments,
+                self._environment,
+                element["cwd"],
+                outputs,
+                element["stdin"],
+                tuple(element["relay"]),
+                shell=shell,
+            )
             return spawn(spec, None, self._null)
         except ValueError:  # an incomplete character or a zero byte cannot be passed to a program
             raise StartFailure("not-executable") from None

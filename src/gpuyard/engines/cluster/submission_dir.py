@@ -30,6 +30,8 @@ from msgspec import Struct
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Usage
 from gpuyard.engines.cluster.node_supervisor import digest_of
+from gpuyard.engines.common import output_relay
+from gpuyard.engines.common.job_logs import Outputs, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
@@ -45,10 +47,10 @@ _WRITTEN_WITHIN_S = 30.0
 
 
 class SubmittedElement(Struct, frozen=True, kw_only=True):
-    """An element as it was written: the attempt's key, the path of its log, and what it needs to start."""
+    """An element as it was written: the attempt's key, the files of its output, and what it needs to start."""
 
     key: str
-    log: str
+    outputs: Outputs
     context: StartContext
 
 
@@ -135,8 +137,10 @@ class SubmissionDirs:
             elements = []
             for each in content["elements"]:
                 program, stdin = each["command"][0], each["stdin"] or None
-                context = StartContext(directory=each["cwd"], program=program, stdin=stdin)
-                elements.append(SubmittedElement(key=each["key"], log=each["log"], context=context))
+                outputs = tuple((path, cap) for path, cap in each["outputs"])
+                named = " or ".join(path for path, cap in outputs if not cap)
+                context = StartContext(directory=each["cwd"], program=program, stdin=stdin, output=named)
+                elements.append(SubmittedElement(key=each["key"], outputs=outputs, context=context))
             return msgspec.json.decode(content["terms"], type=ClusterTerms), elements
         except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
             raise EnvironmentFault(
@@ -244,7 +248,7 @@ class SubmissionDirs:
 
 
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
-    own = launch.environment
+    own, outputs = launch.environment, outputs_of(log, launch)
     differences = {name: own.get(name) for name in {**base, **own} if base.get(name) != own.get(name)}
     warning = None if launch.terms is None else launch.terms.warning
     return {
@@ -254,8 +258,8 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "environment": differences,
         "stdin": launch.stdin or "",
         "folder": launch.folder,
-        "log": log,
-        "log_cap": launch.log_cap,
+        "outputs": outputs,
+        "relay": output_relay.command(outputs) if launch.timestamps else (),
         "umask": None if launch.shell is None else launch.shell.umask,
         "warning": None if warning is None else warning.signum,
     }

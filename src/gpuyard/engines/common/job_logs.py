@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
@@ -21,6 +21,8 @@ from gpuyard.engines.common.log_cap import find_hole
 if TYPE_CHECKING:
     from gpuyard.ports import Launch
 
+# Paths with caps, as in SpawnSpec.
+Outputs: TypeAlias = tuple[tuple[str, int], ...]
 _CHUNK = 1 << 16
 _POLL_S = 0.05
 
@@ -38,9 +40,8 @@ def error_log_of(log: Path) -> Path:
     return log.with_suffix(".err.log")
 
 
-def outputs_of(folder: Path, launch: "Launch") -> tuple[tuple[str, int], ...]:
-    """Return the files for the output of an attempt, as in SpawnSpec. `folder` is that of logs."""
-    own = f"{folder}/{name_of(launch.job_id, launch.attempt)}"
+def outputs_of(own: str, launch: "Launch") -> Outputs:
+    """Return the files for the output of an attempt. `own` is the path of its log, if it gets one."""
     cap = max(1, launch.log_cap)
     log = (own, cap) if launch.output is None else (launch.output, 0)
     if launch.error is not None and launch.error != launch.output:

@@ -135,7 +135,7 @@ class LocalEngine(PlacesNothing):
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
         own = self._own_keeper()
-        outputs = job_logs.outputs_of(self._logs, launch)
+        outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         environment = {**launch.environment, **self.variables}
         launch = self.containers.contain(launch, environment, self.queue)

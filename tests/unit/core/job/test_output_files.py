@@ -57,7 +57,8 @@ def test_a_value_wins_over_a_name_that_every_job_has_and_bytes_become_question_m
         ({"error": "{attempt}%A", "array": "0-1"}, "all jobs would write to the same file"),
         ({"output": "{lr}", "sweep": ["lr=1,2", "seed=0-4"]}, "all jobs would write to the same file: --output {lr}"),
         ({"output": "{job}", "table": "job\n1\n1\n"}, "all jobs would write to the same file"),
-        ({"output": "x", "engine": "slurm"}, "--output is about this machine"),
+        ({"output": "%N", "engine": "slurm"}, "--output: the file has to be known before slurm chooses the machine"),
+        ({"error": "{host}", "engine": "ray"}, "--error: the file has to be known before ray chooses the machine"),
     ],
 )
 def test_a_pattern_that_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
@@ -72,6 +73,7 @@ def test_a_pattern_that_cannot_work_is_refused(options: dict[str, Any], message:
         {"output": "a"},
         {"output": "a", "split_stderr": True, "log_cap": "1M"},
         {"output": "a", "error": "a"},
+        {"output": "%j", "error": "e", "timestamps": True, "engine": "slurm"},
         {"output": "/x/%a", "cwd": "/caf\udce9", "array": "0-999999"},
         {"output": "%j", "array": "0-1"},
         {"output": "{lr}-{seed}", "sweep": ["lr=1,2", "seed=0-4"]},

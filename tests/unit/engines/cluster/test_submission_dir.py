@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import Usage
+from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Usage
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.submission_dir import (
     VOID,
@@ -26,6 +26,7 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 
 TERMS = ClusterTerms(need=Need(devices=1, memory=FixedMemory(512.0)), name="job", options=("--hold",))
+CAP = int(DEFAULT_LOG_CAP_MB * 1048576)
 BEGAN = {"at": 12.5, "node": "n0", "pid": 42}
 ENDED = {"word": "0", "pid": 43, "at": 13.5, "usage": {"peaks_mb": {"GPU-1": 123.0}, "ram_mb": 55.0}}
 
@@ -58,14 +59,21 @@ def put(submissions: SubmissionDirs, name: str, content: object, token: str = "t
 
 
 def test_launches_are_read_in_the_order_they_were_written(submissions: SubmissionDirs) -> None:
-    submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (launch(9), "/logs/9.1.log")])
+    other = launch(9, output="/x", split_stderr=True)
+    submissions.write("t", [(launch(17, 2, cwd="/here", stdin="/in"), "/logs/17.2.log"), (other, "/logs/9.1.log")])
     assert submissions.read("t") == (
         TERMS,
         [
             SubmittedElement(
-                key="17.2", log="/logs/17.2.log", context=StartContext(directory="/here", program="true", stdin="/in")
+                key="17.2",
+                outputs=(("/logs/17.2.log", CAP),),
+                context=StartContext(directory="/here", program="true", stdin="/in", output=""),
             ),
-            SubmittedElement(key="9.1", log="/logs/9.1.log", context=StartContext(directory="/", program="true")),
+            SubmittedElement(
+                key="9.1",
+                outputs=(("/x", 0), ("/logs/9.1.err.log", CAP)),
+                context=StartContext(directory="/", program="true", output="/x"),
+            ),
         ],
     )
 
