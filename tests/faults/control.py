@@ -194,4 +194,20 @@ FAULTS = (
         breaks="The queue is repeatedly served before scripts that have waited longer.",
         near=("tests/unit/control/test_ledger_ticket.py",),
     ),
+    Fault(
+        id="control-missed-warning-is-not-made-up-for",
+        file=f"{_CONTROL}/stop_signals.py",
+        old="            if is_due and self._has_missed_warning(live):\n",
+        new="            if False:\n",
+        breaks="A job whose signal was due while no daemon ran is stopped without it, and loses its work.",
+        near=("tests/unit/control/test_stop_signals.py",),
+    ),
+    Fault(
+        id="control-retry-only-splits-an-arriving-array",
+        file=f"{_CONTROL}/user_requests.py",
+        old="        if self._store.arriving:\n",
+        new="        if False:\n",
+        breaks="A part of an array is skipped for ever if its dependency is retried with --only while it is submitted.",
+        near=("tests/unit/control/test_many_dependencies.py",),
+    ),
 )

@@ -375,4 +375,20 @@ FAULTS = (
         breaks="All later imports of the script go through a hook for a lease that has ended.",
         near=(f"{_TESTS}/test_late_torch.py",),
     ),
+    Fault(
+        id="engines-container-without-a-gpu-gets-all",
+        file=f"{_ENGINES}/containers/device_options.py",
+        old="        return list(_NO_MORE_NVIDIA)\n",
+        new="        return []\n",
+        breaks="A container for a job without a GPU sees all GPUs if its image asks for them.",
+        near=("tests/unit/engines/containers/test_device_options.py",),
+    ),
+    Fault(
+        id="engines-containers-of-a-dead-daemon-stay",
+        file=f"{_ENGINES}/containers/started_containers.py",
+        old="        for name in [name for name in self._records if _key(name) not in live]:\n",
+        new="        for name in []:\n",
+        breaks="A container whose end no daemon saw goes on for ever with a GPU that other jobs get.",
+        near=("tests/unit/engines/containers/test_started_containers.py",),
+    ),
 )

@@ -206,4 +206,12 @@ FAULTS = (
         breaks="If the driver hides processes, the memory of a desktop is learned as a part of a job's memory.",
         near=("tests/unit/leases/test_measured_usage.py",),
     ),
+    Fault(
+        id="leases-any-user-drains-for-all",
+        file="src/gpuyard/leases/drains.py",
+        old="if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):",
+        new="if not stat.S_ISREG(status.st_mode):",
+        breaks="Any user of the machine can keep the jobs of all others from starting.",
+        near=("tests/unit/leases/test_drains.py",),
+    ),
 )

@@ -1,11 +1,15 @@
 """The daemon keeps what `[keep]` says by itself, and leaves the loop to others meanwhile."""
 
 import asyncio
+import os
+import time
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpuyard.config import KeepConfig
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.daemon import retention as retention_module
 from gpuyard.daemon.retention import Retention
@@ -58,6 +62,30 @@ def test_old_jobs_are_deleted_without_a_request_and_a_full_disk_is_tried_again(
             assert (loop.scheduler.store.job(old), failures, retention.kept_files().logs) == (None, [], 1)
             assert loop.scheduler.store.job(recent) is not None
             assert [path.name for path in logs.iterdir()] == [f"{recent}.1.log"]
+
+    asyncio.run(story())
+
+
+def test_a_log_is_old_if_both_the_queue_s_clock_and_the_wall_clock_say_so(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "load_config", lambda: SimpleNamespace(keep=KeepConfig(logs="30d")))
+
+    async def story() -> None:
+        async with open_loop(own_home) as loop:
+            old, recent, changed = await finished_jobs(loop, 31 * DAY_S, 29 * DAY_S, 31 * DAY_S)
+            logs = own_home / "logs"
+            logs.mkdir(exist_ok=True)
+            for job_id in (old, recent, changed):
+                (logs / f"{job_id}.1.log").touch()
+            long_ago = time.time() - 40 * DAY_S
+            for job_id in (old, recent):
+                os.utime(logs / f"{job_id}.1.log", (long_ago, long_ago))
+            retention = Retention(loop.scheduler, own_home)
+            done = await retention.apply()
+            retention.close()
+            assert (done.jobs, done.logs) == (0, 1)
+            assert {path.name for path in logs.iterdir()} == {f"{recent}.1.log", f"{changed}.1.log"}
 
     asyncio.run(story())
 

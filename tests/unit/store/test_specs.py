@@ -1,5 +1,7 @@
 """Secrets that were dropped: which jobs lack them, and what stays of those that were supplied."""
 
+from collections import deque
+
 import pytest
 
 from tests.unit.store import QueueDb
@@ -28,3 +30,13 @@ def test_a_job_that_may_run_without_its_secrets_speaks_for_no_other_of_its_array
     assert specs.supply([second, third], {"B_TOKEN": "too"}, allow_missing=False) == {}
     assert queue_db.job(third).spec.environment == {"HOME": "/", "A_TOKEN": "new", "B_TOKEN": "too"}
     assert specs.supply([first], {}, allow_missing=False) == {}
+
+
+def test_secrets_stay_until_all_jobs_of_an_array_have_ended(queue_db: QueueDb) -> None:
+    first, second = queue_db.add(2, environment={"A_TOKEN": "a"}, secrets=("A_TOKEN",), is_array=True)
+    queue_db.finish(second, 200.0)
+    deque(queue_db.store.specs.drop_secrets())
+    assert queue_db.job(first).spec.environment == {"A_TOKEN": "a"}
+    queue_db.finish(first, 201.0)
+    deque(queue_db.store.specs.drop_secrets())
+    assert queue_db.job(first).spec.environment == {}

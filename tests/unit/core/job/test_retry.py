@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Growth, Job, JobSpec, Outcome, OutcomeKind, RetryCause
@@ -78,6 +78,7 @@ _CAUSE_OF = {
 
 
 @given(st.sampled_from(FAILURES), st.sets(st.sampled_from(RetryCause)), st.booleans())
+@example(kind=OutcomeKind.FAILED, named={RetryCause.DEVICE}, is_device_fault=True)
 def test_a_job_is_retried_after_the_causes_that_it_names_only(
     kind: OutcomeKind, named: set[RetryCause], is_device_fault: bool
 ) -> None:

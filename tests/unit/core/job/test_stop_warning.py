@@ -3,9 +3,12 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpuyard.core.job.job import StopWarning
-from gpuyard.core.job.stop_warning import check_lead, parse_warning, signal_name, warning_text
+from gpuyard.core.job.job import Attempt, JobSpec, OutcomeKind, Started, StopWarning
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.stop_warning import check_lead, parse_warning, signal_name, stop_times, warn_at, warning_text
+from gpuyard.core.lease import Need
 from gpuyard.errors import UserError
 
 
@@ -57,3 +60,20 @@ def test_a_time_limit_has_to_be_longer_than_the_lead() -> None:
     with pytest.raises(UserError, match="1m before the end, and --time-limit is not longer") as refused:
         check_lead(parse_warning("USR1@1m"), 60.0)
     assert refused.value.hint == "give a shorter time, such as --signal USR1@6s"
+
+
+SPEC = JobSpec(command=("x",), cwd="/", environment={}, need=Need(), warning=StopWarning(signum=10, lead_s=60.0))
+RUNNING = Attempt(job_id=1, number=1, phase=Started(at=1000.0, keeper_pid=9), stop_at=2000.0)
+
+
+@pytest.mark.parametrize("state", [JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING])
+def test_a_warning_is_due_before_the_time_limit_and_not_while_that_pauses(state: JobState) -> None:
+    assert warn_at(SPEC, JobState.RUNNING, RUNNING) == 1940.0
+    assert warn_at(SPEC, state, RUNNING) is None
+
+
+def test_a_preempted_job_has_the_time_of_its_warning_once() -> None:
+    assert stop_times(SPEC, RUNNING, OutcomeKind.PREEMPTED, 1500.0).stop_at == 1560.0
+    was_warned = replace(RUNNING, warned_at=1940.0)
+    assert stop_times(SPEC, was_warned, OutcomeKind.PREEMPTED, 1970.0).stop_at == 2000.0
+    assert stop_times(SPEC, was_warned, OutcomeKind.PREEMPTED, 2010.0).stop_at == 2010.0
