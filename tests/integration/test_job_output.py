@@ -36,6 +36,7 @@ def test_output_goes_to_the_files_of_the_patterns_and_every_reader_finds_it(
     assert (both.stdout, "--- standard error ---" in both.stderr) == ("out /bin/sh\nerr\n", True)
     assert run("logs", "-f", str(first)).stdout == "out /bin/sh\nerr\n"
     assert queue.get(f"/jobs/{first}/log")["text"] == "out /bin/sh\n"
+    assert queue.get(f"/jobs/{first}/log", stream="both")["text"] == "out /bin/sh\nerr\n"
     with Client() as client:
         assert (client.logs(first), client.logs(first, stderr=True)) == ("out /bin/sh\n", "err\n")
         assert "".join(client.logs(first, follow=True, stderr=True)) == "err\n"

@@ -78,11 +78,12 @@ def watch(scenario: Scenario, size: tuple[int, int] = (100, 30)) -> None:
 
 def test_devices_queue_and_log_are_updated(queue: QueueUnderTest) -> None:
     gate = queue.gate()
-    job_id = queue.shell(f"echo first line; read word < {gate}; echo $word", name="talker", vram="6G")
+    script = f"echo first line; echo warning >&2; read word < {gate}; echo $word"
+    job_id = queue.shell(script, name="talker", vram="6G", split_stderr=True)
 
     async def scenario(screen: Screen) -> None:
         await screen.shows("Simulated 24 GB", "▄", "reserved 6", "free 18 GB", "1 running", "● running", "talker")
-        await screen.shows("first line")
+        await screen.shows("first line", "warning")
         gate.write_text("last line\n")
         await screen.shows("last line", "✓ succeeded", "free 24 GB")
         queue.shell("echo second", name="later", gpus="0")

@@ -227,9 +227,11 @@ class LogTail(Struct, frozen=True, kw_only=True):
 
 class LogEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event of a followed log: new `text`, the number of the next `attempt`, `cut` where text was skipped because
-    the reader fell behind, `over` at the end, or an `error` that ends the stream."""
+    the reader fell behind, `over` at the end, or an `error` that ends the stream. `is_stderr`: in a stream of both, the
+    text is standard error."""
 
     text: str | None = None
+    is_stderr: bool = False
     attempt: int | None = None
     cut: bool = False
     over: bool = False

@@ -77,7 +77,8 @@ class LogQuery(Struct, frozen=True, kw_only=True):
     attempt: AttemptNumber | None = None
     tail: Tail = 65_536
     stream: Annotated[
-        Literal["stdout", "stderr"], Meta(description="stderr: of a job whose standard error has a file of its own")
+        Literal["stdout", "stderr", "both"],
+        Meta(description="stderr: of a job whose standard error has a file of its own; both: with that, if it has one"),
     ] = "stdout"
 
 

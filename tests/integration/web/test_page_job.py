@@ -73,15 +73,18 @@ def test_a_log_is_followed_and_rendered_like_in_a_terminal(shown: Shown) -> None
     expect(page.get_by_role("region", name="Log")).to_contain_text("ended")
 
 
-def test_standard_error_that_is_told_apart_is_shown_on_demand(shown: Shown) -> None:  # noqa: F811
-    job = shown.queue.shell("echo out; echo err >&2", gpus=0, split_stderr=True)
-    shown.queue.wait(job)
+def test_standard_error_that_is_told_apart_is_shown_with_the_output(shown: Shown) -> None:  # noqa: F811
+    gate, last = shown.queue.gate("aside"), shown.queue.gate("aside-last")
+    script = f"echo out; printf half >&2; read word < {gate}; echo more; read word < {last}; echo ' done' >&2"
+    job = shown.queue.shell(script, gpus=0, split_stderr=True)
     page = shown.at(f"/job/{job}")
-    expect(page.get_by_role("log")).to_have_text("out")
-    shown.button("Show standard error").click()
-    expect(page.get_by_role("log")).to_have_text("err")
-    shown.button("Show standard output").click()
-    expect(page.get_by_role("log")).to_have_text("out")
+    lines = page.get_by_role("log").locator("div")
+    expect(lines).to_have_text(["out", "half"])
+    gate.write_text("go\n")
+    expect(lines).to_have_text(["out", "more", "half"])
+    last.write_text("go\n")
+    expect(lines).to_have_text(["out", "more", "half done"])
+    expect(page.get_by_role("log").locator(".stderr")).to_have_text(["half done"])
 
 
 @pytest.mark.full

@@ -314,6 +314,18 @@ def test_an_overwritten_line_shows_its_last_content() -> None:
     assert plain(log[:9]) == "30%\nnext"
 
 
+def test_standard_error_that_is_told_apart_has_lines_of_its_own_in_another_colour() -> None:
+    log = LogText()
+    log.feed("out\nloss")
+    log.feed(" 30%\r", is_stderr=True)
+    log.feed(" 1.5\n")
+    log.feed(" 40%", is_stderr=True)
+    assert plain(log[:9]) == "out\nloss 1.5\n 40%"
+    assert [bool(line.spans) for line in log[:9]] == [False, False, True]
+    log.separate("--- attempt 2 ---")
+    assert plain(log[2:9]) == " 40%\n\n--- attempt 2 ---"
+
+
 def test_only_the_end_of_a_long_log_is_kept() -> None:
     log = LogText()
     log.feed("".join(f"{number}\n" for number in range(20_000)))

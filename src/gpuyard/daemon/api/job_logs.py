@@ -54,12 +54,12 @@ class JobLogs:
         # Before the log is read: the text has all that was written until then.
         is_over = self.is_finished(job_id) if attempt is None else not self.is_live(job_id, attempt)
         tail = min(query.tail, _MOST)
-        chunk = await self.read(_file_of(attempt, query), None, tail, tail)
+        chunks = [await self.read(_file_of(attempt, stream), None, tail, tail) for stream in _streams(query)]
         return LogTail(
             id=job_id,
             attempt=attempt.number if attempt is not None else None,
-            text=_without_partial_character(chunk).decode(errors="replace"),
-            is_cut=chunk.is_cut,
+            text="".join(_without_partial_character(chunk).decode(errors="replace") for chunk in chunks),
+            is_cut=any(chunk.is_cut for chunk in chunks),
             is_over=is_over,
         )
 
@@ -95,6 +95,15 @@ class JobLogs:
         return job is None or job.state in FINISHED
 
 
+class _StreamPosition:
+    """How far one stream of an attempt was read; None before its tail was."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.at: int | None = None
+        self.letters = codecs.getincrementaldecoder("utf-8")("replace")
+
+
 class _Follower:
     """Streams one job's log to one viewer; after the last attempt it waits for the next one."""
 
@@ -105,10 +114,8 @@ class _Follower:
         self._viewer = viewer
         self._job_id = job_id
         self._attempt = attempt
-        self._query = query
         self._tail = min(query.tail, _MOST_LIVE)
-        self._at: int | None = None
-        self._letters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._positions = [_StreamPosition(stream) for stream in _streams(query)]
 
     def begin(self) -> Callable[[], object]:
         task = asyncio.ensure_future(self._follow())
@@ -144,14 +151,17 @@ class _Follower:
 
     async def _send_new_text(self) -> bool:
         """Return whether a full piece was read: there may be more."""
-        piece = await self._logs.read(_file_of(self._attempt, self._query), self._at, self._tail, _PIECE)
-        if piece.is_cut and self._at is not None:
-            self._letters.reset()
+        return any([await self._send_from(position) for position in self._positions])
+
+    async def _send_from(self, read: _StreamPosition) -> bool:
+        piece = await self._logs.read(_file_of(self._attempt, read.stream), read.at, self._tail, _PIECE)
+        if piece.is_cut and read.at is not None:
+            read.letters.reset()
             self._send(LogEvent(cut=True))
         data = _without_partial_character(piece) if piece.is_cut else piece.data
-        self._at = piece.ends
-        if text := self._letters.decode(data):
-            self._send(LogEvent(text=text))
+        read.at = piece.ends
+        if text := read.letters.decode(data):
+            self._send(LogEvent(text=text, is_stderr=read is not self._positions[0]))
         return len(piece.data) == _PIECE
 
     def _continues(self, *, is_last: bool) -> bool:
@@ -161,10 +171,11 @@ class _Follower:
         following = next((each for each in attempts if each.number > number), None)
         if following is None:
             return is_last and not self._logs.is_finished(self._job_id)
-        if _file_of(following, self._query) != _file_of(self._attempt, self._query):
-            self._at = 0
+        for read in self._positions:
+            if _file_of(following, read.stream) != _file_of(self._attempt, read.stream):
+                read.at = 0
+            read.letters.reset()
         self._attempt = following
-        self._letters.reset()
         self._send(LogEvent(attempt=following.number))
         return True
 
@@ -172,10 +183,14 @@ class _Follower:
         self._viewer.send(b"data: %b\n\n" % msgspec.json.encode(event))
 
 
-def _file_of(attempt: Attempt | None, query: LogQuery) -> str | None:
+def _streams(query: LogQuery) -> tuple[str, ...]:
+    return ("stdout", "stderr") if query.stream == "both" else (query.stream,)
+
+
+def _file_of(attempt: Attempt | None, stream: str) -> str | None:
     if attempt is None:
         return None
-    return attempt.error_log if query.stream == "stderr" else attempt.log
+    return attempt.error_log if stream == "stderr" else attempt.log
 
 
 def read_piece(path: Path, at: int | None, tail: int, most: int) -> LogChunk:

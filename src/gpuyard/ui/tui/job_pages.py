@@ -18,7 +18,7 @@ _KEYS = (
     ("up down, j k", "select a job; PgUp PgDn by page, Home End to either end"),
     ("Enter", "all details: needs, attempts, history"),
     ("w", "why it has not started, and when it may"),
-    ("l", "its log in the whole window; left and right for long lines"),
+    ("l", "its log in the whole window, standard error that is kept apart in magenta; left and right for long lines"),
     ("c", "cancel it; you are asked first"),
     ("h, r", "hold it, release it"),
     ("+, -", "raise, lower its priority"),

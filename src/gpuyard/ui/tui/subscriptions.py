@@ -118,7 +118,8 @@ class Subscriptions:
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)
         try:
-            async with aclosing(self.stream.follow(f"/jobs/{log[0]}/log/live", {"tail": _LOG_BYTES})) as events:
+            query = {"tail": _LOG_BYTES, "stream": "both"}
+            async with aclosing(self.stream.follow(f"/jobs/{log[0]}/log/live", query)) as events:
                 await self._hear_log(events)
         except UserError as error:
             self._state.log_note = str(error)
@@ -129,12 +130,12 @@ class Subscriptions:
             if event is None:
                 self._begin_log("no output yet")
             elif "text" in event:
-                self._state.log.feed(event["text"])
+                self._state.log.feed(event["text"], is_stderr=event.get("is_stderr", False))
                 self._draw_log_soon()
             elif "attempt" in event and len(self._state.log):
-                self._state.log.feed(f"\n--- attempt {event['attempt']} ---\n")
+                self._state.log.separate(f"--- attempt {event['attempt']} ---")
             elif "cut" in event:
-                self._state.log.feed("\n--- output left out: it is written faster than it can be shown ---\n")
+                self._state.log.separate("--- output left out: it is written faster than it can be shown ---")
             elif "error" in event or "over" in event:
                 row = self._state.chosen
                 self._over_after = None if row is None else row["attempt"]

@@ -43,9 +43,6 @@ export class JobPage {
     this.history = el("ol", {class: "history"});
     this.logPlace = el("div");
     this.logNote = el("span");
-    this.stream = "stdout";
-    this.otherStream = button("Show standard error", () => this.switchStream(), "quiet");
-    this.otherStream.hidden = true;
     const back = el("a", {class: "back", href: "#/", text: "← Queue"});
     const head = el("div", {class: "head"}, back, this.title, this.state, this.ran, this.actions);
     const columns = el("tr", {}, ATTEMPT_COLUMNS.map((word) => el("th", {scope: "col", text: word})));
@@ -57,7 +54,7 @@ export class JobPage {
       el("section", {class: "panel", "aria-label": "Facts"}, this.command, this.facts, this.advice),
       this.whyPart,
       part("Memory", "memory-title", this.curve.node),
-      part("Log", "log-title", this.logPlace, el("span", {class: "row"}, this.otherStream, this.logNote)),
+      part("Log", "log-title", this.logPlace, this.logNote),
       part("Attempts", "attempts-title", table),
       part("History", "history-title", this.history),
     );
@@ -136,21 +133,14 @@ export class JobPage {
   /** Follow the log from the first attempt on, and again when a finished job is retried. */
   followLog(job) {
     if (!job.attempt && !this.log) return say(this.logNote, "not started yet");
-    this.otherStream.hidden = !job.attempts.at(-1)?.error_log;
     if (this.log && !(this.log.isOver && job.attempt > this.logOf)) return;
     this.openLog(job);
-  }
-
-  switchStream() {
-    this.stream = this.stream === "stdout" ? "stderr" : "stdout";
-    say(this.otherStream, `Show standard ${this.stream === "stdout" ? "error" : "output"}`);
-    this.openLog(this.job);
   }
 
   openLog(job) {
     this.log?.close();
     this.logOf = job.attempt;
-    this.log = new Log(this.id, this.stream);
+    this.log = new Log(this.id);
     this.logPlace.replaceChildren(this.log.node);
     this.logNote.replaceChildren(this.log.note);
   }

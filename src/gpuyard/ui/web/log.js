@@ -1,6 +1,6 @@
 /**
  * The log of a job, followed live. Escape sequences are dropped. A line that was overwritten, as by a progress bar, is
- * shown as on a terminal. Only the last lines are kept.
+ * shown as on a terminal. Only the last lines are kept. Standard error that has a file of its own has another colour.
  */
 
 import {button, el, say} from "./dom.js";
@@ -39,8 +39,7 @@ function draw(line) {
 }
 
 export class Log {
-  /** `stream` is stdout, or stderr of a job whose standard error has a file of its own. */
-  constructor(jobId, stream = "stdout") {
+  constructor(jobId) {
     this.follows = true;
     this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
     this.note = el("span", {class: "hint"});
@@ -49,7 +48,7 @@ export class Log {
     this.node = el("div", {class: "logbox"}, this.lines, this.down);
     this.lines.addEventListener("scroll", () => this.onScroll());
     this.clear();
-    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}&stream=${stream}`, {
+    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}&stream=both`, {
       onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
       onOpen: () => this.clear(),
@@ -59,8 +58,7 @@ export class Log {
 
   clear() {
     this.lines.replaceChildren();
-    this.pending = "";
-    this.last = null;
+    this.unfinished = {stdout: {text: "", node: null}, stderr: {text: "", node: null}};
     this.characters = 0;
     say(this.note, "");
   }
@@ -71,9 +69,9 @@ export class Log {
 
   show(event) {
     if (event.error) say(this.note, event.error);
-    if (event.cut) this.write("\n— output left out —\n");
-    if (event.text) this.write(event.text);
-    if (event.attempt && this.lines.childElementCount) this.write(`\n— attempt ${event.attempt} —\n`);
+    if (event.cut) this.separate("— output left out —");
+    if (event.text) this.write(event.text, event.is_stderr ? "stderr" : "stdout");
+    if (event.attempt && this.lines.childElementCount) this.separate(`— attempt ${event.attempt} —`);
     if (event.over) {
       this.isOver = true;
       this.stream.close();
@@ -82,22 +80,31 @@ export class Log {
       say(this.note, "live");
   }
 
-  write(text) {
-    const raw = (this.pending + text).split("\n");
+  /** Complete all lines, and add this one. */
+  separate(line) {
+    if (this.unfinished.stderr.text) this.write("\n", "stderr");
+    this.write(`\n${line}\n`, "stdout");
+  }
+
+  /** Unfinished lines of both streams stay below all others. */
+  write(text, stream) {
+    const raw = (this.unfinished[stream].text + text).split("\n");
     const lines = document.createDocumentFragment();
-    this.drop(this.last);
-    this.pending = cut(raw.pop());
-    for (const line of raw.slice(-MOST_LINES)) lines.append(this.makeLine(cut(line)));
-    this.last = this.pending ? this.makeLine(this.pending) : null;
-    if (this.last) lines.append(this.last);
+    this.unfinished[stream].text = cut(raw.pop());
+    for (const line of raw.slice(-MOST_LINES)) lines.append(this.makeLine(cut(line), stream));
+    for (const [name, last] of Object.entries(this.unfinished)) {
+      this.drop(last.node);
+      last.node = last.text ? this.makeLine(last.text, name) : null;
+      if (last.node) lines.append(last.node);
+    }
     this.lines.append(lines);
     while (this.lines.childElementCount > MOST_LINES || this.characters > MOST_CHARACTERS)
       this.drop(this.lines.firstChild);
     if (this.follows) this.lines.scrollTop = this.lines.scrollHeight;
   }
 
-  makeLine(line) {
-    const node = el("div", {text: asShown(line) || "\u200b"});
+  makeLine(line, stream) {
+    const node = el("div", {class: stream, text: asShown(line) || "\u200b"});
     this.characters += node.textContent.length;
     return node;
   }
