@@ -131,8 +131,8 @@ FAULTS = (
     Fault(
         id="core-exact-fit-refused",
         file=f"{_CORE}/scheduling/shared_devices.py",
-        old="is_fuller = least <= offer[1] <= free_mb",
-        new="is_fuller = least < offer[1] <= free_mb",
+        old="is_fuller = least <= state.rank[1]",
+        new="is_fuller = least < state.rank[1]",
         breaks="A job that needs exactly the free memory never starts.",
         near=(f"{_TESTS}/scheduling/test_shared_devices.py",),
     ),

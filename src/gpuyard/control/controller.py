@@ -36,6 +36,7 @@ from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
@@ -122,6 +123,7 @@ class Controller:
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
+        self._known_states = KnownStates()
         self._ticket = QueueTicket(leases)
         self._has_ended_leases, self._memory_freed_at = False, 0.0
         self._has_more_to_start = False
@@ -244,7 +246,7 @@ class Controller:
             *self.usage_tracker.adjust(leases, now, self.rules.packing.sureness),
         ]
         shares = {wanted.amends: wanted.claim.shares for wanted in amended}
-        leases = tuple(replace(lease, shares=shares.get(lease.id, lease.shares)) for lease in leases)
+        leases = tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
         return [*remade, *amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
 
@@ -277,6 +279,7 @@ class Controller:
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
                 closed=closed_devices(snapshot, self._leases.drains(), banned),
+                known=self._known_states,
             ),
             queues=queues,
             holder=self.me,

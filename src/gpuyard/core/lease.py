@@ -117,8 +117,8 @@ class Need(Struct, frozen=True, kw_only=True):
 
     @property
     def limits_device_load(self) -> bool:
-        limits = (self.max_utilization_percent, self.max_power_w, self.max_memory_used_mb)
-        return any(limit is not None for limit in limits)
+        has_limit = self.max_utilization_percent is not None or self.max_power_w is not None
+        return has_limit or self.max_memory_used_mb is not None
 
 
 class Share(Struct, frozen=True, kw_only=True):

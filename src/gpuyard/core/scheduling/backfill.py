@@ -34,7 +34,9 @@ class Backfill:
         self._beside_head: PlacementState | None = None
         self._head_starts_at: float | None = None
         self._tickets = in_queue_order(view.tickets)
+        # Needs that were refused, with and without the head's reservation. They stay so: placements only fill.
         self._refused: set[Need] = set()
+        self._never: set[Need] = set()
 
     @cached_property
     def placement(self) -> PlacementState:
@@ -50,14 +52,17 @@ class Backfill:
 
     def find_claim(self, need: Need, candidate: Candidate) -> Claim | None:
         """Return a claim that cannot delay the head, or None."""
-        if need not in self._refused:  # a need that was refused once stays so: placements only fill
+        if need not in self._refused:
             claim = (self._beside_head or self.placement).find_claim(need)
             if claim is not None:
                 return claim
             self._refused.add(need)
-        if self.head is not None and self._ends_before_head_starts(candidate):
-            return self.placement.find_claim(need)
-        return None
+        if self.head is None or need in self._never or not self._ends_before_head_starts(candidate):
+            return None
+        claim = self.placement.find_claim(need)
+        if claim is None:
+            self._never.add(need)
+        return claim
 
     def reserve_for_tickets_ahead(self, lane: Lane) -> None:
         """Reserve devices for requests in the ledger's queue that are ahead of this lane."""

@@ -11,6 +11,7 @@ Load follows the same rule: the larger of the measured load, and the sum of the 
 foreign processes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.memory.expected_peak import margin_mb
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device
 
 # A job of unknown load may keep a whole device busy.
@@ -43,11 +45,14 @@ class DeviceState:
     load_percent: how busy the device is known to be; shares of unknown load count as 0.
     expected_percent: how busy it may become; shares of unknown load count as 100%.
     lease_count: promised shares without reservations.
+    rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id.
+    refusals, reasons: remembered for each need by the placement.
     """
 
     __slots__ = (
-        "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_exclusive", "is_loaded", "lease_count",
-        "load_percent", "margin_mb", "measured_percent", "promises", "spreads", "squares", "sureness",
+        "_emptied", "_next", "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_exclusive",
+        "is_loaded", "lease_count", "load_percent", "margin_mb", "measured_percent", "promises", "rank", "reasons",
+        "refusals", "spreads", "squares", "sureness",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +69,10 @@ class DeviceState:
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
+        self._emptied: DeviceState | None = None
+        self._next: tuple[PromisedShare, DeviceState] | None = None
+        self.refusals: dict[Need, ReasonKind | None] = {}
+        self.reasons: dict[Need, Reason] = {}
         self.is_exclusive = False
         self.lease_count = 0
         known = expected = self.spreads = self.squares = 0.0
@@ -89,6 +98,9 @@ class DeviceState:
             if size is None
             else size - self.foreign_mb - self.margin_mb - sum(charged_mb(promise, size) for promise in promises)
         )
+        expected_load = self.expected_percent if self.is_loaded else -math.inf
+        free_mb = math.inf if self.free_mb is None else self.free_mb
+        self.rank = (expected_load, free_mb, device.index or 0, device.id)
 
     @property
     def is_awaited(self) -> bool:
@@ -117,11 +129,21 @@ class DeviceState:
         return size - self.margin_mb - sum(reserved_mb(promise, size) for promise in self.promises)
 
     def with_promise(self, promise: PromisedShare) -> "DeviceState":
-        return DeviceState(self.device, [*self.promises, promise], self.measured_percent, self.foreign, self.sureness)
+        if self._next is None or self._next[0] != promise:
+            promises = [*self.promises, promise]
+            state = DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
+            self._next = promise, state
+        return self._next[1]
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
-        left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
+        if lease_ids is not None:
+            return self._with_only([each for each in self.promises if each.lease_id not in lease_ids])
+        if self.promises and self._emptied is None:
+            self._emptied = self._with_only([])
+        return self._emptied or self
+
+    def _with_only(self, left: list[PromisedShare]) -> "DeviceState":
         if len(left) == len(self.promises):
             return self
         foreign = self.foreign_mb

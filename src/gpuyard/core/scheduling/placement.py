@@ -14,6 +14,7 @@ import copy
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,7 +32,8 @@ from gpuyard.core.scheduling.device_fit import (
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
-from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
@@ -41,6 +43,10 @@ PATIENCE_S = 60.0
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
 # To write the reasons of a thousand devices would take longer than to decide.
 _MOST_EXPLAINED_DEVICES = 64
+# A device state remembers its answers for at most this many needs.
+_MOST_REMEMBERED = 64
+
+Answer = TypeVar("Answer")
 
 
 class PlacementView(Struct, frozen=True, kw_only=True):
@@ -55,6 +61,7 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     packing: Packing = Packing()
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
+    known: KnownStates | None = None  # what outlasts a placement, for a caller that makes many
 
 
 class PlacementChoice(Struct, frozen=True, kw_only=True):
@@ -102,17 +109,8 @@ class PlacementState:
 
     def __init__(self, view: PlacementView) -> None:
         self._view = view
-        promises = _leased_shares(view)
-        self.states = {
-            each.id: DeviceState(
-                each,
-                promises.get(each.id, ()),
-                view.loads.get(each.id),
-                view.foreign.get(each.id, NO_FOREIGN_LOAD),
-                view.packing.sureness,
-            )
-            for each in view.snapshot.unsplit_devices()  # also unhealthy ones, to be explained
-        }
+        self.states = (view.known or KnownStates()).update(view)
+        self._with_capacity: str | None = next(iter(self.states), None)
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
         self._acceptable: dict[tuple[object, ...], list[str]] = {}
@@ -121,15 +119,16 @@ class PlacementState:
     def copy(self) -> "PlacementState":
         other = copy.copy(self)
         other.states = dict(self.states)
-        other.shared = {kind: shared.copy() for kind, shared in self.shared.items()}
+        other.shared = {}
         return other
 
     def has_capacity(self) -> bool:
         """Return whether a device is neither held exclusively nor full. If none is, no job with devices can start."""
-        return any(
-            not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
-            for state in self.states.values()
-        )
+        # Devices only fill, so the one that had capacity last time is asked first.
+        if self._with_capacity is not None and not _has_capacity(self.states[self._with_capacity]):
+            states = self.states.values()
+            self._with_capacity = next((state.device.id for state in states if _has_capacity(state)), None)
+        return self._with_capacity is not None
 
     def find_claim(self, need: Need) -> Claim | None:
         if self.host_refuses(need):
@@ -153,14 +152,20 @@ class PlacementState:
             fits += kind is None
             if kind is not None and explained < _MOST_EXPLAINED_DEVICES:
                 explained += 1
-                closed = self._closed(need, state.device)
-                if closed is not None and kind is closed.kind:
-                    yield closed
-                else:
-                    yield reason_for(kind, need, state, self._view.packing)
+                yield self._reason(kind, need, state)
         if fits < need.devices:
             available = format_count(fits, "GPU") if fits else "no GPU"
             yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
+
+    def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
+        closed = self._closed(need, state.device)
+        if closed is not None and kind is closed.kind:
+            return closed
+        reason = state.reasons.get(need)
+        if reason is None:
+            reason = reason_for(kind, need, state, self._view.packing)
+            _remember(state.reasons, need, reason)
+        return reason
 
     def add_claim(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
         """Add the shares of a start, which has not used any memory yet. `lease_id` stands for its future lease."""
@@ -301,6 +306,13 @@ class PlacementState:
 
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
+        if need in state.refusals:
+            return state.refusals[need]
+        kind = self._find_refusal(need, state)
+        _remember(state.refusals, need, kind)
+        return kind
+
+    def _find_refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         kind = check_suitable(need, state.device)
         if kind is None and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
@@ -316,14 +328,14 @@ def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _leased_shares(view: PlacementView) -> dict[str, list[PromisedShare]]:
-    promises: dict[str, list[PromisedShare]] = {}
-    for lease in view.leases:
-        for share in lease.shares:
-            measured = view.measured.get((lease.id, share.device_id))
-            promise = PromisedShare(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
-            promises.setdefault(share.device_id, []).append(promise)
-    return promises
+def _remember(answers: dict[Need, Answer], need: Need, answer: Answer) -> None:
+    if len(answers) >= _MOST_REMEMBERED:
+        answers.clear()
+    answers[need] = answer
+
+
+def _has_capacity(state: DeviceState) -> bool:
+    return not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
 
 
 def _claimed_share(need: Need, state: DeviceState) -> Share:

@@ -78,10 +78,12 @@ class _Planner:
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
-        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
-        self._waiting.setdefault(lane.id, job)
-        if self._backfill.head is None and need.devices and not refusals:
-            self._make_head(job, candidate)
+        needs_head = self._backfill.head is None and need.devices and not refusals
+        if needs_head or lane.id not in self._waiting:
+            job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
+            self._waiting.setdefault(lane.id, job)
+            if needs_head:
+                self._make_head(job, candidate)
         considered = self._considered[lane.id] = self._considered.get(lane.id, 0) + 1
         may_differ = lane.sizes_each and not refusals and considered < LOOK_AHEAD
         if may_differ and self._backfill.placement.has_capacity():

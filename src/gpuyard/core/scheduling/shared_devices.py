@@ -17,44 +17,44 @@ from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceState
 _COMFORTABLE_PERCENT = 100.0
 _ROUNDING = 1e-6
 
-# The sort key (expected load, free memory, index, id), then the known load and the device's state.
-_Offer = tuple[float, float, int, str, float, DeviceState]
+
+def _rank(state: DeviceState) -> tuple[float, float, int, str]:
+    return state.rank
 
 
 class SharedDevices:
     def __init__(self, states: Iterable[DeviceState]) -> None:
-        self._offers = sorted(offer for offer in map(_offer, states) if offer is not None)
-
-    def copy(self) -> "SharedDevices":
-        other = SharedDevices(())
-        other._offers = self._offers.copy()
-        return other
+        """Leave out devices that are held exclusively or of unknown size."""
+        self._states = sorted((state for state in states if _is_shared(state)), key=_rank)
 
     def replace(self, before: DeviceState, after: DeviceState) -> None:
         """Replace a device's state. Does nothing if `before` is not in this set."""
-        offer = _offer(before)
-        place = bisect.bisect_left(self._offers, offer) if offer is not None else len(self._offers)
-        if place == len(self._offers) or self._offers[place][-1] is not before:
+        place = bisect.bisect_left(self._states, before.rank, key=_rank)
+        if place == len(self._states) or self._states[place] is not before:
             return
-        del self._offers[place]
-        offer = _offer(after)
-        if offer is not None:
-            bisect.insort(self._offers, offer)
+        del self._states[place]
+        if _is_shared(after):
+            bisect.insort(self._states, after, key=_rank)
 
     def best(self, need: Need, packing: Packing) -> DeviceState | None:
         """Return the best device for a job that needs a share of one device."""
         least = -math.inf if need.least_mb is None else need.least_mb
-        slowing = bisect.bisect_right(self._offers, (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf))
-        best, free_mb = None, math.inf
-        for offer in self._offers[:slowing]:
-            is_fuller = least <= offer[1] <= free_mb and (best is None or offer[1:4] < best[1:4])
-            if is_fuller and not check_capacity(need, offer[-1], packing):
-                best, free_mb = offer, offer[1]
+        comfortable = (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf, 0, "")
+        slowing = bisect.bisect_right(self._states, comfortable, key=_rank)
+        best: DeviceState | None = None
+        for state in self._states[:slowing]:
+            is_fuller = least <= state.rank[1] and (best is None or state.rank[1:] < best.rank[1:])
+            if is_fuller and not check_capacity(need, state, packing):
+                best = state
         if best is not None:
-            return best[-1]
+            return best
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
         most -= (need.load_percent or 0.0) - _ROUNDING
-        large = (offer[-1] for offer in self._offers[slowing:] if offer[1] >= least and offer[4] <= most)
+        large = (
+            state
+            for state in self._states[slowing:]
+            if state.rank[1] >= least and (state.load_percent <= most or not state.lease_count)
+        )
         return next((state for state in large if not check_capacity(need, state, packing)), None)
 
 
@@ -73,11 +73,5 @@ def _load(need: Need) -> float:
     return UNKNOWN_PERCENT if need.load_percent is None else need.load_percent
 
 
-def _offer(state: DeviceState) -> _Offer | None:
-    """Return None for a device that is held exclusively or of unknown size. On an idle device a job slows no other."""
-    if state.is_exclusive or state.free_mb is None:
-        return None
-    device = state.device
-    expected = state.expected_percent if state.is_loaded else -math.inf
-    known = state.load_percent if state.lease_count else -math.inf
-    return expected, state.free_mb, device.index or 0, device.id, known, state
+def _is_shared(state: DeviceState) -> bool:
+    return not state.is_exclusive and state.free_mb is not None

@@ -1,0 +1,80 @@
+"""Device states that outlast a plan: most devices are as they were when the last plan was made.
+
+A state is used again while the device's reading, its leases, their measured use and its load are equal. It remembers
+what was asked of it: which needs it refuses and why, and how it looks without its leases or with a reservation.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gpuyard.core.lease import Lease
+from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.snapshot import Snapshot
+
+
+class MeasuredLeases(Protocol):
+    """The part of a PlacementView that device states depend on."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def leases(self) -> tuple[Lease, ...]: ...
+    @property
+    def measured(self) -> Mapping[tuple[str, str], float | None]: ...
+    @property
+    def loads(self) -> Mapping[str, float | None]: ...
+    @property
+    def foreign(self) -> Mapping[str, ForeignLoad]: ...
+    @property
+    def packing(self) -> Packing: ...
+    @property
+    def closed(self) -> Mapping[str, Reason]: ...
+
+
+class KnownStates:
+    """The states of the last placement, by device id. What states remember holds for one `packing` and `closed`."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, DeviceState] = {}
+        self._promises: dict[tuple[str, str], PromisedShare] = {}
+        self._terms: tuple[Packing, Mapping[str, Reason]] | None = None
+
+    def update(self, view: MeasuredLeases) -> dict[str, DeviceState]:
+        """Return the state of each device, unhealthy ones included, as these have to be explained too."""
+        terms = (view.packing, view.closed)
+        known = self._states if terms == self._terms else {}
+        self._terms = terms
+        promises = self._leased_shares(view)
+        self._states = {}
+        for device in view.snapshot.unsplit_devices():
+            here, load = promises.get(device.id, []), view.loads.get(device.id)
+            foreign = view.foreign.get(device.id, NO_FOREIGN_LOAD)
+            state = known.get(device.id)
+            if state is None or not (
+                (state.device is device or state.device == device)
+                and state.promises == here
+                and state.measured_percent == load
+                and state.foreign == foreign
+            ):
+                state = DeviceState(device, here, load, foreign, view.packing.sureness)
+            self._states[device.id] = state
+        return dict(self._states)
+
+    def _leased_shares(self, view: MeasuredLeases) -> dict[str, list[PromisedShare]]:
+        """Return the leased shares by device. An unchanged one is the object of last time, which is fast to compare."""
+        known, self._promises = self._promises, {}
+        promises: dict[str, list[PromisedShare]] = {}
+        for lease in view.leases:
+            for share in lease.shares:
+                key = lease.id, share.device_id
+                measured, promise = view.measured.get(key), known.get(key)
+                if promise is None or not (
+                    promise.measured_mb == measured and promise.share == share and promise.holder == lease.holder
+                ):
+                    promise = PromisedShare(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
+                self._promises[key] = promise
+                promises.setdefault(share.device_id, []).append(promise)
+        return promises
