@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.config_digest import digest_of
+from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
 from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
@@ -87,6 +87,7 @@ class Client(Closeable):
             directory = os.path.abspath(cwd or ".")
             body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
             body["configuration"] = digest_of(list(command), directory)
+            body["framework"] = framework_of(list(command), directory)
             if sent.get("stdin") is not None:
                 sent["stdin"] = os.path.abspath(sent["stdin"])
             if sent.get("mount"):

@@ -1,4 +1,5 @@
-"""A digest of the configuration files that a command names, so that each configuration gets its own estimates.
+"""What the files say that a command names: a digest of its configuration, so that each configuration gets its own
+estimates, and the framework that its script imports, whose other programs say what to expect of it.
 
 Only regular files up to 1 MB count. Files that cannot be read are ignored: the job itself will report them. A command
 that names no such file imports nothing.
@@ -9,6 +10,14 @@ import stat
 
 _ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 _MOST_BYTES = 1 << 20
+# The order matters: scripts for JAX, TensorFlow or vLLM often import PyTorch as well.
+_FRAMEWORKS = {
+    "vllm": (b"vllm",),
+    "jax": (b"jax", b"flax"),
+    "tensorflow": (b"tensorflow", b"keras"),
+    "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
+    "cupy": (b"cupy",),
+}
 
 
 def digest_of(command: list[str], cwd: str) -> str:
@@ -26,6 +35,18 @@ def digest_of(command: list[str], cwd: str) -> str:
         digest.update(os.fsencode(name))
         digest.update(content)
     return digest.hexdigest()
+
+
+def framework_of(command: list[str], cwd: str) -> str:
+    """Return the framework that the command's Python script imports; empty if none is known."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    content = _read(os.path.join(cwd, script)) if script is not None else None
+    if content is None:
+        return ""
+    for framework, modules in _FRAMEWORKS.items():
+        if any(b"import " + module in content or b"from " + module in content for module in modules):
+            return framework
+    return ""
 
 
 def _read(path: str) -> bytes | None:

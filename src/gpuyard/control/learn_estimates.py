@@ -36,7 +36,6 @@ _MAX_LABEL = 200
 _CACHE_SIZE = 65_536
 # An attempt that used no device in this many samples and this time does not need one.
 _MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
-_MACHINE_LABEL = "(first runs of any program)"
 
 # Running jobs like a new one: the expected peaks of jobs of its program, and of one of its batch.
 RunningPeaks = tuple[tuple[float, ...], ExpectedPeak | None]
@@ -78,8 +77,11 @@ class LearnedEstimates:
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
         exact, program = self.profiles(job)
-        machine = self._profile(machine_fingerprint(job.spec.need.vendor))
-        return KnownRuns(exact=exact, program=program, machine=machine, running_mb=running_mb, batch=batch)
+        machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
+        framework = frameworks[0] if frameworks else None
+        return KnownRuns(
+            exact=exact, program=program, framework=framework, machine=machine, running_mb=running_mb, batch=batch
+        )
 
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
@@ -112,9 +114,10 @@ class LearnedEstimates:
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
         if run.predicted_mb is None and run.is_whole and job.spec.learns_memory:
-            fingerprint = machine_fingerprint(job.spec.need.vendor)
-            before = self._profile(fingerprint) or Profile(label=_MACHINE_LABEL, is_exact=False)
-            self._unsaved[fingerprint] = learn(before, replace(run, seconds=None, load_percent=None, ram_mb=None))
+            any_run = replace(run, seconds=None, load_percent=None, ram_mb=None)
+            for fingerprint, label in _wider_groups(job):
+                before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
+                self._unsaved[fingerprint] = learn(before, any_run)
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
@@ -154,6 +157,16 @@ def fingerprints_of(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
     image = "" if job.spec.container is None else job.spec.container.image
     return fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
+
+
+def _wider_groups(job: Job) -> list[tuple[str, str]]:
+    """Return fingerprints and labels: of first runs of any program, and of programs with its framework, if known."""
+    framework, vendor = job.spec.framework, job.spec.need.vendor
+    where = "" if vendor is None else f" [{vendor}]"
+    groups = [(machine_fingerprint(vendor), f"(first runs of any program){where}")]
+    if framework:
+        groups.append((machine_fingerprint(vendor, framework), f"(first runs with {framework}){where}"))
+    return groups
 
 
 def _new_profile(job: Job, *, is_exact: bool) -> Profile:

@@ -11,7 +11,7 @@ from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, S
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS
+from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS, ProfileKind
 from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
@@ -319,7 +319,7 @@ class EstimateRow(Struct, frozen=True, kw_only=True):
 
     fingerprint: str
     label: str
-    kind: Literal["command", "program", "machine"]
+    kind: ProfileKind
     runs: int
     measured_runs: int
     memory_mb: float | None
@@ -352,7 +352,7 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     the peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts."""
 
     fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
-    kind: Literal["command", "program", "machine"]
+    kind: ProfileKind
     label: Annotated[str, Meta(max_length=1000)]
     runs: Annotated[int, Meta(ge=0, le=1_000_000_000)]
     durations_s: Annotated[list[Amount], Meta(max_length=KEPT_DURATIONS)] = []

@@ -4,6 +4,9 @@ from msgspec.structs import replace
 
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.lease import UnknownMemory
+from gpuyard.core.memory.estimates import Profile
+from gpuyard.core.memory.sizing import expected_before
 from gpuyard.core.snapshot import Vendor
 from tests.unit.store import QueueDb
 
@@ -42,3 +45,34 @@ def test_what_was_learned_on_one_vendor_s_gpus_is_not_used_for_another_s(queue_d
     exact, _ = estimates.profiles(on_nvidia)
     assert exact is not None
     assert exact.label.endswith(" [nvidia]")
+
+
+def test_first_runs_teach_what_to_expect_of_other_programs_and_most_of_those_with_the_same_framework(
+    queue_db: QueueDb,
+) -> None:
+    job = queue_db.job(*queue_db.add())
+    open_need = replace(job.spec.need, memory=UnknownMemory())
+    torch, jax, other = (
+        replace(job, spec=replace(job.spec, command=(f"{name}.py",), framework=name, need=open_need))
+        for name in ("torch", "jax", "")
+    )
+    estimates = LearnedEstimates(queue_db.store)
+    for each, peak in ((torch, 2000.0), (jax, 9000.0)):
+        attempt = Attempt(
+            job_id=job.id, number=1, phase=Started(at=100.0, keeper_pid=9), boot_id="b", devices=("G0",),
+            usage=Usage(peaks_mb={"G0": peak}),
+        )  # fmt: skip
+        for _ in range(4):
+            estimates.learn(each, attempt, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 130.0)
+    newcomers = [replace(each, spec=replace(each.spec, command=("new.py",))) for each in (torch, jax, other)]
+    like_torch, like_jax, unknown = (
+        expected_before(estimates.known_runs(each), 24_576.0).mean_mb for each in newcomers
+    )
+    assert like_torch < unknown < like_jax
+    labels = {profile.label for _, profile in _saved(estimates, queue_db) if profile.is_of_any}
+    assert labels == {"(first runs of any program)", "(first runs with torch)", "(first runs with jax)"}
+
+
+def _saved(estimates: LearnedEstimates, queue_db: QueueDb) -> list[tuple[str, Profile]]:
+    estimates.save()
+    return queue_db.queries.profiles(100)

@@ -110,6 +110,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     log_cap_mb: float = DEFAULT_LOG_CAP_MB
     is_array: bool = False
     configuration: str = ""  # digest of the files that the command names
+    framework: str = ""  # the framework that its script imports
     preempts: bool = False
     on_preempt: OnPreempt = OnPreempt.SUSPEND
     pace: BatchPace | None = None  # how fast the runs of a batch start

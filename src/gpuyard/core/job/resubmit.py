@@ -40,6 +40,7 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
         shell=spec.shell,
         token=token,
         configuration=spec.configuration if command is None else "",
+        framework=spec.framework if command is None else "",
         command=command or spec.command or job.argv,
         options=_change_options(options_of(job), options),
     )

@@ -11,10 +11,10 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.container import parse_container
@@ -53,15 +53,17 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
     however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
-    are learned separately for each. `shell` is what the job takes from the shell that submits it. Default of `cwd`,
-    `environment` and `shell`: the user's home, and those of the daemon. An option `concurrency` makes it a batch. A
-    workspace sends a `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs."""
+    are learned separately for each. `framework` is what its script imports. `shell` is what the job takes from the
+    shell that submits it. Default of `cwd`, `environment` and `shell`: the user's home, and those of the daemon. An
+    option `concurrency` makes it a batch. A workspace sends a `task`, and `tag_sharing`, the rule by which jobs of its
+    tag share GPUs."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
     shell: ShellSettings | None = None
     token: str = ""
     configuration: str = ""
+    framework: Annotated[str, Meta(max_length=40)] = ""
     command: tuple[str, ...] | None = None
     list: str | None = None
     table: str | None = None
@@ -141,6 +143,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         timestamps=options["timestamps"],
         is_array=count > 1 or group_limit is not None or "array" in options,
         configuration=request.configuration,
+        framework=request.framework,
         preempts=options["preempt"],
         on_preempt=OnPreempt(options["on-preempt"]),
         pace=pace,

@@ -16,14 +16,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
-from gpuyard.core.snapshot import Vendor
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
 _QUANTILE = 0.95
@@ -37,11 +36,15 @@ _LEAST_RUNS = {True: 1, False: 2}
 _ALIKE = 1.5
 
 
+ProfileKind: TypeAlias = Literal["command", "program", "machine"]
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """What was learned under one fingerprint."""
 
     label: str = ""
     is_exact: bool = True
+    is_of_any: bool = False  # learned from first runs of any program
     count: int = 0  # number of successful runs
     durations_s: tuple[float, ...] = ()  # of the last of them, up to KEPT_DURATIONS
     peaks_mb: tuple[float, ...] = ()  # the peak on one device of each of the last runs, up to KEPT_PEAKS
@@ -99,21 +102,16 @@ def fingerprints(
     return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
 
 
-def machine_fingerprint(vendor: str | None) -> str:
-    """Return the fingerprint under which all first runs on this machine are learned."""
-    return _digest("\0".join(("", "machine", *(() if vendor is None else (vendor,)))))
+def machine_fingerprint(vendor: str | None, framework: str = "") -> str:
+    """Return the fingerprint under which all first runs on this machine are learned, or those with a framework."""
+    return _digest("\0".join(("", "machine", framework, *(() if vendor is None else (vendor,)))))
 
 
-@lru_cache(maxsize=1)
-def _machine_fingerprints() -> frozenset[str]:
-    return frozenset(machine_fingerprint(vendor) for vendor in (None, *Vendor))
-
-
-def kind_of_profile(fingerprint: str, profile: Profile) -> Literal["command", "program", "machine"]:
-    """Return what the profile was learned from: runs of one command, of one program, or of any."""
-    if fingerprint in _machine_fingerprints():
-        return "machine"
-    return "command" if profile.is_exact else "program"
+def kind_of_profile(profile: Profile) -> ProfileKind:
+    """Return what the profile was learned from: runs of one command, of one program, or first runs of any."""
+    if profile.is_exact:
+        return "command"
+    return "machine" if profile.is_of_any else "program"
 
 
 def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:

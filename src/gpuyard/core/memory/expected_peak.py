@@ -1,8 +1,8 @@
 """How much memory a job without an estimate may come to use on a device: an expected peak, with its spread.
 
 - Before the job uses any memory, the expectation comes from runs of the same program with other arguments, then from
-  first runs of any program on this machine, and at last from the size of the device (`assumed_peak`). Few runs count
-  little beside the next wider group (`narrow`).
+  first runs on this machine of programs with the same framework, then of any program, and at last from the size of the
+  device (`assumed_peak`). Few runs count little beside the next wider group (`narrow`).
 - While it runs, it holds a level, and a part of its peak may be missing still. The longer its memory has been flat, the
   smaller that part is. How large it was in other runs is learned (`Climb`), per program and per machine.
 - Several such jobs on a device need less than the sum of what each may need at worst (`margin_mb`).
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 # Without any run on this machine: a part of the device, at most so many MB, is both expected and the spread.
 _ASSUMED_PART, _ASSUMED_MB = 0.25, 6144.0
-# How many runs the next wider group counts as: that of any program, and that of the program.
+# How many runs the next wider group counts as, beside first runs on this machine and beside runs of the program.
 _MACHINE_WEIGHT, _PROGRAM_WEIGHT = 4.0, 1.0
 # How alike jobs on one device are: 0 for independent ones, 1 for runs of one command.
 _ALIKE = 0.3
@@ -68,7 +68,8 @@ def assumed_peak(device_mb: float) -> ExpectedPeak:
 
 
 def peak_of_any(peaks_mb: Sequence[float], assumed: ExpectedPeak) -> ExpectedPeak:
-    """Return what to expect of a program of which nothing is known, from the peaks of first runs on this machine."""
+    """Return what to expect of an unknown program, from the peaks of first runs on this machine. `assumed` is what is
+    expected without them."""
     return _narrow(assumed, peaks_mb, _MACHINE_WEIGHT)
 
 

@@ -41,7 +41,7 @@ class Newcomer(Struct, frozen=True):
         before, known = expected_before(self.known, device_mb), self.known
         if not self.usage.peaks_mb:
             return before
-        climbs = [profile.climb for profile in (known.machine, known.program) if profile is not None]
+        climbs = [profile.climb for profile in (known.machine, known.framework, known.program) if profile is not None]
         return peak_while_running(self.usage.peaks_mb.get(device_id, 0.0), missing_part(self.flat_s, climbs), before)
 
     def adjusted_shares(

@@ -41,12 +41,14 @@ _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 class KnownRuns(Struct, frozen=True, kw_only=True):
     """What is known about runs like that of a job.
 
-    exact, program, machine: profiles of the same command, of the program, and of first runs of any program.
+    exact, program, framework, machine: profiles of the same command, of the program, of first runs of programs with the
+        same framework, and of any program.
     running_mb: expected peaks of running jobs of the program. batch: the same of running jobs of the same batch.
     """
 
     exact: Profile | None = None
     program: Profile | None = None
+    framework: Profile | None = None
     machine: Profile | None = None
     running_mb: tuple[float, ...] = ()
     batch: ExpectedPeak | None = None
@@ -115,7 +117,9 @@ def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
     was not enough for the same command."""
     if known.batch is not None:
         return known.batch
-    of_any = peak_of_any(known.machine.peaks_mb if known.machine is not None else (), assumed_peak(device_mb))
+    of_any = assumed_peak(device_mb)
+    for group in (known.machine, known.framework):
+        of_any = peak_of_any(group.peaks_mb, of_any) if group is not None else of_any
     peaks_mb = known.program.peaks_mb if known.program is not None else ()
     expected = peak_of_program((*peaks_mb, *known.running_mb), of_any)
     floor_mb = (known.exact.floor_mb if known.exact is not None else None) or 0.0

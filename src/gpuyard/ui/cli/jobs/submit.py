@@ -3,7 +3,7 @@
 import os
 import sys
 
-from gpuyard.connect.config_digest import digest_of
+from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_settings import read_shell_settings
@@ -65,6 +65,7 @@ def run(typed: Typed) -> int:
         "list": None if typed.arguments else text,
         "cwd": directory,
         "configuration": digest_of(typed.arguments, directory),
+        "framework": framework_of(typed.arguments, directory),
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
         "options": _options(typed),
