@@ -132,9 +132,25 @@ def test_a_cpu_job_that_mentions_gpu_memory_fails_like_any_other(card: QueueUnde
     assert [card.job(job_id)[key] for key in ("state", "attempt", "status")] == ["failed", 1, 3]
 
 
-def test_a_job_too_large_for_every_gpu_fails_with_the_figure(card: QueueUnderTest) -> None:
+def test_a_job_too_large_for_every_gpu_fails_at_once_with_the_figure(card: QueueUnderTest) -> None:
+    job_id = submit_shell(f"exec {SIM_JOB} --vram 31G")
+    waited = run("wait", str(job_id))
+    assert waited.returncode == 5
+    assert "needed at least 31 GB; the largest GPU has 24 GB" in waited.stderr
+    assert [one["outcome"] for one in card.job(job_id)["attempts"]] == ["out-of-memory"]
+
+
+def test_a_script_that_reads_how_often_it_ran_out_is_run_again(card: QueueUnderTest, gate: Path) -> None:
+    script = gate.with_name("train.sh")
+    script.write_text(f"{SIM_JOB} --vram $((40 >> GPUYARD_OOM_COUNT))G --seconds 0\n")
+    job_id = submit("--", "sh", script.name)
+    assert run("wait", str(job_id)).returncode == 0
+    assert [one["outcome"] for one in card.job(job_id)["attempts"]] == ["out-of-memory", "succeeded"]
+
+
+def test_a_job_that_may_use_less_fails_with_the_figure_after_its_reruns(card: QueueUnderTest) -> None:
     gate = card.gate("gate")
-    job_id = submit_shell(f"read word < {gate}; exec {SIM_JOB} --vram 30G")
+    job_id = submit_shell(f": $GPUYARD_OOM_COUNT; read word < {gate}; exec {SIM_JOB} --vram 30G")
     for again in range(1, 4):
         until(lambda: card.job(job_id)["attempt"] == again, f"attempt {again}")  # noqa: B023 - it is over by then
         card.post("/pause")  # or it may be retried before this test has read it
@@ -147,7 +163,7 @@ def test_a_job_too_large_for_every_gpu_fails_with_the_figure(card: QueueUnderTes
     gate.write_text("go\n")
     waited = run("wait", str(job_id))
     assert waited.returncode == 5
-    assert "out of memory even alone on the largest GPU (24 GB)" in waited.stderr
+    assert "needed at least 30 GB; the largest GPU has 24 GB" in waited.stderr
     assert "needed 30 GB, had 24 GB" in show(job_id)
 
 

@@ -1,5 +1,6 @@
 """Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -7,11 +8,12 @@ from msgspec.structs import replace
 
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import (
     REBOOTED,
@@ -22,10 +24,11 @@ from gpuyard.core.job.retry import (
     judge,
     judge_shortage,
 )
-from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.memory.sizing import grow, largest_mb
+from gpuyard.core.memory.hopeless import hopeless_reason
+from gpuyard.core.memory.sizing import grow
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import Ended
+from gpuyard.system.script_text import mentions
 
 
 class AttemptEnds:
@@ -124,7 +127,8 @@ def _device_fault(live: Live, ended: Ended, sample: Sample | None) -> str | None
 
 
 def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:
-    """Return the outcome of an attempt that ran out of memory, and the verdict: more memory, and no retry used up."""
+    """Return the outcome of an attempt that ran out of memory, and the verdict: more memory, and no retry used up; or
+    failure where no GPU is large enough, unless the program may use less after it ran out."""
     says = lack.shortage.says
     reason = says if "out of memory" in says.lower() else f"out of memory: {says}"
     outcome = Outcome(kind=OutcomeKind.OUT_OF_MEMORY, status=status, reason=reason)
@@ -132,5 +136,16 @@ def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sa
     devices = snapshot.usable_devices() if snapshot is not None else ()
     host_mb = snapshot.host.memory_total_mb if snapshot is not None else None
     growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
-    most_mb = largest_mb(devices) if lack.shortage.where is ShortageKind.DEVICE else None
-    return outcome, judge_shortage(live.job, outcome, growth, most_mb)
+    hopeless = hopeless_reason(live.job.spec.need, live.attempt, lack, devices)
+    if hopeless is None:
+        return outcome, judge_shortage(live.job, outcome, growth)
+    may_use_less = growth is not None and _reads_oom_count(live.job)
+    return outcome, judge_shortage(live.job, outcome, growth if may_use_less else None, hopeless)
+
+
+def _reads_oom_count(job: Job) -> bool:
+    """Return whether the program reads how often it ran out of memory, or might: its files may be in an image, or on a
+    disk that does not answer. In a container, the working folder has the same path as here."""
+    spec = job.spec
+    search_path = spec.environment.get("PATH", os.defpath) if spec.container is None else None
+    return mentions(OOM_COUNT_VARIABLE, job.argv, spec.cwd, search_path) is not False

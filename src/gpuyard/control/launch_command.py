@@ -17,9 +17,10 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.visible_devices import visible_variables
 
+OOM_COUNT_VARIABLE = "GPUYARD_OOM_COUNT"
 # A job that was submitted from inside another job must not inherit these.
 _OWN_VARIABLES = frozenset(
-    {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", "GPUYARD_OOM_COUNT", "GPUYARD_QUEUE", LEASE_VARIABLE}
+    {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", OOM_COUNT_VARIABLE, "GPUYARD_QUEUE", LEASE_VARIABLE}
 )
 # Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
 _UNBUFFERED = "PYTHONUNBUFFERED"
@@ -40,7 +41,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     own = {
         "GPUYARD_JOB_ID": str(job.id),
         "GPUYARD_ATTEMPT": str(number),
-        "GPUYARD_OOM_COUNT": str(job.growth.count),
+        OOM_COUNT_VARIABLE: str(job.growth.count),
     }
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)

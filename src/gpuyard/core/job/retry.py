@@ -1,7 +1,8 @@
 """What follows from an attempt's outcome: success, another attempt after a delay, or failure. The decision is a value.
 
 - Only failures use up the job's retries, and only those that `retry_on` names are retried. A job that ran out of memory
-  runs again with more memory, a few times; a preempted job is queued again. Neither uses up a retry.
+  runs again with more memory, a few times, unless it is known to be too large for the machine; a preempted job is
+  queued again. Neither uses up a retry.
 - A new daemon watches attempts of this boot further: their keepers are alive, or the journal has their ends. Attempts
   of an earlier boot died with the machine, and their jobs follow `on_reboot`. Exception: an attempt that is known to
   have succeeded, or never to have started, is not run twice and does not wait for a person. Attempts on other machines
@@ -94,14 +95,14 @@ def _not_retried(job: Job, why: str) -> str:
     return f"{why}; not retried (--retry-on {','.join(job.spec.retry_on)})"
 
 
-def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, largest_mb: float | None) -> Verdict:
-    """Decide for a job that ran out of memory. `growth` is what it gets next; None if it already had the maximum."""
+def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, why_none: str = "out of memory again") -> Verdict:
+    """Decide for a job that ran out of memory. `growth` is what it gets next; None if that would not help, and
+    `why_none` says why."""
     why = outcome.reason or outcome.kind
     if RetryCause.OOM not in job.spec.retry_on:
         return Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
     if growth is None:
-        most = f" even alone on the largest GPU ({format_size(largest_mb)})" if largest_mb is not None else " again"
-        return Verdict(event=JobEvent.FAIL, text=f"out of memory{most}: {why}")
+        return Verdict(event=JobEvent.FAIL, text=f"{why_none}: {why}")
     delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1, job.spec.retry_delay_s)
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
 

@@ -1,0 +1,59 @@
+"""Jobs that ran out of memory and would run out on every device of this machine, however much they are given.
+
+That is known if the job needed more than the largest suitable device has, or if it ran out on a device of that size
+while no other process held memory there.
+"""
+
+from collections.abc import Sequence
+
+from gpuyard.core.job.job import Attempt, MemoryLack
+from gpuyard.core.lease import Need
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.memory.sizing import largest_mb
+from gpuyard.core.scheduling.device_fit import check_suitable
+from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.snapshot import Device
+from gpuyard.core.units import format_size
+
+# They ask for memory of a pool that they took before: what the device shows is the pool.
+_POOLED = ("JAX", "TensorFlow")
+# Held by others, this is negligible.
+_NOTHING_MB = 128.0
+# Beside others that have left since the last sample, a job has not filled its device by itself.
+_LARGE_PART = 0.5
+
+
+def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Sequence[Device]) -> str | None:
+    """Return why the job would run out again on each of these devices; None if more memory may help."""
+    suitable = [device for device in devices if check_suitable(need, device) is None]
+    most_mb = largest_mb(suitable)
+    if lack.shortage.where is not ShortageKind.DEVICE or most_mb is None:
+        return None
+    needed = needed_mb(attempt, lack.shortage)
+    if needed is not None and needed > most_mb:
+        return f"needed at least {format_size(needed)}; the largest GPU has {format_size(most_mb)}"
+    if _had_all(attempt, lack, suitable, most_mb):
+        return f"out of memory even alone on the largest GPU ({format_size(most_mb)})"
+    return None
+
+
+def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
+    """Return the least that it is known to have needed on one device: what it held at most, or what it held when it
+    asked for more, together with that."""
+    peak = attempt.usage.peak_mb if attempt.usage is not None else None
+    held = shortage.held_mb
+    if held is None and shortage.framework not in _POOLED:
+        held = peak
+    wanted = None if shortage.asked_mb is None else (held or 0.0) + shortage.asked_mb
+    return max((each for each in (peak, wanted) if each is not None), default=None)
+
+
+def _had_all(attempt: Attempt, lack: MemoryLack, suitable: Sequence[Device], most_mb: float) -> bool:
+    """Return whether it had devices of the largest size to itself."""
+    sizes = {device.id: capacity(device) for device in suitable}
+    if not attempt.devices or any((sizes.get(device_id) or 0.0) < most_mb for device_id in attempt.devices):
+        return False
+    if any(held is None or held > _NOTHING_MB for _, held in lack.others):
+        return False
+    peak = attempt.usage.peak_mb if attempt.usage is not None else None
+    return attempt.reserved_mb is None or (peak or 0.0) >= _LARGE_PART * most_mb

@@ -1,0 +1,75 @@
+"""Whether a command, or a file that it names, contains a word: the name of a variable that the program reads."""
+
+import errno
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+
+# What is read at most: a script that reads a variable names it near its beginning.
+_MOST_FILES, _MOST_BYTES = 16, 1 << 20
+# The text of a shell, for example, is no name of a file.
+_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
+# A network disk may hang.
+_MOST_S = 5.0
+
+
+def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | None = None) -> bool | None:
+    """Return whether the command or one of the files in it contains the word; None if that cannot be told, as no such
+    file is here, one cannot be read, or its disk does not answer.
+
+    search_path: the PATH by which a program without a folder is found; None if it is not on this machine.
+    """
+    if any(word in each for each in command):
+        return True
+    found: list[bool | None] = []
+    reader = threading.Thread(target=lambda: found.append(_search(word, command, cwd, search_path)), daemon=True)
+    try:
+        reader.start()
+    except RuntimeError:  # no more threads
+        return None
+    reader.join(_MOST_S)
+    return found[0] if found else None
+
+
+def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None) -> bool | None:
+    is_unknown, files = False, 0
+    for path in _named_files(command, cwd, search_path):
+        try:
+            content = _read(path)
+        except ValueError:  # no name of a file
+            continue
+        except OSError as error:
+            is_unknown = is_unknown or error.errno not in _NO_FILE
+            continue
+        if word.encode() in content:
+            return True
+        files += 1
+        if files == _MOST_FILES:
+            break
+    return None if is_unknown or not files else False
+
+
+def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> Iterator[str]:
+    """Yield where files may be that the command names: the program, its arguments, and a module of Python."""
+    if command and "/" not in command[0]:
+        program = None if search_path is None else shutil.which(command[0], path=search_path)
+        if program is not None:
+            yield program
+    for place, each in enumerate(command):
+        if "/" in each or (place and not each.startswith("-")):
+            yield os.path.join(cwd, each)
+        if place and command[place - 1] == "-m":
+            module = os.path.join(cwd, *each.split("."))
+            yield from (f"{module}.py", f"{module}/__main__.py")
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it is not a plain file", path)
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""Which commands mention a word, in themselves or in a file that they name."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuyard.system.script_text import mentions
+
+WORD = "GPUYARD_OOM_COUNT"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pkg").mkdir()
+    for name in ("reads.py", "pkg/module.py", "tool"):
+        (tmp_path / name).write_text(f"import os\nos.environ['{WORD}']\n")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "other.py").write_text("print(1)\n")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (("sh", "-c", f"echo ${WORD}"), True),
+        (("sh", "-c", "echo"), False),
+        (("python", "reads.py"), True),
+        (("./reads.py", "--fast"), True),
+        (("accelerate", "launch", "--config_file", "c.yaml", "reads.py"), True),
+        (("python", "other.py"), False),
+        (("python", "-m", "pkg.module"), True),
+        (("python", "pipe", "other.py"), False),
+        (("tool",), True),
+        (("python", "a\0b", "x" * 300, "other.py"), False),
+        ((), None),
+        (("not-here", "neither.py"), None),
+    ],
+)
+def test_words_and_files_of_a_command_are_searched(folder: Path, command: tuple[str, ...], found: bool | None) -> None:
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    assert mentions(WORD, command, str(folder), path) is found
+
+
+def test_in_an_image_only_files_of_the_working_folder_can_be_told(folder: Path) -> None:
+    assert mentions(WORD, ("python", "reads.py"), str(folder)) is True
+    assert mentions(WORD, ("python", "other.py"), str(folder)) is False
+    assert mentions(WORD, ("python", "/opt/in-the-image/train.py"), str(folder)) is None
+
+
+def test_no_more_than_the_beginning_of_a_file_is_read(folder: Path) -> None:
+    with (folder / "large.bin").open("w") as file:
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(WORD)
+    assert mentions(WORD, ("python", "large.bin"), str(folder)) is False
