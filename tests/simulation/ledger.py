@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket, asks_for_the_same
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
 from gpuyard.core.snapshot import Snapshot
@@ -92,7 +92,8 @@ class SimulatedLedger:
         return self._world.measure(snapshot, leases)
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
-        if self._waits_for == (need, priority):
+        before, before_priority = self._waits_for or (None, None)
+        if before is not None and before_priority == priority and asks_for_the_same(before, need):
             return
         self._may_fail("take_ticket")
         self.return_ticket()

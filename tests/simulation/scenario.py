@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.simulator.machine_parts import EPOCH

@@ -2,8 +2,9 @@
 
 import os
 
-from gpuyard.control.controller import Controller, Step
+from gpuyard.control.controller import Controller
 from gpuyard.control.rules import Rules
+from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder

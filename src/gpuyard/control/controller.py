@@ -27,11 +27,12 @@ from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.start_pauses import StartPauses
+from gpuyard.control.step_result import Step
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Job, PublishedEvent
+from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
@@ -54,24 +55,6 @@ _OWN_REASONS = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
      ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
 )  # fmt: skip
-
-
-class Step(Struct, frozen=True, kw_only=True):
-    """The result of a step.
-
-    - `wake_at`: when the next step is due even if nothing happens.
-    - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
-      whether a job may start.
-    - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
-    - `events`: events of this step and of user requests since the last one.
-    """
-
-    wake_at: float | None
-    waits_for_devices: bool
-    waits_for_sample: bool
-    started: int
-    is_outdated: bool = False
-    events: tuple[PublishedEvent, ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -194,7 +177,8 @@ class Controller:
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
-        changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_newcomers
+        sureness = self.rules.packing.sureness
+        changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_adjustments(now, sureness)
         is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
         if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
             try:

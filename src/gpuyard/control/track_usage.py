@@ -38,6 +38,7 @@ class UsageTracker:
         self._me = me
         self._last: Sample | None = None
         self._running: dict[str, list[tuple[int | None, ExpectedPeak]]] | None = None
+        self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._devices: dict[str, Device] = {}
 
     def note(self, sample: Sample, now: float) -> None:
@@ -99,16 +100,28 @@ class UsageTracker:
         """Yield amendments for leases that reserve more or less than is expected of their jobs now."""
         if self._last is None:
             return
-        sizes = self._sizes()
         held = {lease.id: lease.shares for lease in leases}
+        self._shares = {}
         for live in list(self._newcomers()):
-            attempt = live.attempt
-            before = held.get(attempt.lease_id or "", ())
-            running = self.running_like(live.job, now) if not (attempt.usage and attempt.usage.peaks_mb) else ((), None)
-            shares = self._newcomer(live, now, running).adjusted_shares(before, sizes, sureness)
+            lease_id = live.attempt.lease_id or ""
+            before = held.get(lease_id, ())
+            shares = self._shares[lease_id] = self._adjusted(live, before, now, sureness)
             if shares != before:
-                self._transitions.set_reserved(attempt.job_id, Claim(shares=shares))
-                yield WantedClaim(claim=Claim(shares=shares), amends=attempt.lease_id)
+                self._transitions.set_reserved(live.job.id, Claim(shares=shares))
+                yield WantedClaim(claim=Claim(shares=shares), amends=live.attempt.lease_id)
+
+    def has_adjustments(self, now: float, sureness: float) -> bool:
+        """Return whether `adjust` would change a lease: then the ledger has to be read."""
+        for live in self._newcomers():
+            before = self._shares.get(live.attempt.lease_id or "")
+            if before is None or self._adjusted(live, before, now, sureness) != before:
+                return True
+        return False
+
+    def _adjusted(self, live: Live, before: tuple[Share, ...], now: float, sureness: float) -> tuple[Share, ...]:
+        usage = live.attempt.usage
+        running = self.running_like(live.job, now) if usage is None or not usage.peaks_mb else ((), None)
+        return self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
 
     def _newcomer(self, live: Live, now: float, running: RunningPeaks = ((), None)) -> Newcomer:
         return Newcomer(live.attempt, self._transitions.estimates.known_runs(live.job, *running), now)
@@ -139,10 +152,6 @@ class UsageTracker:
     def _sizes(self) -> dict[str, float]:
         devices = self._last.snapshot.devices if self._last is not None else ()
         return {device.id: size for device in devices if (size := capacity(device)) is not None}
-
-    @property
-    def has_newcomers(self) -> bool:
-        return any(self._newcomers())
 
     def _newcomers(self) -> Iterator[Live]:
         """Yield the running jobs without an estimate."""

@@ -3,6 +3,7 @@
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Vendor
 
@@ -119,6 +120,14 @@ class Need(Struct, frozen=True, kw_only=True):
     def limits_device_load(self) -> bool:
         has_limit = self.max_utilization_percent is not None or self.max_power_w is not None
         return has_limit or self.max_memory_used_mb is not None
+
+
+def asks_for_the_same(one: Need, other: Need) -> bool:
+    """Return whether both need the same, but for what is expected of a job without an estimate: that changes by the
+    second."""
+    if isinstance(one.memory, UncertainMemory) and isinstance(other.memory, UncertainMemory):
+        other = replace(other, memory=one.memory)
+    return one == other
 
 
 class Share(Struct, frozen=True, kw_only=True):

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from gpuyard.config import config_stamp, load_config
-from gpuyard.control.controller import Controller, Step
+from gpuyard.control.controller import Controller
 from gpuyard.control.rules import Rules
+from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder

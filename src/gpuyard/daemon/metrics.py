@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.job.job import OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts

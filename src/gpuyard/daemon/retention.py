@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.local.process_tree import jobs_of_queue

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
+from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket, asks_for_the_same
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.ledger import HeldLease, Ledger
@@ -63,9 +63,11 @@ class QueueLedger:
         return self.ledger.drains
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
-        if self._ticket is not None and self._waits_for == (need, priority):
-            self._ticket.beat()
-            return
+        if self._ticket is not None and self._waits_for is not None:
+            before, before_priority = self._waits_for
+            if priority == before_priority and asks_for_the_same(before, need):
+                self._ticket.beat()
+                return
         self.return_ticket()
         holder = replace(self._holder, label=label)
         self._ticket = self.ledger.take_ticket(holder, need, priority, _MUTEX_TIMEOUT_S)

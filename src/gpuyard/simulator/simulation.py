@@ -14,7 +14,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuyard.control.add_submission import InPieces
-from gpuyard.control.controller import Controller, Step
+from gpuyard.control.controller import Controller
+from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission

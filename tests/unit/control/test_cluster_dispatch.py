@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.controller import Step
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
+from gpuyard.control.step_result import Step
 from gpuyard.core.cluster.offer import Amount, Offer
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState

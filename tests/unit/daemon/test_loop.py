@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission

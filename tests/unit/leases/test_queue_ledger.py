@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Lease, Need, Ticket
+from gpuyard.core.lease import FixedMemory, Lease, Need, Ticket, UncertainMemory
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import WantedClaim
@@ -42,3 +42,16 @@ def test_a_stopped_waiter_keeps_its_ticket_and_blocks_no_other(tmp_path: Path) -
             ticket.release()
         finally:
             sleeper.kill()
+
+
+def test_the_queue_keeps_its_place_while_what_is_expected_of_its_first_job_changes(tmp_path: Path) -> None:
+    queue_ledger = QueueLedger(Ledger(tmp_path), ME)
+    queue_ledger.take_ticket(Need(memory=UncertainMemory(9000.0, 5000.0, 3000.0)), 0, "job 1")
+    ticket = queue_ledger.my_ticket()
+    queue_ledger.take_ticket(Need(memory=UncertainMemory(7000.0, 4500.0, 2000.0)), 0, "job 1")
+    assert queue_ledger.my_ticket() == ticket
+    for need, priority in ((Need(memory=FixedMemory(4000.0)), 0), (Need(devices=2), 0), (Need(devices=2), 1)):
+        before = queue_ledger.my_ticket()
+        queue_ledger.take_ticket(need, priority, "job 1")
+        assert queue_ledger.my_ticket() != before, "another need has another place"
+    queue_ledger.return_ticket()

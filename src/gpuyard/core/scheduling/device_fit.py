@@ -62,7 +62,7 @@ def would_have_run_out(need: Need, reasons: Sequence[Reason], snapshot: Snapshot
     """Return whether a job waits for memory that is free now but promised to others. A scheduler that goes by free
     memory alone would start it, and one of the jobs would run out of memory. False where the job's memory is unknown,
     or where it waits for a whole device."""
-    if not need.devices or need.required_mb is None or need.is_exclusive:
+    if not need.devices or need.required_mb is None or need.is_exclusive or not need.is_memory_known:
         return False
     promised = {each.device_id for each in reasons if each.kind in (ReasonKind.NO_ROOM, ReasonKind.LEASED)}
     closed = {each.device_id for each in reasons if each.kind in (ReasonKind.BANNED, ReasonKind.DRAINED)}

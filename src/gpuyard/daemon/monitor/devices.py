@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.lease import Drain, Lease
 from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.closed_devices import drain_of

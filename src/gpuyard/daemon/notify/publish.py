@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuyard.config import NotifyConfig, load_config
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.lease import Lease

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, read_future
 from gpuyard.daemon.server.error_answers import failure

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.controller import Step
+from gpuyard.control.step_result import Step
 from gpuyard.core.job.job import (
     Attempt,
     HandedOver,

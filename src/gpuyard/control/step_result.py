@@ -1,0 +1,23 @@
+"""What a step of the controller returns."""
+
+from msgspec import Struct
+
+from gpuyard.core.job.job import PublishedEvent
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """The result of a step.
+
+    - `wake_at`: when the next step is due even if nothing happens.
+    - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
+      whether a job may start.
+    - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
+    - `events`: events of this step and of user requests since the last one.
+    """
+
+    wake_at: float | None
+    waits_for_devices: bool
+    waits_for_sample: bool
+    started: int
+    is_outdated: bool = False
+    events: tuple[PublishedEvent, ...] = ()
