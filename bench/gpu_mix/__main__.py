@@ -49,7 +49,8 @@ def main(arguments: Sequence[str], command: Sequence[str] | None = None) -> int:
     """Run the phases. `command` replaces the programs, to try out the measurement itself. Return 1 if a run did not
     succeed, or if its results differ."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     with tempfile.TemporaryDirectory(prefix="gpu-mix-") as folder, contextlib.ExitStack() as cleanup:
         setting = Setting(folder=Path(folder), runs=_runs(options.programs))
         if command is not None:
@@ -86,7 +87,7 @@ def _runs(programs: str) -> list[Run]:
 
 
 def _measure(setting: Setting, options: argparse.Namespace, measured: Measured) -> None:
-    deadline = time.monotonic() + options.minutes * 60
+    deadline = time.monotonic() + float(options.minutes) * 60
     baseline = _baseline(options.baseline, setting.runs)
 
     def left_s() -> float:

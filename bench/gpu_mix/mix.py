@@ -52,78 +52,78 @@ PROGRAMS = (
     Program(
         name="convnext",
         framework="torch",
-        full={"batch": 96, "pixels": 176, "steps": 60, "images": 384},
+        full={"batch": 96, "pixels": 176, "steps": 45, "images": 384},
         tiny={"batch": 2, "pixels": 32, "steps": 2, "images": 4},
     ),
     # Climbs late: after training, it evaluates with a batch that is 16 times as large.
     Program(
         name="efficientnet",
         framework="torch",
-        full={"batch": 64, "pixels": 224, "steps": 80, "eval_batch": 1024, "eval_steps": 12},
+        full={"batch": 64, "pixels": 224, "steps": 60, "eval_batch": 1024, "eval_steps": 4},
         tiny={"batch": 2, "pixels": 32, "steps": 2, "eval_batch": 4, "eval_steps": 1},
     ),
     # The CPU prepares each batch.
     Program(
         name="vit",
         framework="torch",
-        full={"batch": 48, "pixels": 224, "steps": 70},
-        tiny={"batch": 2, "pixels": 32, "steps": 2},
+        full={"batch": 48, "pixels": 224, "width": 768, "layers": 12, "steps": 50},
+        tiny={"batch": 2, "pixels": 32, "width": 48, "layers": 1, "steps": 2},
     ),
     # Keeps the card busy: a diffusion model that is trained and then draws samples.
     Program(
         name="unet",
         framework="torch",
-        full={"batch": 144, "pixels": 64, "width": 96, "steps": 40, "samples": 20},
+        full={"batch": 144, "pixels": 64, "width": 96, "steps": 30, "samples": 20},
         tiny={"batch": 2, "pixels": 16, "width": 16, "steps": 2, "samples": 2},
     ),
     # Begins with seconds of preparation on the CPU.
     Program(
         name="t5",
         framework="transformers",
-        full={"documents": 40_000, "rounds": 12, "batch": 32, "tokens": 256, "layers": 6, "steps": 80},
-        tiny={"documents": 100, "rounds": 2, "batch": 2, "tokens": 16, "layers": 1, "steps": 2},
+        full={"documents": 40_000, "rounds": 12, "batch": 32, "tokens": 256, "width": 512, "layers": 6, "steps": 60},
+        tiny={"documents": 100, "rounds": 2, "batch": 2, "tokens": 16, "width": 48, "layers": 1, "steps": 2},
         seeds=(0, 1),
     ),
     Program(
         name="distilbert",
         framework="transformers",
-        full={"batch": 28, "tokens": 256, "layers": 6, "steps": 90},
-        tiny={"batch": 2, "tokens": 16, "layers": 1, "steps": 2},
+        full={"batch": 20, "tokens": 256, "width": 768, "layers": 6, "steps": 60},
+        tiny={"batch": 2, "tokens": 16, "width": 48, "layers": 1, "steps": 2},
         seeds=(0, 1),
     ),
     # The largest: the scores of 50,000 words for each token.
     Program(
         name="opt",
         framework="transformers",
-        full={"batch": 12, "tokens": 512, "layers": 12, "steps": 70},
-        tiny={"batch": 2, "tokens": 16, "layers": 1, "steps": 2},
+        full={"batch": 10, "tokens": 512, "width": 768, "layers": 12, "steps": 50},
+        tiny={"batch": 2, "tokens": 16, "width": 48, "layers": 1, "steps": 2},
     ),
     # Its memory grows with each token, as keys and values are kept.
     Program(
         name="mistral",
         framework="transformers",
-        full={"batch": 96, "prompt": 128, "tokens": 192, "layers": 16, "rounds": 2},
-        tiny={"batch": 2, "prompt": 8, "tokens": 4, "layers": 1, "rounds": 1},
+        full={"batch": 96, "prompt": 128, "tokens": 192, "width": 1536, "layers": 16, "rounds": 2},
+        tiny={"batch": 2, "prompt": 8, "tokens": 4, "width": 64, "layers": 1, "rounds": 1},
         seeds=(0, 1),
     ),
     # Loads its data with two worker processes.
     Program(
         name="forecaster",
         framework="lightning",
-        full={"batch": 20, "length": 2048, "width": 256, "layers": 10, "steps": 260},
+        full={"batch": 12, "length": 2048, "width": 256, "layers": 10, "steps": 200},
         tiny={"batch": 2, "length": 64, "width": 8, "layers": 2, "steps": 2},
         seeds=(0, 1),
     ),
     Program(
         name="decoder",
         framework="jax",
-        full={"batch": 24, "tokens": 512, "width": 768, "layers": 8, "steps": 90},
+        full={"batch": 16, "tokens": 512, "width": 768, "layers": 8, "steps": 60},
         tiny={"batch": 2, "tokens": 16, "width": 32, "layers": 2, "steps": 2},
     ),
     Program(
         name="heat",
         framework="jax",
-        full={"points": 32_768, "width": 256, "layers": 6, "steps": 350},
+        full={"points": 32_768, "width": 256, "layers": 6, "steps": 220},
         tiny={"points": 64, "width": 16, "layers": 2, "steps": 2},
         seeds=(0, 1),
     ),
@@ -131,13 +131,13 @@ PROGRAMS = (
     Program(
         name="waves",
         framework="cupy",
-        full={"side": 384, "steps": 700},
+        full={"side": 384, "steps": 500},
         tiny={"side": 16, "steps": 2},
     ),
     Program(
         name="bodies",
         framework="cupy",
-        full={"bodies": 8192, "steps": 500},
+        full={"bodies": 6144, "steps": 500},
         tiny={"bodies": 64, "steps": 2},
     ),
 )

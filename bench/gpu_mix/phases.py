@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from bench.gpu_mix.card import watched
 from bench.gpu_mix.mix import ENVIRONMENT, PROGRAMS, TRAIN, Run
-from bench.gpu_mix.results import AttemptTimes, Phase, RunResult, last_json, queue_result
+from bench.gpu_mix.results import AttemptTimes, Phase, RunResult, last_json, last_lines, queue_result
 
 _MARK = "GPU_MIX_RUN"
 _END_S = 5.0
@@ -69,9 +69,9 @@ def warm_up(setting: Setting, limit_s: float) -> list[str]:
     started = [_start(setting, run, "warm-up", "--tiny") for run in firsts]
     results = _finish(started, _Timer(limit_s))
     return [
-        f"{each.run.program}: {_tail(each.output)}"
+        f"{each.run.program}: {result.said}"
         for each, result in zip(started, results, strict=True)
-        if result.state != _SUCCEEDED or result.printed is None
+        if result.state != _SUCCEEDED
     ]
 
 
@@ -136,6 +136,7 @@ def _result(started: _Started, ended_at: float) -> RunResult:
         state=_SUCCEEDED if status == 0 else _FAILED,
         printed=last_json(text),
         attempts=[times],
+        said="" if status == 0 else last_lines(text),
     )
 
 
@@ -224,10 +225,6 @@ def _by_id(text: str) -> dict[int, Mapping[str, Any]]:
 
 def _read(log: str | None) -> str:
     return Path(log).read_text(errors="replace") if log is not None and Path(log).exists() else ""
-
-
-def _tail(output: Path) -> str:
-    return "\n".join(output.read_text(errors="replace").splitlines()[-12:])
 
 
 def end_marked(folder: Path) -> int:

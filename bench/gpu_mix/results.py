@@ -28,7 +28,8 @@ class AttemptTimes(Struct, frozen=True, kw_only=True):
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
-    """`printed` is the last line of the program, `None` if it did not get that far."""
+    """`printed` is the last line of the program, `None` if it did not get that far. `said` is the end of its output if
+    it failed."""
 
     name: str
     state: str
@@ -36,6 +37,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     attempts: list[AttemptTimes]
     suspensions: int = 0
     events: list[str] = []
+    said: str = ""
 
     @property
     def sha256(self) -> str | None:
@@ -82,6 +84,10 @@ def last_json(output: str) -> dict[str, Any] | None:
     return None
 
 
+def last_lines(output: str, count: int = 12) -> str:
+    return "\n".join(output.splitlines()[-count:])
+
+
 def queue_result(run: Run, shown: Mapping[str, Any], events: Sequence[Mapping[str, Any]], output: str) -> RunResult:
     """Return the result of a job, by what `show` and `history` print and the output of its last attempt."""
     return RunResult(
@@ -91,6 +97,7 @@ def queue_result(run: Run, shown: Mapping[str, Any], events: Sequence[Mapping[st
         attempts=[_attempt(each) for each in shown["attempts"]],
         suspensions=sum(event["kind"] == "suspending" for event in events),
         events=[f"{event['at']} {event['kind']}: {event['text'] or ''}" for event in events],
+        said="" if shown["state"] == "succeeded" else last_lines(output),
     )
 
 
@@ -133,7 +140,7 @@ def summarize(phase: Phase, alone: Phase | None) -> Summary:
         other_results=[run.name for run in compared if run not in same],
         peak_used_mb=max((sample.used_mb for sample in phase.samples), default=None),
         busy_s=busy_s(phase.samples),
-        not_succeeded=[f"{run.name}: {run.state}" for run in phase.runs if run.state != "succeeded"],
+        not_succeeded=[f"{run.name}: {run.state}\n{run.said}" for run in phase.runs if run.state != "succeeded"],
     )
 
 

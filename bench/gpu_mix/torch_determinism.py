@@ -18,7 +18,7 @@ def begin(seed: int) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and no program reads such memory
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     # The fused kernels of attention add up gradients in any order.
     for enable in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
         getattr(torch.backends.cuda, enable)(enabled=False)

@@ -50,10 +50,10 @@ def vit(size: Mapping[str, int]) -> Iterator[bytes]:
     model = torchvision.models.VisionTransformer(
         image_size=size["pixels"],
         patch_size=16,
-        num_layers=12,
+        num_layers=size["layers"],
         num_heads=12,
-        hidden_dim=768,
-        mlp_dim=3072,
+        hidden_dim=size["width"],
+        mlp_dim=size["width"] * 4,
         num_classes=CLASSES,
         dropout=0.1,
     ).to(device)
@@ -65,7 +65,7 @@ def vit(size: Mapping[str, int]) -> Iterator[bytes]:
 
 
 class _Pictures:
-    """Images that the CPU decodes, crops and flips for each batch."""
+    """Images that the CPU crops, flips and changes in brightness for each batch."""
 
     def __init__(self, seed: int, pixels: int, device: torch.device) -> None:
         self._device = device
@@ -80,7 +80,9 @@ class _Pictures:
             top, left = self._random.integers(0, 33, 2)
             image = self._stored[self._random.integers(len(self._stored))]
             crop = image[top : top + self._pixels, left : left + self._pixels]
-            batch[place] = crop[:, ::-1] if self._random.random() < 0.5 else crop
+            gain, shift = self._random.uniform(0.8, 1.2), self._random.uniform(-16, 16)
+            changed = np.clip(crop.astype(np.float32) * np.float32(gain) + np.float32(shift), 0, 255)
+            batch[place] = changed[:, ::-1] if self._random.random() < 0.5 else changed
         labels = torch.from_numpy(self._random.integers(0, CLASSES, count))
         images = torch.from_numpy(batch).to(self._device).permute(0, 3, 1, 2).float() / 127.5 - 1.0
         return images, labels.to(self._device)

@@ -32,7 +32,7 @@ def t5(size: Mapping[str, int]) -> Iterator[bytes]:
     device = begin(size["seed"])
     documents = _merged_documents(size["seed"], size["documents"], size["rounds"])
     model = T5ForConditionalGeneration(
-        T5Config(num_layers=size["layers"], decoder_start_token_id=0, pad_token_id=0)
+        T5Config(d_model=size["width"], num_layers=size["layers"], decoder_start_token_id=0, pad_token_id=0)
     ).to(device)
     random = np.random.default_rng(size["seed"])
 
@@ -77,7 +77,7 @@ def _text(documents: list[list[int]], random: np.random.Generator, length: int) 
 
 def distilbert(size: Mapping[str, int]) -> Iterator[bytes]:
     device = begin(size["seed"])
-    config = DistilBertConfig(n_layers=size["layers"])
+    config = DistilBertConfig(dim=size["width"], hidden_dim=size["width"] * 4, n_layers=size["layers"])
     model = DistilBertForMaskedLM(config).to(device)
     random = np.random.default_rng(size["seed"])
 
@@ -92,13 +92,17 @@ def distilbert(size: Mapping[str, int]) -> Iterator[bytes]:
 
 def opt(size: Mapping[str, int]) -> Iterator[bytes]:
     device = begin(size["seed"])
-    config = OPTConfig(num_hidden_layers=size["layers"])
+    width = size["width"]
+    config = OPTConfig(
+        hidden_size=width, word_embed_proj_dim=width, ffn_dim=width * 4, num_hidden_layers=size["layers"]
+    )
     model = OPTForCausalLM(config).to(device)
     random = np.random.default_rng(size["seed"])
 
     def batch() -> dict[str, Tensor]:
         tokens = torch.from_numpy(random.integers(4, config.vocab_size, (size["batch"], size["tokens"])))
-        return {"input_ids": tokens, "labels": tokens}
+        # Whole numbers: sums of the fractions that OPT assumes otherwise are not deterministic on a GPU.
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
 
     return _train(model, size["steps"], batch)
 
@@ -124,12 +128,12 @@ def mistral(size: Mapping[str, int]) -> Iterator[bytes]:
     """Generate text for several batches of prompts: always the likeliest token."""
     device = begin(size["seed"])
     config = MistralConfig(
-        hidden_size=1536,
-        intermediate_size=4096,
+        hidden_size=size["width"],
+        intermediate_size=size["width"] * 8 // 3,
         num_hidden_layers=size["layers"],
         num_attention_heads=16,
         num_key_value_heads=8,
-        head_dim=96,
+        head_dim=size["width"] // 16,
         sliding_window=None,
     )
     with device:  # so that the CPU does not draw the weights
