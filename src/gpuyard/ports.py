@@ -116,6 +116,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     device_fault: str | None = None  # what its log says about a fault of its GPU
     limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
+    warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
 
 
 class SiteStatus(Struct, frozen=True, kw_only=True):

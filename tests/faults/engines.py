@@ -281,7 +281,7 @@ FAULTS = (
     Fault(
         id="engines-signal-reaches-the-leader-alone",
         file=f"{_CLUSTER}/node_supervisor.py",
-        old="            _signal_session(self._program, signum)\n",
+        old="            _signal_processes(self._program, signum)\n",
         new="            os.kill(self._program, signum)\n",
         breaks="Children of a job on a cluster keep running after the job was stopped.",
         near=(f"{_TESTS}/test_supervisor.py::test_a_signal_reaches_all_process_groups_of_the_session",),

@@ -129,6 +129,21 @@ def test_a_signal_reaches_the_program_once(user: PodmanUser) -> None:
     until(lambda: not user.containers(), "the removal of its container")
 
 
+def test_the_signal_before_a_stop_reaches_only_what_handles_it_and_once(user: PodmanUser) -> None:
+    script = (
+        "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('usr1', flush=True));"
+        "print('ready', flush=True); [signal.pause() for _ in iter(int, 1)]"
+    )
+    # Neither the shell nor the init of the container handles it: it would end the shell.
+    around = ("/bin/sh", "-c", f'{sys.executable} -I -S -c "{script}"; echo end')
+    job_id = user.submit("--gpus", "0", "--time-limit", "1h", "--signal", "USR1@3599s", "--", *around)
+    until(lambda: "signal USR1" in user.gpuyard("history", str(job_id)), "the signal")
+    assert "signal USR1 to 1 process," in user.gpuyard("history", str(job_id))
+    user.gpuyard("cancel", str(job_id))
+    user.wait(job_id)
+    assert user.log_of(job_id) == "ready\nusr1\n"
+
+
 def test_a_container_that_the_command_starts_is_the_jobs_where_its_environment_says_so(user: PodmanUser) -> None:
     marks = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_LEASE")
     options = " ".join(f"--env {name}" for name in marks)

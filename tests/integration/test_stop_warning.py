@@ -79,7 +79,8 @@ def test_the_example_of_the_how_to_continues_where_it_was_stopped(queue: QueueUn
     [
         ({"signal": "USR1@5m", "time_limit": "1m"}, "--time-limit is not longer"),
         ({"signal": "USR9"}, "names no signal"),
-        ({"signal": "USR1@5m", "engine": "ray"}, "--signal is not supported on ray"),
+        ({"signal": "USR1@5m", "engine": "ray"}, "--signal on ray needs a time limit"),
+        ({"signal": "USR1@5m", "engine": "other"}, "--signal is not supported on other"),
     ],
 )
 def test_a_signal_that_cannot_be_sent_is_refused(queue: QueueUnderTest, options: dict[str, str], why: str) -> None:

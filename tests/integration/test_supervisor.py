@@ -377,6 +377,33 @@ def test_the_signal_before_the_end_only_reaches_processes_that_handle_it(node: N
     assert node.log() == "status 9\n"
 
 
+def test_the_signal_before_the_end_reaches_a_program_in_a_session_of_its_own_once_it_handles_it(
+    node: Node, tmp_path: Path, pipe: Path
+) -> None:
+    script = (
+        f"import os, signal; signal.alarm(50); open('{tmp_path}/up', 'w'); open('{pipe}').read();"
+        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); [signal.pause() for _ in iter(int, 1)]"
+    )
+    terms = ClusterTerms(need=Need(devices=0), name="x", warning=parse_warning("USR1"))
+    node.write(shell(f'setsid --wait {sys.executable} -I -S -c "{script}"; echo status $?', terms=terms))
+    process = node.start()
+    wait_for((tmp_path / "up").exists, "the program")
+    process.send_signal(signal.SIGUSR1)  # too early: none of them handles it
+    let_go(pipe)
+    assert process.wait(60) == 0
+    assert node.log() == "status 9\n"
+
+
+def test_the_supervisor_warns_a_program_before_the_users_time_limit(node: Node) -> None:
+    script = "trap 'echo asked; exit 75' USR1; for each in $(seq 500); do sleep 0.1; done"
+    warning = parse_warning("USR1@3599s")
+    terms = ClusterTerms(need=Need(devices=0), name="x", limit_s=3600.0, warning=warning)
+    end = node.run(shell(script, terms=terms))
+    assert (end.word, node.log()) == ("75", "asked\n")
+    assert end.warned_at is not None
+    assert end.warned_at <= end.at
+
+
 def test_a_program_may_run_on_after_a_signal(node: Node, tmp_path: Path, pipe: Path) -> None:
     """Also if the site repeats the signal."""
     script = (

@@ -49,6 +49,26 @@ def test_a_session_keeps_its_last_screen_and_is_used_again(workspace: Workspace)
     assert workspace.session_names() == {"T_exp1_gpu1", "T_scheduler"}
 
 
+def test_a_task_gets_the_signal_before_its_time_limit_and_its_runner_does_not_count(
+    workspace: Workspace, workspaces: Workspaces
+) -> None:
+    workspace.configure(timeout="1h", signal="USR1@3599s", max_retries=0, script_path="train.sh", python_env="/bin/sh")
+    (workspace.folder / "train.sh").write_text("trap 'echo saved; exit 75' USR1; while :; do sleep 0.05; done\n")
+    workspace.add("exp1")
+    workspace.do("start", "exp1", "0")
+    workspace.until_state("exp1", "failed")
+    assert "saved" in workspace.log("exp1")
+    (job,) = workspaces.queue.get("/jobs", all="1")["jobs"]
+    (attempt,) = workspaces.queue.job(job["id"])["attempts"]
+    assert (attempt["outcome"], attempt["status"]) == ("timed-out", 75)
+    (warned,) = [
+        event["text"]
+        for event in workspaces.queue.get(f"/jobs/{job['id']}/history")["events"]
+        if event["kind"] == "warned"
+    ]
+    assert "signal USR1 to 1 process," in warned
+
+
 def test_an_unrelated_session_with_the_same_name_is_not_touched(workspace: Workspace) -> None:
     for name in ("T_exp1_gpu0", "T_scheduler"):
         workspace.tmux("new-session", "-d", "-s", name, "sleep 1000")

@@ -24,6 +24,7 @@ from gpuyard.core.job.retry import (
     judge,
     judge_shortage,
 )
+from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.memory.hopeless import hopeless_reason
 from gpuyard.core.memory.sizing import grow
 from gpuyard.core.snapshot import Sample
@@ -88,7 +89,10 @@ class AttemptEnds:
             self._engines.signal(attempt, signal.SIGKILL)  # no process of it may run beside the next attempt
         if ended.usage is not None:
             self._transitions.note_usage(job_id, ended.usage)
-            live = self._transitions.live[job_id]
+        if ended.warned_at is not None and live.job.spec.warning is not None:
+            text = f"signal {signal_name(live.job.spec.warning.signum)} on {attempt.engine}"
+            self._transitions.note_warning(job_id, min(now, max(attempt.since, ended.warned_at)), text)
+        live = self._transitions.live[job_id]
         # The program may have ended while no daemon could record it.
         ended_at = now if ended.at is None else min(now, max(attempt.since, ended.at))
         lack = self._usage_tracker.lack(live, ended)

@@ -67,7 +67,11 @@ class EngineSet:
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
                 self._engine(name)
-        return self._in_queue_time([*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())])
+        ends = self._in_queue_time([*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())])
+        return [
+            each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
+            for each in ends
+        ]
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:

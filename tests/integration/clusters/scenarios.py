@@ -88,6 +88,28 @@ def end_a_job_over_its_time_limit(queue: QueueUnderTest) -> None:
     assert 4.9 <= job["elapsed_s"] < 60, (job["elapsed_s"], job)
 
 
+def save_before_the_time_limit(queue: QueueUnderTest, folder: Path, engine: str, limit: str, signal: str) -> None:
+    """The program of a task, in a session of its own, gets the signal; it exits with 75 and has timed out."""
+    assert run("workspace", "init", str(folder)).returncode == 0
+    (folder / "train.sh").write_text(
+        "[ $GPUYARD_ATTEMPT = 1 ] || exit 0; trap 'echo saved; exit 75' USR1; while :; do sleep 0.1; done\n"
+    )
+    (folder / "scheduler_config.yml").write_text(
+        "script_path: train.sh\npython_env: /bin/sh\nlog_dir: logs\nsessions: none\n"
+        "max_retries: 1\nauto_restart_failed: true\n"
+        f"timeout: {limit}\nsignal: {signal}\n"
+    )
+    (folder / "configs" / "one.yml").write_text("scheduler: {gpus: 0}\n")
+    started = run("workspace", "--workspace", str(folder), "start", "--engine", engine)
+    assert (started.returncode, started.stderr) == (0, "")
+    queue.wait()
+    ((job_id, state),) = [(job["id"], job["state"]) for job in queue.get("/jobs", all="1")["jobs"]]
+    first, second = queue.job(job_id)["attempts"]
+    assert (state, first["outcome"], first["status"], second["outcome"]) == ("succeeded", "timed-out", 75, "succeeded")
+    assert first["warned_at"] is not None
+    assert "saved" in queue.log_of(job_id)
+
+
 def survive_a_kill_of_the_daemon(queue: QueueUnderTest, folder: Path, count: int) -> None:
     """The daemon is killed with `count` jobs on the cluster: the next one follows all of them, and none runs twice."""
     gate = folder / "go"

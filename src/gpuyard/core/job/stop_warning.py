@@ -18,8 +18,8 @@ from gpuyard.errors import UserError
 _DEFAULT_LEAD_S = 60.0
 # Slurm takes at most 65,535 s.
 _LONGEST_LEAD_S = 64_800.0
-# This machine, and Slurm.
-_SIGNALLING_ENGINES = ("", "slurm")
+# This machine, and the clusters on whose nodes our supervisor sends it.
+_SIGNALLING_ENGINES = ("", "slurm", "ray")
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z][A-Z0-9+-]*)|([0-9]{1,2})", re.ASCII)
 _HINT = "write it as USR1@5m: a signal's name or number, and the time before the stop"
 
@@ -38,7 +38,11 @@ def parse_signal_option(text: str | None, engine: str, time_limit_s: float | Non
     if text is None:
         return None
     if engine not in _SIGNALLING_ENGINES:
-        raise UserError(f"--signal is not supported on {engine}", hint="leave it out, or use --engine local or slurm")
+        raise UserError(
+            f"--signal is not supported on {engine}", hint="leave it out, or use --engine local, slurm or ray"
+        )
+    if engine == "ray" and time_limit_s is None:
+        raise UserError("--signal on ray needs a time limit: nothing else stops a job there", hint="add --time-limit")
     warning = parse_warning(text)
     check_lead(warning, time_limit_s)
     return warning

@@ -274,6 +274,7 @@ class InFlightJobs:
             shortage=shortage or found,
             device_fault=device_fault,
             usage=finish.usage if finish is not None else None,
+            warned_at=finish.warned_at if finish is not None else None,
         )
 
     def _keep_output(self, element: InFlightElement) -> None:

@@ -8,9 +8,10 @@ the engine.
 - The first supervisor creates `N.started`; a later one finds it and exits without running anything. So an element runs
   once.
 - The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
-  all processes of that session, unless the site signals them itself. The signal of `--signal` only goes to those that
-  handle it.
-- `N.lost` means that the engine has given up the element. Then the supervisor kills the whole session and reports
+  all processes of that session and their descendants, unless the site signals them itself. The signal of `--signal`
+  only goes to those that handle it; while there are none, the supervisor tries again. It comes from the site, or from
+  the supervisor's own clock, before the user's time limit.
+- `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and reports
   nothing. A folder that cannot be read means nothing.
 - The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
   the disk is full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site
@@ -27,6 +28,7 @@ The program's environment is the submitted one, with changes that only the site 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import select
 import signal
@@ -119,6 +121,9 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._program = 0
         self._meter = 0
+        self._meter_at = self._started + _METER_AFTER_S
+        self._warn_at = math.inf if element["warn_after_s"] is None else self._started + element["warn_after_s"]
+        self._warned_at: float | None = None
         self._site_reaches_all = any(name.startswith(_SITE_PREFIXES) and name != _SLURM_CONF for name in os.environ)
 
     def claim(self) -> bool:
@@ -210,28 +215,40 @@ class Supervisor:
     def _wait(self) -> int:
         poll = select.poll()
         poll.register(self._signal_pipe, select.POLLIN)
-        meter_at = time.monotonic() + _METER_AFTER_S
         while True:
-            left_ms = None if self._meter else max(0.0, meter_at - time.monotonic()) * 1000
-            if poll.poll(left_ms):
+            left_s = max(0.0, min(self._meter_at, self._warn_at) - time.monotonic())
+            if poll.poll(None if left_s == math.inf else left_s * 1000):
                 for signum in os.read(self._signal_pipe, 4096):
                     self._handle_signal(signum)
             else:
-                self._meter = self._start_meter()
+                self._do_what_is_due()
             pid, status, used = os.wait4(self._program, os.WNOHANG)
             if pid:
                 ram_mb = used.ru_maxrss / (1048576 if sys.platform == "darwin" else 1024)
                 self._write_end(str(exit_status(status)), self._program, self._usage(ram_mb))
                 return exit_status(status)
 
+    def _do_what_is_due(self) -> None:
+        if time.monotonic() >= self._meter_at:
+            self._meter_at, self._meter = math.inf, self._start_meter()
+        if time.monotonic() >= self._warn_at:
+            self._warn()
+
+    def _warn(self) -> None:
+        if _warn_processes(self._program, self._element["warning"]):
+            self._warn_at, self._warned_at = math.inf, self._now()
+        else:
+            self._warn_at = time.monotonic() + _TRY_AGAIN_S
+
     def _handle_signal(self, signum: int) -> None:
         if signum == _LOST:
-            _signal_session(self._program, signal.SIGKILL)
+            _signal_processes(self._program, signal.SIGKILL)
             os._exit(_KILLED)
         if signum == self._element["warning"]:
-            _warn_session(self._program, signum)
+            if self._warned_at is None:
+                self._warn()
         elif signum in _FORWARDED and not (self._site_reaches_all and signum in _SENT_TO_ALL):
-            _signal_session(self._program, signum)
+            _signal_processes(self._program, signum)
 
     def _watch_for_loss(self) -> None:
         """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""
@@ -250,6 +267,10 @@ class Supervisor:
 
     # After its end
 
+    def _now(self) -> float:
+        """Not the time of day: this node's clock may have been set since the start."""
+        return self._started_at + time.monotonic() - self._started
+
     def _usage(self, ram_mb: float) -> dict[str, Any]:
         """Return the meter's usage. It may miss a peak of RAM; `ram_mb` is that of the largest process alone."""
         try:
@@ -261,9 +282,9 @@ class Supervisor:
 
     def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> bool:
         """Return False if that failed for 2 minutes."""
-        # Not the time of day: this node's clock may have been set since the start.
-        at = self._started_at + time.monotonic() - self._started
-        content = json.dumps({"word": word, "pid": pid, "at": at, "usage": usage})
+        content = json.dumps(
+            {"word": word, "pid": pid, "at": self._now(), "usage": usage, "warned_at": self._warned_at}
+        )
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
@@ -295,14 +316,14 @@ def _load(folder: str, digest: str, number: int) -> tuple[dict[str, Any], dict[s
 # Signals
 
 
-def _signal_session(leader: int, signum: int) -> None:
-    """Signal all processes of the session; SIGKILL again until there are no new ones.
+def _signal_processes(leader: int, signum: int) -> None:
+    """Signal all processes of the session and their descendants; SIGKILL again until there are no new ones.
 
     Call it only before the leader is reaped: until then its pid is its own.
     """
     reached: set[int] = set()
     for _ in range(_MOST_ROUNDS if signum == signal.SIGKILL else 1):
-        new = [pid for pid in _session(leader) if pid not in reached]
+        new = [pid for pid in _processes(leader) if pid not in reached]
         for pid in new:
             with contextlib.suppress(OSError):
                 os.kill(pid, signum)
@@ -311,26 +332,35 @@ def _signal_session(leader: int, signum: int) -> None:
             return
 
 
-def _warn_session(leader: int, signum: int) -> None:
-    """Signal the processes of the session that handle this signal: it would end the others."""
-    for pid in _session(leader):
+def _warn_processes(leader: int, signum: int) -> bool:
+    """Signal the processes that handle this signal: it would end the others. Return whether there is one."""
+    handling = [pid for pid in _processes(leader) if pid < 0 or handles(pid, signum)]
+    for pid in handling:
         with contextlib.suppress(OSError):
-            if pid < 0 or handles(pid, signum):
-                os.kill(pid, signum)
+            os.kill(pid, signum)
+    return bool(handling)
 
 
-def _session(leader: int) -> Sequence[int]:
-    """Return the session's processes; without /proc, the leader's process group as a negative number."""
+def _processes(leader: int) -> Sequence[int]:
+    """Return the processes of the session and their descendants, as a task's program, which has a session of its own;
+    without /proc, the leader's process group as a negative number."""
     try:
         names = os.listdir("/proc")
     except OSError:
         return [-leader]
-    found = []
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for pid in map(int, filter(str.isdecimal, names)):
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == leader:
-                found.append(pid)
-    return found
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            _state, parent, _group, session = file.read().rpartition(b")")[2].split()[:4]
+            parents[pid] = int(parent)
+            if int(session) == leader:
+                found.add(pid)
+    new = found
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found = found | new
+    return sorted(found)
 
 
 def main() -> None:

@@ -67,12 +67,14 @@ VOID = ElementStart(at=0.0, node="", pid=0)
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """How an element ended: `word` is for `outcome_of`; `pid` is the program's, if it was started."""
+    """How an element ended: `word` is for `outcome_of`; `pid` is the program's, if it was started; `warned_at` is when
+    it got the signal of `--signal`."""
 
     word: str
     at: float
     pid: int | None = None
     usage: Usage | None = None
+    warned_at: float | None = None
 
 
 class ElementTrace(Struct, frozen=True, kw_only=True):
@@ -250,7 +252,8 @@ class SubmissionDirs:
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
     own, outputs = launch.environment, outputs_of(log, launch)
     differences = {name: own.get(name) for name in {**base, **own} if base.get(name) != own.get(name)}
-    warning = None if launch.terms is None else launch.terms.warning
+    terms = launch.terms
+    warning, limit_s = (None, None) if terms is None else (terms.warning, terms.limit_s)
     return {
         "key": launch.key,
         "command": launch.command,
@@ -262,6 +265,7 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "relay": output_relay.command(outputs) if launch.timestamps else (),
         "umask": None if launch.shell is None else launch.shell.umask,
         "warning": None if warning is None else warning.signum,
+        "warn_after_s": None if warning is None or limit_s is None else limit_s - warning.lead_s,
     }
 
 

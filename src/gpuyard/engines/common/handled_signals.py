@@ -1,6 +1,17 @@
-"""Which signals a process handles, as the system shows it. Standard library only: cluster nodes use it, too."""
+"""Which signals a process handles, as the system shows it. Standard library only: cluster nodes use it, too.
+
+Programs around a job's program do not count: they catch or block every signal, to ignore it or to pass it on, whether
+the program handles it or not. These are the runner of a task, the tool that runs a job's container, its helper conmon,
+and the first process of a container if it only waits for signals, as an init does.
+"""
 
 import os
+
+# In the code after `python -c`.
+_RUNNER = b"from gpuyard.engines.session.runner import main"
+_TOOLS = (b"podman", b"docker", b"conmon")
+_OUR_CONTAINER = b"gpuyard-"
+_APPTAINER = b"Apptainer runtime parent"
 
 
 def handles(pid: int, signum: int) -> bool:
@@ -10,8 +21,26 @@ def handles(pid: int, signum: int) -> bool:
     """
     if not os.path.isdir("/proc/self/task"):
         return True
+    if _is_around_program(_arguments(pid)):
+        return False
     if _has_bit(f"/proc/{pid}/status", b"SigCgt:", signum):
         return True
+    return inner_pid(pid) != 1 and _waits_for(pid, signum)
+
+
+def inner_pid(pid: int) -> int | None:
+    """Return the pid in the process's own PID namespace, as of a container; None if that is ours."""
+    numbers = _field(f"/proc/{pid}/status", b"NSpid:")
+    return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def _is_around_program(arguments: list[bytes]) -> bool:
+    program = os.path.basename(arguments[0])
+    is_tool = program in _TOOLS and any(each.startswith(_OUR_CONTAINER) for each in arguments)
+    return is_tool or program.startswith(_APPTAINER) or any(_RUNNER in each for each in arguments)
+
+
+def _waits_for(pid: int, signum: int) -> bool:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -20,9 +49,22 @@ def handles(pid: int, signum: int) -> bool:
 
 
 def _has_bit(path: str, field: bytes, signum: int) -> bool:
+    mask = _field(path, field)
+    return bool(mask) and bool(int(mask[0], 16) >> (signum - 1) & 1)
+
+
+def _field(path: str, field: bytes) -> list[bytes]:
+    """Return the values of a line; none if the process has ended, or is another user's."""
     try:
         with open(path, "rb") as file:
-            mask = next((line.split()[1] for line in file if line.startswith(field)), b"0")
-    except OSError:  # it has ended, or is another user's
-        return False
-    return bool(int(mask, 16) >> (signum - 1) & 1)
+            return next((line.split()[1:] for line in file if line.startswith(field)), [])
+    except OSError:
+        return []
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return [b""]

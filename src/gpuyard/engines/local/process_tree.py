@@ -23,7 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.engines.common.handled_signals import handles
+from gpuyard.engines.common.handled_signals import handles, inner_pid
 from gpuyard.engines.common.pause_process import is_pause_process
 
 QUEUE = "GPUYARD_QUEUE"
@@ -80,11 +80,10 @@ def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
 
 def signal_handlers(attempt: Attempt, queue: str, signum: int) -> int:
     """Send the signal to the processes of the attempt that handle it. Return to how many: most signals end a process
-    that does not handle them, such as the shell around a program. Those in a container get it from us, and not a second
-    time from podman or docker, which would pass it on."""
-    found = [each for each in processes_of(attempt, queue) if handles(each.pid, signum)]
-    contained = [each for each in found if _inner_pid(each.pid) is not None]
-    return sum(send(each, signum) for each in contained or found)
+    that does not handle them, such as the shell around a program. If some are in a container, only they get it."""
+    handling = [each for each in processes_of(attempt, queue) if handles(each.pid, signum)]
+    contained = [each for each in handling if inner_pid(each.pid) is not None]
+    return sum(send(each, signum) for each in contained or handling)
 
 
 # Membership
@@ -111,19 +110,9 @@ def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> li
 def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
     """Leave out processes in containers if others exist: podman and docker pass signals on. Without others, the tool is
     gone: keep the first process of each container."""
-    inner = {each.pid: _inner_pid(each.pid) for each in found}
+    inner = {each.pid: inner_pid(each.pid) for each in found}
     outside = [each for each in found if inner[each.pid] is None]
     return outside or [each for each in found if inner[each.pid] == 1] or found
-
-
-def _inner_pid(pid: int) -> int | None:
-    """Return the pid in the process's own PID namespace; None if that is ours."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            numbers = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
-    except OSError:
-        return None
-    return int(numbers[-1]) if len(numbers) > 1 else None
 
 
 def main_process(attempt: Attempt, queue: str) -> int | None:

@@ -85,3 +85,8 @@ def test_jobs_lost_in_a_restart_of_the_cluster_run_again(
     assert (job["state"], [each["outcome"] for each in job["attempts"]]) == ("succeeded", ["lost", "succeeded"])
     assert (on_ray.log_of(job_id, 2), on_ray.state(waits)) == ("again\n", "succeeded")
     assert [scenarios.runs_of(tmp_path, each) for each in (job_id, waits)] == [2, 1]
+
+
+@pytest.mark.full
+def test_a_program_is_warned_before_the_time_limit(on_ray: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.save_before_the_time_limit(on_ray, tmp_path / "space", "ray", "1h", "USR1@3598s")

@@ -85,6 +85,10 @@ def test_a_job_over_its_time_limit_is_ended(on_slurm: QueueUnderTest) -> None:
     scenarios.end_a_job_over_its_time_limit(on_slurm)
 
 
+def test_a_program_is_warned_before_the_time_limit(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.save_before_the_time_limit(on_slurm, tmp_path / "space", "slurm", "1h", "USR1@3598s")
+
+
 def test_jobs_survive_a_kill_of_the_daemon(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     scenarios.survive_a_kill_of_the_daemon(on_slurm, tmp_path, size(12, full=50))
 
