@@ -161,10 +161,6 @@ class Engine(Protocol):
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        """Send a signal to the processes of an attempt on this machine that handle it, and return to how many. Not
-        called for attempts on other machines."""
-
     def site_changes(self) -> list[SiteStatus]:
         """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an
         attempt ran is reported before `ended` reports its end."""
@@ -176,8 +172,28 @@ class Engine(Protocol):
         """Forget what was prepared; started attempts keep running."""
 
 
+class HostEngine(Engine, Protocol):
+    """The engine of this machine: it can signal many attempts at one reading of the process table."""
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        """Do as `signal` for each attempt."""
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        """Send a signal to the processes of each attempt that handle it, and return to how many."""
+
+
 class PlacesNothing:
-    """Base for engines that run attempts at once on claimed devices: they place nothing themselves."""
+    """Base for engines that run attempts at once on claimed devices: they place nothing themselves. By default no
+    program handles warnings."""
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        raise NotImplementedError
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        return [self.signal(attempt, signum) for attempt in attempts]
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:  # noqa: ARG002
+        return [0 for _ in attempts]
 
     def site_changes(self) -> list[SiteStatus]:
         return []

@@ -108,7 +108,7 @@ class LocalPlace:
 
     def close(self) -> None:
         for attempt in self._attempts:
-            process_tree.signal_all(attempt, str(self._folder), signal.SIGKILL)
+            process_tree.signal_each([attempt], str(self._folder), signal.SIGKILL)
         for suspender in self._suspenders:
             suspender.close()
         if self._other is not None:

@@ -141,8 +141,8 @@ FAULTS = (
     Fault(
         id="engines-next-attempt-is-killed-too",
         file=f"{_ENGINES}/local/process_tree.py",
-        old='        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)\n',
-        new="",
+        old="new = set(self._by_mark.get((str(attempt.job_id), str(attempt.number)), ()))",
+        new="new = {pid for mark in self._by_mark if mark[0] == str(attempt.job_id) for pid in self._by_mark[mark]}",
         breaks="When leftovers of an attempt are killed, the next attempt is killed too.",
         near=(f"{_TESTS}/test_engine_tree.py::test_a_signal_spares_another_attempt_of_the_same_keeper",),
     ),

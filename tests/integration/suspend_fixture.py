@@ -29,7 +29,7 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     _begun.clear()
     yield
     for attempt in _begun:
-        process_tree.signal_all(attempt, str(folder), signal.SIGKILL)
+        process_tree.signal_each([attempt], str(folder), signal.SIGKILL)
     for pid in _helpers():
         os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.local.process_tree import TrackedProcess
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
 
 # Prints its pid once it is in the state that the test needs, then waits for the signal.
@@ -54,6 +56,25 @@ def test_a_signal_reaches_a_process_that(engine: LocalEngine, tmp_path: Path, ho
     assert engine.signal(attempt, signal.SIGTERM) >= 1
     wait_until_gone(pid, "it")
     wait_for(lambda: engine.signal(attempt, 0) == 0, "the end of all")
+
+
+def test_one_reading_of_the_process_table_serves_all_attempts(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [started(engine, job_id, "sleep", "600") for job_id in range(1, 6)]
+    wait_for(lambda: all(map(engine.pid_of, attempts)), "the programs")
+    read_table, readings = process_tree._all_processes, []
+
+    def count_readings() -> Iterator[TrackedProcess]:
+        readings.append(1)
+        return read_table()
+
+    monkeypatch.setattr(process_tree, "_all_processes", count_readings)
+    assert engine.signal_each(attempts, signal.SIGTERM) == [1] * 5
+    assert len(readings) == 1
+    assert len(outcomes(engine, 5)) == 5
+    assert engine.signal_each(attempts, signal.SIGKILL) == [0] * 5
+    assert len(readings) == 2
 
 
 @pytest.mark.parametrize("how", ["stays", "leaves the session", "is an orphan", "is a child that forgot everything"])
@@ -156,6 +177,7 @@ import select, signal
 from pathlib import Path
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.local.process_tree import TrackedProcess
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)

@@ -97,9 +97,6 @@ class SimulatedEngine(PlacesNothing):
         """Return whether an event loop would call `ended`; stays True until it is called."""
         return any(not program.is_supervised for program in self._watched.values())
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        return 0
-
     def signal(self, attempt: Attempt, signum: int) -> int:
         return self._world.signal(attempt.job_id, attempt.number, signum)
 

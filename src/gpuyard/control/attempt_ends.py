@@ -13,7 +13,7 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import (
     REBOOTED,
@@ -72,10 +72,9 @@ class AttemptEnds:
     def record(self, now: float, sample: Sample | None = None) -> bool:
         """Record all collected ends; return whether one of the attempts had devices of this machine."""
         has_freed_devices = False
-        for (job_id, number), ended in self._unrecorded.items():
-            live = self._transitions.live.get(job_id)
-            if live is None or live.attempt.number != number:
-                continue  # an earlier daemon recorded it, and died before it could forget it
+        stopped = [live.attempt for live, end in self._live_ends() if self._may_leave_processes(live.attempt, end)]
+        self._engines.signal_each(stopped, signal.SIGKILL)  # no process of it may run beside the next attempt
+        for live, ended in self._live_ends():
             has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
             if died_with_the_machine(live.attempt, self._boot_id):
                 self._record_end_of_earlier_boot(live, ended.outcome, now)
@@ -83,10 +82,20 @@ class AttemptEnds:
                 self._record_end(live, ended, sample, now)
         return has_freed_devices
 
+    def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
+        for (job_id, number), ended in self._unrecorded.items():
+            live = self._transitions.live.get(job_id)
+            # Otherwise an earlier daemon recorded it, and died before it could forget it.
+            if live is not None and live.attempt.number == number:
+                yield live, ended
+
+    def _may_leave_processes(self, attempt: Attempt, ended: Ended) -> bool:
+        """Not after a reboot: its pids may belong to other processes now."""
+        is_cut_off = attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST
+        return is_cut_off and not died_with_the_machine(attempt, self._boot_id)
+
     def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
         job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
-        if attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST:
-            self._engines.signal(attempt, signal.SIGKILL)  # no process of it may run beside the next attempt
         if ended.usage is not None:
             self._transitions.note_usage(job_id, ended.usage)
         if ended.warned_at is not None and live.job.spec.warning is not None:

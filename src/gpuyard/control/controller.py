@@ -46,7 +46,7 @@ from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.ports import Clock, Engine, HeldClaim, LeaseLedger, Suspender, WantedClaim
+from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Controller:
         self,
         store: JobStore,
         leases: LeaseLedger,
-        engine: Engine,
+        engine: HostEngine,
         clock: Clock,
         *,
         rules: Rules,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, Engine, HostEngine, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
 Report = TypeVar("Report", Ended, SiteStatus)
@@ -28,7 +28,7 @@ class EngineSet:
 
     def __init__(
         self,
-        local: Engine,
+        local: HostEngine,
         open_engine: Callable[[str], Engine] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         *,
@@ -79,9 +79,18 @@ class EngineSet:
         except EnvironmentFault:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        """Signal the processes of an attempt on this machine that handle the signal."""
-        return self._local.warn(attempt, signum)
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        """Do as `signal` for each attempt; those on this machine take one reading of its process table."""
+        local = [attempt for attempt in attempts if not attempt.engine]
+        counts = {each.key: count for each, count in zip(local, self._signal_local(local, signum), strict=True)}
+        return [self.signal(each, signum) if each.engine else counts[each.key] for each in attempts]
+
+    def _signal_local(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        return self._local.signal_each(attempts, signum) if attempts else []
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        """Signal the processes of attempts on this machine that handle the signal."""
+        return self._local.warn_each(attempts, signum)
 
     def site_changes(self) -> list[SiteStatus]:
         return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))

@@ -9,12 +9,12 @@
 """
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.job import Attempt, OutcomeKind, StopWarning
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.core.job.stop_warning import signal_name, warn_at
 from gpuyard.core.units import format_count, format_duration
@@ -45,6 +45,7 @@ class StopSignals:
                 self._transitions.note_warning(live.job.id, now, text)
 
     def stop_overdue(self, now: float) -> None:
+        killed: list[Attempt] = []
         for live in list(self._transitions.live.apart.values()):
             attempt = live.attempt
             is_running = live.job.state is JobState.RUNNING  # the time limit pauses while a job is suspended
@@ -56,8 +57,9 @@ class StopSignals:
             if is_running and is_due:
                 self._transitions.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
             elif attempt.kill_at is not None and attempt.kill_at <= now:
-                self._engines.signal(attempt, signal.SIGKILL)
+                killed.append(attempt)
                 self._transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
+        self._engines.signal_each(killed, signal.SIGKILL)
 
     def _has_missed_warning(self, live: Live) -> bool:
         """Return whether no daemon ran when the warning was due: it was not tried."""
@@ -69,35 +71,36 @@ class StopSignals:
     def send(self, now: float) -> None:
         """Signal attempts that are due; those that are to stop again if no process was found, and after a crash."""
         live = self._transitions.live.apart
-        for each in live.values():
-            if each.job.spec.warning is not None:
-                self._send_warning(each, now)
+        self._send_warnings([each for each in live.values() if each.job.spec.warning is not None], now)
         stopping = {
             job_id: each.attempt
             for job_id, each in live.items()
             if each.attempt.stopping is not None and (each.attempt.stop_at is None or each.attempt.stop_at <= now)
         }
         self._stopped &= stopping.keys()
-        for job_id in stopping.keys() - self._stopped:
-            attempt = stopping[job_id]
-            if self._engines.signal(attempt, signal.SIGTERM):
-                self._stopped.add(job_id)
-                if attempt.parked is not None:
-                    self._engines.signal(attempt, signal.SIGCONT)  # a stopped process does not handle SIGTERM
+        asked = [attempt for job_id, attempt in stopping.items() if job_id not in self._stopped]
+        counts = self._engines.signal_each(asked, signal.SIGTERM)
+        reached = [attempt for attempt, count in zip(asked, counts, strict=True) if count]
+        self._stopped |= {attempt.job_id for attempt in reached}
+        parked = [attempt for attempt in reached if attempt.parked is not None]
+        self._engines.signal_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
 
-    def _send_warning(self, live: Live, now: float) -> None:
-        attempt, warning = live.attempt, live.job.spec.warning
-        due_at = warn_at(live.job.spec, live.job.state, attempt)
-        is_due = due_at is not None and max(due_at, self._warn_again.get(attempt.key, 0.0)) <= now
-        if warning is None or not is_due or attempt.key in self._warned:
-            return
-        count = self._engines.warn(attempt, warning.signum)
-        if count:
-            self._warned[attempt.key] = count
-        else:
+    def _send_warnings(self, warned: Sequence[Live], now: float) -> None:
+        due: dict[StopWarning, list[Attempt]] = {}
+        for live in warned:
+            attempt, warning = live.attempt, live.job.spec.warning
+            due_at = warn_at(live.job.spec, live.job.state, attempt)
+            is_due = due_at is not None and max(due_at, self._warn_again.get(attempt.key, 0.0)) <= now
+            if warning is not None and is_due and attempt.key not in self._warned:
+                due.setdefault(warning, []).append(attempt)
+        for warning, attempts in due.items():
             delay_s = min(_MOST_WARN_AGAIN_S, max(_LEAST_WARN_AGAIN_S, warning.lead_s * _WARN_AGAIN_PART))
-            self._warn_again[attempt.key] = now + delay_s
+            for attempt, count in zip(attempts, self._engines.warn_each(attempts, warning.signum), strict=True):
+                if count:
+                    self._warned[attempt.key] = count
+                else:
+                    self._warn_again[attempt.key] = now + delay_s
 
     def wake_times(self, now: float) -> Iterator[float]:
         """Yield when the next signals are due."""

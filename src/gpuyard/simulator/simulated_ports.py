@@ -175,9 +175,6 @@ class SimulatedEngine(PlacesNothing):
         ended, self._ended = self._ended, []
         return ended
 
-    def warn(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - no program here handles signals
-        return 0
-
     def signal(self, attempt: Attempt, signum: int) -> int:
         program = self.programs.get((attempt.job_id, attempt.number))
         if program is None:

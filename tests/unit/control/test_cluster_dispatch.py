@@ -64,9 +64,6 @@ class ClusterEngine(PlacesNothing):
     def offer(self) -> Offer:
         return self.offered
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        return 0
-
     def signal(self, attempt: Attempt, signum: int) -> int:
         self.signals.append(attempt.key)
         return 1

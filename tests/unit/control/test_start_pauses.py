@@ -62,9 +62,6 @@ class LimitedEngine(PlacesNothing):
     def has_ends(self) -> bool:
         return bool(self._ends)
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        return 0
-
     def signal(self, attempt: Attempt, signum: int) -> int:
         return 1
 

@@ -1,6 +1,7 @@
 """When a program is warned, asked to stop and killed, over restarts of the daemon and sleeps of the machine."""
 
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,14 +26,14 @@ class Program:
         self.handles = handles
         self.got: list[int] = []
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
         if self.handles:
-            self.got.append(signum)
-        return int(self.handles)
+            self.got += [signum for _ in attempts]
+        return [int(self.handles) for _ in attempts]
 
-    def signal(self, attempt: Attempt, signum: int) -> int:
-        self.got.append(int(signum))
-        return 1
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        self.got += [int(signum) for _ in attempts]
+        return [1 for _ in attempts]
 
 
 class Daemon:
@@ -57,7 +58,7 @@ class Daemon:
 
 
 def _methods(program: Program) -> dict[str, object]:
-    return {"warn": program.warn, "signal": program.signal}
+    return {"warn_each": program.warn_each, "signal_each": program.signal_each}
 
 
 def start(queue_db: QueueDb, stop_at: float | None = 1000.0, **spec: Any) -> int:

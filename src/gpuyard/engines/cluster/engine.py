@@ -135,9 +135,6 @@ class ClusterEngine:
                 offer = replace(offer, free=subtract(offer.free, amount_needed(terms, offer.card_mb)))
         return offer
 
-    def warn(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - the site does
-        return 0
-
     def signal(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - a site ends jobs by signals of its own
         with self._lock:
             if attempt.key not in self._live:

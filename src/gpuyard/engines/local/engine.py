@@ -380,10 +380,13 @@ class LocalEngine(PlacesNothing):
             at += length
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        return process_tree.signal_all(attempt, self.queue, signum)
+        return self.signal_each([attempt], signum)[0]
 
-    def warn(self, attempt: Attempt, signum: int) -> int:
-        return process_tree.signal_handlers(attempt, self.queue, signum)
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        return process_tree.signal_each(attempts, self.queue, signum)
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        return process_tree.warn_each(attempts, self.queue, signum)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""

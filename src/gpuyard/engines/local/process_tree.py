@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -61,27 +61,40 @@ def is_stopped(pid: int) -> bool:
     return process is not None and process.is_stopped
 
 
-def signal_all(attempt: Attempt, queue: str, signum: int) -> int:
-    """Send the signal to all processes of the attempt. Return to how many.
+def signal_each(attempts: Sequence[Attempt], queue: str, signum: int) -> list[int]:
+    """Send the signal to all processes of each attempt. Return to how many, by attempt.
 
     SIGKILL and SIGSTOP are sent again until no new process is found. Most other signals are not sent into containers
-    (`_without_contained`).
+    (`_without_contained`). One reading of the process table serves all attempts.
     """
-    reached: set[tuple[int, float]] = set()
+    reached: list[set[tuple[int, float]]] = [set() for _ in attempts]
+    left = list(zip(attempts, reached, strict=True))
     for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):
-        found = processes_of(attempt, queue)
-        found = found if signum in _FOR_ALL else _without_contained(found)
-        new = [each for each in found if (each.pid, each.started) not in reached]
-        if not new:
+        table = ProcessTable(queue)
+        left = [(attempt, known) for attempt, known in left if _signal_new(table.of(attempt), signum, known)]
+        if not left:
             break
-        reached.update((each.pid, each.started) for each in new if send(each, signum))
-    return len(reached)
+    return list(map(len, reached))
 
 
-def signal_handlers(attempt: Attempt, queue: str, signum: int) -> int:
-    """Send the signal to the processes of the attempt that handle it. Return to how many: most signals end a process
-    that does not handle them, such as the shell around a program. If some are in a container, only they get it."""
-    handling = [each for each in processes_of(attempt, queue) if handles(each.pid, signum)]
+def _signal_new(found: list[TrackedProcess], signum: int, reached: set[tuple[int, float]]) -> bool:
+    """Signal the processes that are not in `reached`, and add them to it. Return whether there were any."""
+    found = found if signum in _FOR_ALL else _without_contained(found)
+    new = [each for each in found if (each.pid, each.started) not in reached]
+    reached.update((each.pid, each.started) for each in new if send(each, signum))
+    return bool(new)
+
+
+def warn_each(attempts: Sequence[Attempt], queue: str, signum: int) -> list[int]:
+    """Send the signal to the processes of each attempt that handle it. Return to how many, by attempt: most signals end
+    a process that does not handle them, such as the shell around a program. If some are in a container, only they get
+    it."""
+    table = ProcessTable(queue)
+    return [_warn(table.of(attempt), signum) for attempt in attempts]
+
+
+def _warn(found: list[TrackedProcess], signum: int) -> int:
+    handling = [each for each in found if handles(each.pid, signum)]
     contained = [each for each in handling if inner_pid(each.pid) is not None]
     return sum(send(each, signum) for each in contained or handling)
 
@@ -89,22 +102,48 @@ def signal_handlers(attempt: Attempt, queue: str, signum: int) -> int:
 # Membership
 
 
+class ProcessTable:
+    """All processes at one moment, and the attempts of one queue that they belong to. Reading a thousand processes
+    takes about 50 ms."""
+
+    def __init__(self, queue: str, besides: int | None = None) -> None:
+        """The process `besides`, as the daemon, never counts."""
+        # Excluded processes are no parents here either: the daemon's children are the keeper and its jobs.
+        excluded = (os.getpid(), besides)
+        self._all = {each.pid: each for each in _all_processes() if each.pid not in excluded and not each.is_dead}
+        self._by_mark: dict[tuple[str, str], list[int]] = {}
+        self._by_log: dict[str, list[int]] = {}
+        self._by_session: dict[int, list[int]] = {}
+        self._by_parent: dict[int, list[int]] = {}
+        for pid, each in self._all.items():
+            self._by_session.setdefault(each.session, []).append(pid)
+            self._by_parent.setdefault(each.parent, []).append(pid)
+            if (mark := _mark(pid, queue)) is not None:
+                self._by_mark.setdefault(mark, []).append(pid)
+            for log in _logs_written(pid, f"{queue}/logs/"):
+                self._by_log.setdefault(log, []).append(pid)
+
+    def of(self, attempt: Attempt) -> list[TrackedProcess]:
+        """Return all processes of the attempt, oldest first."""
+        found: set[int] = set()
+        new = set(self._by_mark.get((str(attempt.job_id), str(attempt.number)), ()))
+        # Not files that the user named: several jobs, and programs outside of jobs, may append to one.
+        for log in filter(None, (attempt.log, attempt.error_log)):
+            new.update(self._by_log.get(log, ()))
+        new.discard(attempt.keeper_pid)
+        for pid in [pid for pid in new if self._all[pid].session == pid]:
+            new.update(self._by_session[pid])
+        while new:  # their descendants
+            new.discard(attempt.keeper_pid)
+            found |= new
+            new = {child for pid in new for child in self._by_parent.get(pid, ())} - found
+        ours = (self._all[pid] for pid in found if _is_ours(pid) and not is_pause_process(pid))
+        return sorted(ours, key=lambda each: (each.started, each.pid))
+
+
 def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[TrackedProcess]:
     """Return all processes of the attempt, oldest first. The process `besides`, as the daemon, never counts."""
-    # Excluded processes are no parents here either: the daemon's children are the keeper and its jobs.
-    excluded = (os.getpid(), attempt.keeper_pid, besides)
-    others = {each.pid: each for each in _all_processes() if each.pid not in excluded and not each.is_dead}
-    # Not files that the user named: several jobs, and programs outside of jobs, may append to one.
-    logs = {log for log in (attempt.log, attempt.error_log) if log is not None and log.startswith(f"{queue}/logs/")}
-    found = {pid for pid in others if _is_marked(pid, attempt, queue) or _writes_to(pid, logs)}
-    sessions = {others[pid].session for pid in found if others[pid].session == pid}
-    found |= {pid for pid, each in others.items() if each.session in sessions}
-    new = found
-    while new:  # their descendants
-        new = {pid for pid, each in others.items() if each.parent in new} - found
-        found |= new
-    ours = (others[pid] for pid in found if _is_ours(pid) and not is_pause_process(pid))
-    return sorted(ours, key=lambda each: (each.started, each.pid))
+    return ProcessTable(queue, besides).of(attempt)
 
 
 def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
@@ -120,7 +159,8 @@ def main_process(attempt: Attempt, queue: str) -> int | None:
     leaders = [each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid]
     # The keeper adopts processes that the program left behind, which are younger.
     leaders.sort(key=lambda each: (each.started, each.pid))
-    return next((each.pid for each in leaders if _is_marked(each.pid, attempt, queue)), None)
+    mine = (str(attempt.job_id), str(attempt.number))
+    return next((each.pid for each in leaders if _mark(each.pid, queue) == mine), None)
 
 
 def jobs_of_queue(queue: str) -> dict[int, int]:
@@ -134,13 +174,12 @@ def jobs_of_queue(queue: str) -> dict[int, int]:
     return found
 
 
-def _is_marked(pid: int, attempt: Attempt, queue: str) -> bool:
+def _mark(pid: int, queue: str) -> tuple[str, str] | None:
+    """Return the job and the attempt that the process's environment names; None if not of this queue."""
     variables = _environment(pid)
-    return (
-        variables.get("GPUYARD_JOB_ID") == str(attempt.job_id)
-        and variables.get("GPUYARD_ATTEMPT") == str(attempt.number)
-        and variables.get(QUEUE) == queue
-    )
+    if variables.get(QUEUE) != queue:
+        return None
+    return variables.get("GPUYARD_JOB_ID", ""), variables.get("GPUYARD_ATTEMPT", "")
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -166,15 +205,16 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-def _writes_to(pid: int, logs: Collection[str]) -> bool:
-    """Return whether the process has a log open for appending. A reader, such as `tail -f`, is not the job's."""
-    if not logs or not _IS_LINUX:
-        return False
-    with contextlib.suppress(OSError, ValueError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            if os.readlink(f"/proc/{pid}/fd/{name}") in logs and _is_for_appending(pid, name):
-                return True
-    return False
+def _logs_written(pid: int, prefix: str) -> list[str]:
+    """Return the logs that the process has open for appending. A reader, such as `tail -f`, is not the job's."""
+    found: list[str] = []
+    if _IS_LINUX:
+        with contextlib.suppress(OSError, ValueError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                path = os.readlink(f"/proc/{pid}/fd/{name}")
+                if path.startswith(prefix) and _is_for_appending(pid, name):
+                    found.append(path)
+    return found
 
 
 def _is_for_appending(pid: int, descriptor: str) -> bool:

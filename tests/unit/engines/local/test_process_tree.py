@@ -1,12 +1,13 @@
 """Which processes of an attempt a signal reaches, round by round."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.process_tree import TrackedProcess, signal_all
+from gpuyard.engines.local.process_tree import TrackedProcess, signal_each
 
 ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=None)
 
@@ -23,9 +24,13 @@ def test_a_kill_is_repeated_until_no_new_process_is_found(
         signalled.append(process.pid)
         return True
 
-    monkeypatch.setattr(process_tree, "processes_of", lambda *_: [process(pid) for pid in next(rounds)])
+    def table(_: str) -> SimpleNamespace:
+        found = [process(pid) for pid in next(rounds)]
+        return SimpleNamespace(of=lambda _: found)
+
+    monkeypatch.setattr(process_tree, "ProcessTable", table)
     monkeypatch.setattr(process_tree, "send", send)
-    assert signal_all(ATTEMPT, "queue", signum) == len(reached)
+    assert signal_each([ATTEMPT], "queue", signum) == [len(reached)]
     assert signalled == reached
 
 
