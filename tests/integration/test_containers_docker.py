@@ -136,6 +136,21 @@ def test_a_bare_docker_run_is_explained_and_never_learned_to_need_nothing(docker
     assert [each["memory_mb"] for each in queue.get("/estimates")["estimates"]] == [None, None]
 
 
+def test_the_runs_of_a_batch_run_in_containers(docker: Path, queue: QueueUnderTest, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    options = ("--count", "2", "--image", "img", "--mount", "data:/data:ro", "--output-root", "out", "--max-cpu", "100")
+    batch = [sys.executable, "-m", "gpuyard", "batch", *options, "--", "touch", "{output}/written"]
+    subprocess.run(batch, cwd=tmp_path, check=True, capture_output=True)
+    assert queue.counts() == {"succeeded": 3}  # with the job that sums them up
+    assert len(list(tmp_path.glob("out/run-*/written"))) == 2
+    calls = [json.loads(line) for line in (docker / "calls").read_text().splitlines()]
+    for call in calls:
+        mounts = [mount.partition("source=")[2] for flag, mount in itertools.pairwise(call) if flag == "--mount"]
+        out = f"{tmp_path}/out"
+        assert mounts == [f"{tmp_path},target={tmp_path}", f"{out},target={out}", f"{tmp_path}/data,target=/data,ro"]
+    assert [call[call.index("img") + 1] for call in calls] == ["touch", "touch"]
+
+
 def test_the_tasks_of_a_workspace_run_in_containers(docker: Path, queue: QueueUnderTest, tmp_path: Path) -> None:
     folder, data = tmp_path / "sweep", tmp_path / "data"
     (folder / "configs").mkdir(parents=True)

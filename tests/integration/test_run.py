@@ -144,6 +144,7 @@ def test_a_program_that_cannot_be_executed_is_reported_before_waiting(start: Sta
     ("--gpus 3 -- true", "3 GPUs needed, but only 2 can be used"),
     ("--gpus 2 --device 1 -- true", "2 GPUs needed, but only 1 can be used"),
     ("--gpus 0 --vram 1G -- true", "--gpus 0 asks for no GPU"),
+    ("--image img --mount /data -- true", "gpuyard submit --image IMAGE -- CMD"),
     ("--vram 25G -- true", "no GPU has"),
     ("--vram much -- true", "'much' is not a size"),
     ("--vram 0 -- true", "--vram is 0"),

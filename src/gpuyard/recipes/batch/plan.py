@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import NotThere, connect
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.job.container import parse_mount
 from gpuyard.core.job.job import fill_in
 from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import EnvironmentFault, UserError
@@ -189,7 +190,7 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     """Submit the runs and the finish job. Each step can be repeated: the daemon ignores a token that it knows."""
     plan = record.plan
     if part.first is None:
-        options = {**plan.options, "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
+        options = {**plan.options, **_mounts(plan), "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
         try:
             answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
         except UserError:
@@ -204,6 +205,15 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     if job is None or job["state"] in _ENDS:  # it failed, or the user has run some jobs again since
         return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
     return record
+
+
+def _mounts(plan: BatchPlan) -> dict[str, Any]:
+    """Return the mounts of runs in containers: those of the user, and the root, to which the runs write."""
+    if "image" not in plan.options:
+        return {}
+    given = list(plan.options.get("mount", ()))
+    has_root = any(parse_mount(text, os.getcwd()).target == plan.root for text in given)
+    return {"mount": given if has_root else [plan.root, *given]}
 
 
 def _get(path: str) -> dict[str, Any] | None:

@@ -51,6 +51,8 @@ _AMOUNT = click.FloatRange(min=0)
 @click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with up to M MB of memory used.")
 @click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw up to W watts.")
 @seconds("wait", None, 0.0, "Give up after this time. [no limit]")
+@click.option("--image", hidden=True)
+@click.option("--mount", hidden=True, multiple=True)
 @click.option("--label", metavar="TEXT", help="Label that users see who wait for these GPUs. [the program's name]")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(**typed: Any) -> int:
@@ -91,6 +93,11 @@ def _environment(lease: Lease, seen: Snapshot) -> dict[str, str]:
 def _check(typed: dict[str, Any]) -> None:
     if not typed["program"]:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
+    if typed["image"] is not None or typed["mount"]:
+        raise UserError(
+            "gpuyard run starts no containers: only the queue removes one however it ends",
+            hint="gpuyard submit --image IMAGE -- CMD runs it, and gpuyard logs -f follows its output",
+        )
     if typed["vram_mb"] is not None and typed["vram_mb"] <= 0:
         raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
     for_gpus = (typed["vram_mb"], typed["exclusive"] or None, typed["device"], typed["vendor"])

@@ -27,7 +27,7 @@ from gpuyard.recipes.batch.plan import (
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
-from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
+from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, texts_option, to_name
 from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
 
@@ -41,6 +41,9 @@ _TERMINATED = 128 + signal.SIGTERM
 )
 @click.option("--prune-output-root", metavar="DIR", help="Move runs without a frame here at the end.")
 @click.option("--frames", metavar="GLOB", help="Files that count as frames, for --prune-output-root. [*]")
+@click.option("--image", metavar="IMAGE", help="Run each in a container of this image, which sees the output root.")
+@texts_option("mount")
+@texts_option("container-option")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(program: tuple[str, ...], **typed: Any) -> int:
     """Run a command many times, within limits on CPU, RAM and GPU.

@@ -133,6 +133,15 @@ def option(name: str, metavar: str, check: Check | None, text: str, default: str
     )
 
 
+def texts_option(name: str) -> Callable[[F], F]:
+    """Return an option of `gpuyard submit` that may be repeated."""
+    known = SUBMIT_OPTIONS[name]
+    return click.option(
+        f"--{name}", multiple=True, callback=lambda _, __, values: list(values) or None, metavar=known.metavar,
+        help=known.help,
+    )  # fmt: skip
+
+
 # Checks of a value; each gets the name of its option for the message
 
 
