@@ -76,6 +76,7 @@ class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_load_percent: Annotated[float, Meta(ge=0)] = 200.0
     first_run: Literal["share", "alone"] = "share"
     quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.9
+    preallocation: Literal["keep", "off"] = "keep"
 
 
 class SuspendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -156,6 +156,25 @@ def test_the_configuration_turns_it_off(own_queue: QueueUnderTest) -> None:
     assert own_queue.log_of(job_id) == "[unset]\n"
 
 
+def test_the_configuration_keeps_frameworks_from_preallocating(own_queue: QueueUnderTest) -> None:
+    """Only where they have a GPU, and only if the user has not configured them."""
+    own_queue.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (own_queue.home / "config.toml").write_text('[packing]\npreallocation = "off"\n', encoding="utf-8")
+    own_queue.start()
+    script = 'echo "${XLA_PYTHON_CLIENT_PREALLOCATE-unset} ${TF_FORCE_GPU_ALLOW_GROWTH-unset}"'
+    own = {"PATH": os.environ["PATH"], "XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}
+    jobs = {
+        own_queue.shell(script): "false true\n",
+        own_queue.shell(script, environment=own): "unset true\n",
+        own_queue.shell(script, gpus=0): "unset unset\n",
+    }
+    own_queue.wait()
+    assert {job_id: own_queue.log_of(job_id) for job_id in jobs} == jobs
+    for options, printed in (("--vram 1G", "false true\n"), ("--exclusive", "unset unset\n")):
+        command = [sys.executable, "-m", "gpuyard", "run", *options.split(), "--", "sh", "-c", script]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == printed
+
+
 def test_logs_follow_shows_what_a_python_program_prints_while_it_runs(queue: QueueUnderTest) -> None:
     gate = queue.gate()
     job_id = queue.submit(sys.executable, "-c", f"print('epoch 1'); open({str(gate)!r}).read()", gpus=0)

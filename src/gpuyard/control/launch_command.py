@@ -11,6 +11,7 @@ from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.output_files import fill_pattern
 from gpuyard.core.job.workspace_task import place_of
+from gpuyard.core.memory.preallocation import growth_variables
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
@@ -48,6 +49,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     by_uuid = rules.devices.shows_uuids
     visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
     unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
+    growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
     task = job.spec.task
     # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
     is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
@@ -62,7 +64,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**unbuffered, **submitted, **visible, **own},
+        environment={**unbuffered, **growing, **submitted, **visible, **own},
         shell=job.spec.shell,
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,

@@ -25,6 +25,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
     - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
+    - `stops_preallocation`: jobs with devices get variables that keep JAX and TensorFlow from taking a whole device.
     """
 
     limits: SchedulingLimits
@@ -37,6 +38,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     devices: DeviceConfig = DeviceConfig()
     secret_names: tuple[str, ...] = ()
     unbuffers_python: bool = True
+    stops_preallocation: bool = False
 
     @property
     def first_runs(self) -> FirstRuns:

@@ -379,4 +379,5 @@ def read_rules() -> Rules:
         devices=config.devices,
         secret_names=config.keep.secret_names,
         unbuffers_python=queue.python_unbuffered,
+        stops_preallocation=packing.preallocation == "off",
     )

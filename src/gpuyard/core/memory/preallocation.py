@@ -3,6 +3,8 @@
 The memory of such a program says nothing about its need, so it cannot share a device. A framework is recognised by the
 command, the output and the loaded libraries, and the advice is given only if the program did hold that much. Where the
 user has set how much to take (a fraction, a flag), there is none.
+
+`growth_variables` are the variables that keep a framework from preallocating. vLLM and SGLang have no such variable.
 """
 
 import re
@@ -22,6 +24,7 @@ class _Framework(Struct, frozen=True, kw_only=True):
     least: float  # the part of a device that it holds at least if it preallocates
     variables: dict[str, frozenset[str]]  # with the values that limit it; any value does if none is listed
     flags: tuple[str, ...] = ()
+    off: tuple[str, str] | None = None  # the variable and its value that turn preallocation off
     advice: str
 
 
@@ -52,6 +55,7 @@ _FRAMEWORKS = (
             "XLA_PYTHON_CLIENT_MEM_FRACTION": _ANY,
             "XLA_CLIENT_MEM_FRACTION": _ANY,
         },
+        off=("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         advice="JAX takes 75% of a device at its start, whatever it needs: "
         "set XLA_PYTHON_CLIENT_PREALLOCATE=false so that others can share the device",
     ),
@@ -59,6 +63,7 @@ _FRAMEWORKS = (
         pattern=re.compile(r"\btensorflow[./]"),
         least=0.85,
         variables={"TF_FORCE_GPU_ALLOW_GROWTH": _YES, "TF_GPU_ALLOCATOR": frozenset({"cuda_malloc_async"})},
+        off=("TF_FORCE_GPU_ALLOW_GROWTH", "true"),
         advice="TensorFlow takes nearly all of a device at its start, whatever it needs: "
         "set TF_FORCE_GPU_ALLOW_GROWTH=true so that others can share the device",
     ),
@@ -79,6 +84,13 @@ def preallocation_advice(
     if framework is None or peak_mb < framework.least * total_mb or _is_limited(framework, command, environment):
         return None
     return framework.advice
+
+
+def growth_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that turn preallocation off for a program with this environment. A framework that the user
+    has configured, by any of its variables, stays as it is."""
+    untouched = (each for each in _FRAMEWORKS if environment.keys().isdisjoint(each.variables))
+    return dict(each.off for each in untouched if each.off is not None)
 
 
 def _is_limited(framework: _Framework, command: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.memory.preallocation import preallocation_advice
+from gpuyard.core.memory.preallocation import growth_variables, preallocation_advice
 
 CARD_MB = 24576.0
 JAX = "site-packages/jaxlib/xla_extension.so"
@@ -69,3 +69,11 @@ def test_a_flag_that_the_user_has_given_silences_the_advice(words: tuple[str, ..
 def test_a_setting_that_changes_nothing_does_not_silence_it() -> None:
     assert advice(TRAIN, JAX, 0.77, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}) is not None
     assert advice(TRAIN, TENSORFLOW, 0.95, {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) is not None
+
+
+def test_frameworks_that_the_user_has_not_configured_are_kept_from_preallocating() -> None:
+    jax, tensorflow = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    assert growth_variables({"PATH": "/bin"}) == {**jax, **tensorflow}
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR"):
+        assert growth_variables({name: ""}) == tensorflow
+    assert growth_variables({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) == jax

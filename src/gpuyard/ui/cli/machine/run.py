@@ -15,6 +15,7 @@ from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.memory.preallocation import growth_variables
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
@@ -86,8 +87,11 @@ def command(**typed: Any) -> int:
 
 def _environment(lease: Lease, seen: Snapshot) -> dict[str, str]:
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
-    visible = visible_variables(devices, seen, by_uuid=load_config().devices.shows_uuids)
-    return {**os.environ, **visible, LEASE_VARIABLE: lease.id}
+    config = load_config()
+    visible = visible_variables(devices, seen, by_uuid=config.devices.shows_uuids)
+    is_shared = any(not share.is_exclusive for share in lease.shares)
+    growing = growth_variables(os.environ) if is_shared and config.packing.preallocation == "off" else {}
+    return {**growing, **os.environ, **visible, LEASE_VARIABLE: lease.id}
 
 
 def _check(typed: dict[str, Any]) -> None:
