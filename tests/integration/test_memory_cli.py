@@ -6,6 +6,7 @@ import re
 import shlex
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,24 @@ def test_a_wrong_declaration_and_a_program_that_takes_the_whole_gpu_are_noted(ca
     configured = submit_shell(script, "--env", "XLA_PYTHON_CLIENT_MEM_FRACTION=.8")
     finish_when_seen(card, configured, 20480, gate)
     assert "note:" not in show(configured)
+
+
+def test_a_program_that_preallocates_is_recognised_while_its_first_run_lasts(card: QueueUnderTest, gate: Path) -> None:
+    """Its memory jumps to most of the GPU, and its script imports JAX. Other programs are not expected to do so."""
+    words = [*gated_job.COMMAND, "--vram", "20480", gate.name]
+    gate.with_name("train.py").write_text(f"# import jax\nimport os\nos.execv({words[0]!r}, {words!r})\n")
+    command = ("--", sys.executable, "train.py")
+    first = submit(*command)
+    until(lambda: "preallocates" in run("history", str(first)).stdout, "the event")
+    for shown in (show(first), run("why", str(first)).stdout):
+        assert "JAX takes 75% of a device at its start" in shown
+        assert "set XLA_PYTHON_CLIENT_PREALLOCATE=false" in shown
+    finish_when_seen(card, first, 20480, gate)
+    assert run("history", str(first)).stdout.count("preallocates") == 1
+    assert {row["kind"] for row in card.get("/estimates")["estimates"]} == {"command", "program"}
+    again = submit("--hold", *command)
+    configured = submit("--hold", "--env", "XLA_PYTHON_CLIENT_PREALLOCATE=false", *command)
+    assert [card.job(job_id)["memory"]["basis"] for job_id in (again, configured)] == ["learned", "unknown"]
 
 
 def test_estimates_are_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:

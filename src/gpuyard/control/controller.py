@@ -25,6 +25,7 @@ from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step
@@ -45,6 +46,7 @@ from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore
@@ -86,6 +88,7 @@ class Controller:
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
+        self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.own_leases = OwnLeases(self.transitions, me)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
@@ -144,6 +147,7 @@ class Controller:
                 self.cluster_dispatch.record(now)
                 if self._ends.record(now, sample):
                     self._has_ended_leases, self._memory_freed_at = True, now
+                self._preallocation.note(sample, now)
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)

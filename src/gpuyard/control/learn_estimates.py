@@ -20,6 +20,7 @@ from gpuyard.core.memory.estimates import (
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
 from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.memory.preallocation import is_set_to_grow
 from gpuyard.core.memory.sizing import (
     DeviceSizes,
     FirstRuns,
@@ -100,9 +101,15 @@ class LearnedEstimates:
         return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
-        """Return the profiles of the exact command and of the program."""
-        exact, program = map(self._profile, fingerprints_of(job))
+        """Return the profiles of the exact command and of the program, but not those of runs that preallocated if the
+        job is set not to."""
+        exact, program = (self._applicable(job, fingerprint) for fingerprint in fingerprints_of(job))
         return exact, program
+
+    def _applicable(self, job: Job, fingerprint: str) -> Profile | None:
+        profile = self._profile(fingerprint)
+        is_outdated = profile and profile.preallocates and is_set_to_grow(job.argv, job.spec.environment)
+        return None if is_outdated else profile
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """Update the profiles of the command and of the program with an attempt that has ended, and with a first run
@@ -113,7 +120,8 @@ class LearnedEstimates:
         for fingerprint, is_exact in zip(fingerprints_of(job), (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
-        if run.predicted_mb is None and run.is_whole and job.spec.learns_memory:
+        # What a program preallocates says nothing about others.
+        if run.predicted_mb is None and run.is_whole and job.spec.learns_memory and not run.preallocates:
             any_run = replace(run, seconds=None, load_percent=None, ram_mb=None)
             for fingerprint, label in _wider_groups(job):
                 before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
@@ -190,6 +198,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
     run = FinishedRun(
         peak_mb=usage.peak_mb,
         flat_levels_mb=usage.flat_levels_mb,
+        preallocates=usage.preallocates,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
         predicted_mb=attempt.predicted_mb,

@@ -55,6 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     predicted_mb: float | None = None  # the last prediction
     actual_mb: float | None = None  # the peak of that run
     seen_at: float = 0.0
+    preallocates: bool = False  # its peaks are of runs that preallocated
 
     @property
     def least_s(self) -> float | None:
@@ -78,6 +79,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
     ram_mb: float | None = None
     load_percent: float | None = None
     predicted_mb: float | None = None
+    preallocates: bool = False  # a framework took most of a device at once: its peak says nothing about its need
     lacked_mb: float | None = None  # after running out of memory, the least that would have been enough
     is_whole: bool = True  # false for a run that was cut short
     at: float = 0.0
@@ -130,7 +132,10 @@ def _absolute(cwd: str, path: str) -> str:
 
 
 def learn(before: Profile, run: FinishedRun) -> Profile:
-    """Return the profile with one more run. A run that was cut short adds only what it proves."""
+    """Return the profile with one more run. A run that was cut short adds only what it proves. Once a program
+    preallocates, or does no longer, its earlier peaks say nothing about its next run."""
+    if run.peak_mb is not None and run.is_whole and run.preallocates != before.preallocates:
+        before = replace(before, preallocates=run.preallocates, peaks_mb=(), floor_mb=None)
     after = replace(before, seen_at=run.at)
     if run.lacked_mb is not None:
         after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))

@@ -4,6 +4,7 @@ The memory of such a program says nothing about its need, so it cannot share a d
 command, the output and the loaded libraries, and the advice is given only if the program did hold that much. Where the
 user has set how much to take (a fraction, a flag), there is none.
 
+Such a program is recognised while it runs by the shape of its climb: one jump to most of its devices (`has_jumped`).
 `growth_variables` are the variables that keep a framework from preallocating. vLLM and SGLang have no such variable.
 """
 
@@ -12,6 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+# A jump goes from at most this part of the devices to at least that part, between two samples.
+_BEFORE_PART, _JUMP_PART = 0.15, 0.7
+_JUMP_S = 2.5
 _ANY: frozenset[str] = frozenset()
 _YES = frozenset({"1", "true", "t", "yes", "on"})
 _NO = frozenset({"0", "false", "f", "no", "off"})
@@ -84,6 +88,21 @@ def preallocation_advice(
     if framework is None or peak_mb < framework.least * total_mb or _is_limited(framework, command, environment):
         return None
     return framework.advice
+
+
+def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
+    """Return whether memory, as pairs of seconds and MB, has gone from little to most of the devices in one jump.
+    `total_mb` is the memory of the devices together."""
+    place = next((place for place, (_, used) in enumerate(curve) if used >= _JUMP_PART * total_mb), None)
+    if not place:  # before the first sample it has used nothing
+        return place == 0
+    (before_s, before_mb), (at_s, _) = curve[place - 1], curve[place]
+    return before_mb <= _BEFORE_PART * total_mb and at_s - before_s <= _JUMP_S
+
+
+def is_set_to_grow(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether the user has set how much a framework takes."""
+    return any(_is_limited(framework, command, environment) for framework in _FRAMEWORKS)
 
 
 def growth_variables(environment: Mapping[str, str]) -> dict[str, str]:

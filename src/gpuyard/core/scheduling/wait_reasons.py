@@ -48,6 +48,7 @@ class ReasonKind(StrEnum):
     MAKING_ROOM = "making-room"
     SUSPENDED = "suspended"
     STAGGERED = "staggered"
+    PREALLOCATES = "preallocates"
 
 
 _MEASURES = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpuyard.control.preallocation_watch import EVENT as PREALLOCATES
 from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
@@ -157,6 +158,11 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         yield Reason(ReasonKind.PENDING, job.reason or f"it is being submitted to {job.spec.engine}")
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
+    elif job.state is JobState.RUNNING:
+        events = scheduler.queries.events(job.id)
+        advice = next((text for _, kind, text in reversed(events) if kind == PREALLOCATES), None)
+        if advice is not None:
+            yield Reason(ReasonKind.PREALLOCATES, advice)
 
 
 def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:

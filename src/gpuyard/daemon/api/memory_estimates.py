@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from gpuyard.control.preallocation_watch import EVENT as PREALLOCATES
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
@@ -72,8 +73,10 @@ def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "g
 def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
     """Return hints that would let other jobs share its GPU: a framework that takes all memory, a --vram that is far
     off."""
-    taken = _takes_all(scheduler, job, attempts[-1]) if attempts else None
-    declared = [text for _, kind, text in scheduler.queries.events(job.id) if kind == "declared"]
+    events = scheduler.queries.events(job.id)
+    seen = next((text for _, kind, text in reversed(events) if kind == PREALLOCATES), None)
+    taken = seen or (_takes_all(scheduler, job, attempts[-1]) if attempts else None)
+    declared = [text for _, kind, text in events if kind == "declared"]
     return [text for text in (taken, *declared[-1:]) if text]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.memory.preallocation import growth_variables, preallocation_advice
+from gpuyard.core.memory.preallocation import growth_variables, has_jumped, is_set_to_grow, preallocation_advice
 
 CARD_MB = 24576.0
 JAX = "site-packages/jaxlib/xla_extension.so"
@@ -77,3 +77,24 @@ def test_frameworks_that_the_user_has_not_configured_are_kept_from_preallocating
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR"):
         assert growth_variables({name: ""}) == tensorflow
     assert growth_variables({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}) == jax
+
+
+@pytest.mark.parametrize(
+    ("curve", "jumped"),
+    [
+        pytest.param([(3.1, 18_500.0)], True, id="within the first sample"),
+        pytest.param([(3.1, 450.0), (4.1, 18_500.0), (5.1, 18_500.0)], True, id="from its context"),
+        pytest.param([(3.1, 450.0), (4.1, 9000.0), (5.1, 18_500.0)], False, id="in steps"),
+        pytest.param([(3.1, 450.0), (9.1, 18_500.0)], False, id="no sample was taken meanwhile"),
+        pytest.param([(3.1, 450.0), (4.1, 16_000.0)], False, id="too little"),
+        pytest.param([], False, id="nothing"),
+    ],
+)
+def test_a_program_that_preallocates_is_known_by_one_jump(curve: list[tuple[float, float]], jumped: bool) -> None:
+    assert has_jumped(curve, CARD_MB) is jumped
+
+
+def test_a_setting_of_any_framework_counts() -> None:
+    assert is_set_to_grow(TRAIN, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    assert is_set_to_grow((*SERVE, "--gpu-memory-utilization=0.3"), {})
+    assert not is_set_to_grow(SERVE, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
