@@ -273,7 +273,7 @@ class Controller:
             holder=self.me,
             limits=rules.limits,
             running=running,
-            used=transitions.used(now),
+            used=transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {},
             closed_reasons=(*self._paused(), *self._host_gates.closed_reasons(sample, rules)),
             start_caps=tuple(self.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),

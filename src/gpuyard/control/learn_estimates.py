@@ -43,9 +43,13 @@ RunningPeaks = tuple[tuple[float, ...], ExpectedPeak | None]
 
 
 class LearnedEstimates:
-    """Learned profiles. `save` writes new ones to the store from time to time; until then they are kept here."""
+    """Learned profiles. `save` writes new ones to the store from time to time; until then they are kept here.
+    `version` changes with each profile that does, and what follows from profiles is kept for as long."""
 
     def __init__(self, store: JobStore) -> None:
+        self.version = 0
+        self._estimates: dict[int, Estimate] = {}
+        self._needs: dict[int, tuple[object, Need]] = {}
         self._store = store
         self._unsaved: dict[str, Profile] = {}
         self._saved: dict[str, Profile | None] = {}
@@ -56,7 +60,12 @@ class LearnedEstimates:
         return self._estimate(job, fingerprints_of(job))
 
     def estimate_of(self, job_id: int) -> Estimate:
-        return self._estimate(*self._known(job_id))
+        found = self._estimates.get(job_id)
+        if found is None:
+            if len(self._estimates) >= _CACHE_SIZE:
+                self._forget_derived()
+            found = self._estimates[job_id] = self._estimate(*self._known(job_id))
+        return found
 
     def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
         """Estimate from the most specific profile with a run time."""
@@ -72,9 +81,17 @@ class LearnedEstimates:
     ) -> Need:
         """Return the need of a job whose lane leaves the memory open."""
         job, _ = self._known(job_id)
-        if devices is not self._cards.devices:
+        if devices is not self._cards.devices and not self._cards.update(devices):
             self._cards = DeviceSizes(devices)
-        return size_need(job, self.known_runs(job, *running_like(job)), self._cards, first_runs)
+            self._needs.clear()
+        running = running_like(job)
+        found = self._needs.get(job_id)
+        if found is None or found[0] != (running, first_runs):
+            if len(self._needs) >= _CACHE_SIZE:
+                self._forget_derived()
+            need = size_need(job, self.known_runs(job, *running), self._cards, first_runs)
+            found = self._needs[job_id] = ((running, first_runs), need)
+        return found[1]
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
         exact, program = self.profiles(job)
@@ -117,6 +134,7 @@ class LearnedEstimates:
         run = _finished_run(job, attempt, outcome, now)
         if run is None:
             return
+        self._forget_derived()
         for fingerprint, is_exact in zip(fingerprints_of(job), (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
@@ -140,6 +158,13 @@ class LearnedEstimates:
         """Forget what was read from the store, as jobs or profiles may have changed there."""
         self._known.cache_clear()
         self._saved.clear()
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
+        """Forget what follows from profiles and jobs that change."""
+        self.version += 1
+        self._estimates.clear()
+        self._needs.clear()
 
     def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str]]:
         job = self._store.job(job_id)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.learn_estimates import RunningPeaks, fingerprints_of
@@ -31,6 +32,17 @@ _SHOWN_S = 1.0  # a running job whose memory was flat for this long says what to
 _CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
 
 
+class _Evidence(Struct):
+    """What was known about a newcomer when its lease was last adjusted, and what followed: nothing else would follow
+    until `until`, while its usage, the estimates and the leased shares are the same."""
+
+    usage: Usage | None
+    version: int
+    until: float
+    adjusted: tuple[Sequence[Share], float] | None = None  # the shares for a sureness
+    shown: tuple[str, int | None, ExpectedPeak] | None = None  # its program, group and expected peak
+
+
 class UsageTracker:
     def __init__(self, transitions: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
         self._transitions = transitions
@@ -40,6 +52,7 @@ class UsageTracker:
         self._running: dict[str, list[tuple[int | None, ExpectedPeak]]] | None = None
         self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._devices: dict[str, Device] = {}
+        self._evidence: dict[int, _Evidence] = {}
 
     def note(self, sample: Sample, now: float) -> None:
         """Update the usage of all live attempts; each sample counts once."""
@@ -102,7 +115,9 @@ class UsageTracker:
             return
         held = {lease.id: lease.shares for lease in leases}
         self._shares = {}
-        for live in list(self._newcomers()):
+        newcomers = list(self._newcomers())
+        self._evidence = {live.job.id: self._evidence_of(live, now) for live in newcomers}
+        for live in newcomers:
             lease_id = live.attempt.lease_id or ""
             before = held.get(lease_id, ())
             shares = self._shares[lease_id] = self._adjusted(live, before, now, sureness)
@@ -119,9 +134,35 @@ class UsageTracker:
         return False
 
     def _adjusted(self, live: Live, before: tuple[Share, ...], now: float, sureness: float) -> tuple[Share, ...]:
-        usage = live.attempt.usage
-        running = self.running_like(live.job, now) if usage is None or not usage.peaks_mb else ((), None)
-        return self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
+        usage, evidence = live.attempt.usage, self._evidence_of(live, now)
+        uses_memory = usage is not None and bool(usage.peaks_mb)
+        if uses_memory and evidence.adjusted == (before, sureness):
+            return before
+        running = ((), None) if uses_memory else self.running_like(live.job, now)
+        shares = self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
+        evidence.adjusted = shares, sureness
+        return shares
+
+    def _evidence_of(self, live: Live, now: float) -> _Evidence:
+        """Return what is known about the newcomer: the same object as last time while nothing has changed."""
+        usage, version = live.attempt.usage, self._transitions.estimates.version
+        found = self._evidence.get(live.job.id)
+        if found is None or found.usage is not usage or found.version != version or now >= found.until:
+            newcomer = self._newcomer(live, now)
+            found = _Evidence(usage, version, newcomer.changes_at)
+            if newcomer.flat_s >= _SHOWN_S:
+                peaks = newcomer.usage.peaks_mb
+                device_id = max(peaks, key=peaks.__getitem__)
+                device = self._devices.get(device_id)
+                peak = newcomer.expected(device_id, (capacity(device) if device is not None else None) or 0.0)
+                found.shown = fingerprints_of(live.job)[1], live.job.group, peak
+            self._evidence[live.job.id] = found
+        return found
+
+    def evidence_due(self) -> dict[int, float]:
+        """Return for each newcomer, by job id, when a sample will say more about it if its memory stays as it is."""
+        known = ((live.job.id, self._evidence.get(live.job.id)) for live in self._newcomers())
+        return {job_id: evidence.until for job_id, evidence in known if evidence is not None}
 
     def _newcomer(self, live: Live, now: float, running: RunningPeaks = ((), None)) -> Newcomer:
         return Newcomer(live.attempt, self._transitions.estimates.known_runs(live.job, *running), now)
@@ -138,15 +179,11 @@ class UsageTracker:
     def _peaks_of_running(self, now: float) -> dict[str, list[tuple[int | None, ExpectedPeak]]]:
         """Return the groups and expected peaks of running jobs without an estimate, by the program."""
         found: dict[str, list[tuple[int | None, ExpectedPeak]]] = {}
-        sizes = self._sizes()
         for live in self._newcomers():
-            newcomer = self._newcomer(live, now)
-            if newcomer.flat_s < _SHOWN_S:
-                continue
-            peaks = newcomer.usage.peaks_mb
-            device_id = max(peaks, key=peaks.__getitem__)
-            peak = newcomer.expected(device_id, sizes.get(device_id, 0.0))
-            found.setdefault(fingerprints_of(live.job)[1], []).append((live.job.group, peak))
+            evidence = self._evidence_of(live, now)
+            if evidence.shown is not None:
+                program, group, peak = evidence.shown
+                found.setdefault(program, []).append((group, peak))
         return found
 
     def _sizes(self) -> dict[str, float]:

@@ -214,6 +214,9 @@ class SimulatedCard:
     def _smooth(self, now: float) -> Smoothed:
         return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
 
+    def forget_reading(self) -> None:
+        self._seen = None
+
     def read(self) -> Device:
         """Return the device as a probe would read it; cached until it changes."""
         if self._seen is None:

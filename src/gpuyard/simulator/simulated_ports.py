@@ -1,7 +1,7 @@
 """The controller's ports over a simulated machine: a ledger, an engine and a suspender, all in memory."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -183,14 +183,19 @@ class SimulatedEngine(PlacesNothing):
             self._machine.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
         return 1
 
-    def update_measurements(self) -> Iterator[SimulatedProgram]:
-        """Record changed memory in the ledger, and yield the programs with a lease that have changed."""
+    def update_measurements(self) -> None:
+        """Record in the ledger the memory of the programs whose memory has changed."""
         for program in self._machine.changed:
             descriptor = self._descriptors.get(program)
             if descriptor is not None:
                 self._ledger.set_measured(descriptor, program.held_mb)
-                yield program
         self._machine.changed.clear()
+
+    def devices_of(self, job_ids: Collection[int]) -> Iterator[int]:
+        """Yield the positions of the devices on which these jobs run."""
+        for (job_id, _), program in self.programs.items() if job_ids else ():
+            if job_id in job_ids:
+                yield from program.devices
 
 
 class SimulatedSuspender:

@@ -4,7 +4,7 @@ A step follows every event: an arrival, an end, a change of memory, a time that 
 covers all events within `quantum_s`.
 """
 
-import heapq
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -19,7 +19,6 @@ from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission
-from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
 from gpuyard.simulator.policies import Policy
@@ -54,7 +53,6 @@ class Simulation:
         self._database = open_database(None)[0]
         ledger = SimulatedLedger(self.machine)
         self._engine = SimulatedEngine(self.machine, ledger)
-        self._sample_times: list[float] = []
         store, clock = JobStore(self._database), self.machine.clock
         suspender = SimulatedSuspender(self.machine, self._engine)
         self._controller = Controller(
@@ -104,18 +102,18 @@ class Simulation:
 
     def _step(self) -> Step:
         machine = self.machine
-        for _ in self._engine.update_measurements():
-            # A sample is due when the memory of a job that has just grown has been flat for a while.
-            for flat_s in FLAT_S if self._policy.learns else ():
-                heapq.heappush(self._sample_times, machine.now + flat_s + _ROUNDING_S)
+        self._engine.update_measurements()
+        due = [job_id for job_id, at in self._controller.usage_tracker.evidence_due().items() if at <= machine.now]
+        machine.read_again(self._engine.devices_of(due))
         return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 
     def _next_sample(self, step: Step) -> float | None:
         """Return when a sample may show something new. (The daemon takes one every second.)"""
         now = self.machine.now
-        while self._sample_times and self._sample_times[0] <= now:
-            heapq.heappop(self._sample_times)
-        times = self._sample_times[:1]
+        times = []
+        evidence_at = min(self._controller.usage_tracker.evidence_due().values(), default=math.inf)
+        if evidence_at < math.inf:
+            times.append(now + _SAMPLE_EVERY_S * math.ceil(max(0.0, evidence_at - now) / _SAMPLE_EVERY_S) + _ROUNDING_S)
         if self.machine.changed:
             times.append(now + _SAMPLE_EVERY_S)
         if step.waits_for_sample and self.machine.unsteady:

@@ -104,6 +104,7 @@ def fingerprints(
     return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
 
 
+@lru_cache(maxsize=64)
 def machine_fingerprint(vendor: str | None, framework: str = "") -> str:
     """Return the fingerprint under which all first runs on this machine are learned, or those with a framework."""
     return _digest("\0".join(("", "machine", framework, *(() if vendor is None else (vendor,)))))

@@ -4,6 +4,7 @@ Before it uses memory it is charged what is expected of such a job. Then its own
 part that may still be missing, which shrinks while its memory is flat. Its lease follows notable changes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.lease import Share
-from gpuyard.core.memory.expected_peak import ExpectedPeak, missing_part, peak_while_running
+from gpuyard.core.memory.expected_peak import FLAT_S, ExpectedPeak, missing_part, peak_while_running
 from gpuyard.core.memory.sizing import KnownRuns, expected_before
 
 # How long the memory of a job that holds a device alone must be flat before others may join it.
@@ -35,6 +36,12 @@ class Newcomer(Struct, frozen=True):
     def flat_s(self) -> float:
         """For how long its memory has not grown; 0 if it has not used any yet."""
         return self.attempt.ran_s(self.now) - self.usage.grew_at_s if self.usage.peaks_mb else 0.0
+
+    @property
+    def changes_at(self) -> float:
+        """When more is known about it if its memory stays as it is; never before it uses any."""
+        flat_s = self.flat_s if self.usage.peaks_mb else math.inf
+        return next((self.now + each - flat_s for each in FLAT_S if each > flat_s), math.inf)
 
     def expected(self, device_id: str, device_mb: float) -> ExpectedPeak:
         """Return what to expect of it on one of its devices, which has `device_mb` of memory."""

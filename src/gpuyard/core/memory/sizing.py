@@ -144,6 +144,13 @@ class DeviceSizes:
         self.devices = devices
         self._found: dict[tuple[object, ...], SuitableSizes] = {}
 
+    def update(self, devices: Sequence[Device]) -> bool:
+        """Take a new reading of the devices. Return False, and change nothing, if a size is another than before."""
+        if len(devices) != len(self.devices) or not all(map(_is_alike, devices, self.devices)):
+            return False
+        self.devices = devices
+        return True
+
     def suitable(self, need: Need) -> SuitableSizes:
         kind = kind_of(need)
         found = self._found.get(kind)
@@ -161,6 +168,14 @@ class DeviceSizes:
                 least_mb=min(map(tiny_mb, unlisted), default=0.0),
             )
         return found
+
+
+def _is_alike(one: Device, other: Device) -> bool:
+    """Return whether a device has the same size as before for every need."""
+    if one is other:
+        return True
+    is_same = one.id == other.id and one.name == other.name and capacity(one) == capacity(other)
+    return is_same and not (one.hides_processes or other.hides_processes)
 
 
 def _largest_first(figures: Iterable[float]) -> tuple[float, ...]:
