@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.card import bench_card
 from bench.display_delay import bench_delay
+from bench.guarantees import bench_guarantees
 from bench.leases import bench_leases
 from bench.order import bench_order
 from bench.queue import bench_queue
@@ -83,6 +84,8 @@ elif sys.argv[1:2] == ["card"]:
     bench_card(sys.argv[2:])
 elif sys.argv[1:2] == ["simulate"]:
     bench_simulate(sys.argv[2:])
+elif sys.argv[1:2] == ["guarantees"]:
+    bench_guarantees(sys.argv[2:])
 elif sys.argv[1:2] == ["pages"]:
     bench_pages()
 elif sys.argv[1:2] == ["viewers"]:

@@ -51,7 +51,7 @@ def _mixes(folder: Path, seed: int, *, is_hard: bool) -> None:
         for cards in CARDS:
             devices = parse_devices(cards)
             jobs = _draw(folder, mix, JOBS, seed, devices)
-            jobs = _harder(jobs, seed, max(sizes_mb(devices))) if is_hard else jobs
+            jobs = harder(jobs, seed, max(sizes_mb(devices))) if is_hard else jobs
             fifo, ours = _passes("fifo", jobs, devices, sharing), _passes("gpuyard", jobs, devices, sharing)
             print(_row("+".join(mix), cards, fifo[0], ours), flush=True)
 
@@ -82,7 +82,7 @@ def _draw(folder: Path, mix: Sequence[str], count: int, seed: int, devices: tupl
     return runnable(draw(programs, count, seed, per_hour), devices)
 
 
-def _harder(jobs: Sequence[TraceJob], seed: int, card_mb: float) -> list[TraceJob]:
+def harder(jobs: Sequence[TraceJob], seed: int, card_mb: float) -> list[TraceJob]:
     """Return jobs that are harder to predict: memory varies by up to 10%, one run in five allocates up to 40% of its
     memory late, and one program in twenty takes ten times as much with some inputs as with others."""
     random = Random(seed)

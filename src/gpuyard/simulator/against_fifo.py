@@ -1,0 +1,83 @@
+"""What sharing must not cost: a pass compared with one job per GPU, first in first out, on the same trace.
+
+- A first pass, with nothing learned, ends no later than under fifo, and jobs complete no later on average.
+- No job waits more than twice as long as under fifo and ten minutes.
+- A second pass, with everything learned, is no slower than the first.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
+
+WAIT_FACTOR, WAIT_S = 2.0, 600.0
+# Two schedules that differ by less than this part are equally fast: the order of two arrivals already changes that much.
+_NOISE = 0.005
+
+
+class PassSummary(Struct, frozen=True, kw_only=True):
+    """`late_job` is the job (its position in the trace) whose wait exceeds its limit most, or comes nearest to it, and
+    `late_s` by how much. `lost` jobs never succeeded."""
+
+    makespan_s: float
+    completion_s: float
+    late_job: int
+    late_s: float
+    starts: int
+    out_of_memory: int
+    suspensions: int
+    lost: int
+
+    @property
+    def disturbed(self) -> float:
+        """The part of all starts that were suspended or had to be run again."""
+        return (self.out_of_memory + self.suspensions) / max(1, self.starts)
+
+
+def summarize(passed: SimulatedPass, fifo: SimulatedPass) -> PassSummary:
+    done, before = _successes(passed), _successes(fifo)
+    jobs = {number: job for number, job in enumerate(passed.jobs) if not job.is_foreign}
+    ended = {number: done[number].ended_s for number in jobs if number in done}
+    late = {
+        number: _wait(passed, done[number]) - WAIT_FACTOR * _wait(fifo, before[number]) - WAIT_S
+        for number in ended
+        if number in before
+    }
+    late_job = max(late, key=late.__getitem__, default=-1)
+    return PassSummary(
+        makespan_s=max(ended.values(), default=0.0) - min((job.at_s for job in jobs.values()), default=0.0),
+        completion_s=sum(at - jobs[number].at_s for number, at in ended.items()) / max(1, len(ended)),
+        late_job=late_job,
+        late_s=late.get(late_job, 0.0),
+        starts=len(passed.runs),
+        out_of_memory=sum(run.outcome is OutcomeKind.OUT_OF_MEMORY for run in passed.runs),
+        suspensions=sum(run.suspensions for run in passed.runs),
+        lost=len(jobs) - len(ended),
+    )
+
+
+def broken_promises(fifo: PassSummary, passes: Sequence[PassSummary]) -> list[str]:
+    """Return what the passes cost that they must not, in a few words each."""
+    broken = []
+    for number, each in enumerate(passes, 1):
+        if each.late_s > 0:
+            broken.append(f"pass {number}: job {each.late_job} waits {each.late_s:.0f} s too long")
+        if each.lost > fifo.lost:
+            broken.append(f"pass {number}: {each.lost - fifo.lost} jobs lost")
+    for what in ("makespan_s", "completion_s"):
+        figures = [getattr(each, what) for each in (fifo, *passes)]
+        for number, (before, after) in enumerate(zip(figures, figures[1:], strict=False), 1):
+            if after > before * (1 + _NOISE) + 1.0:
+                than = "fifo" if number == 1 else f"pass {number - 1}"
+                broken.append(f"pass {number}: {what[:-2]} {after / before - 1:+.1%} against {than}")
+    return broken
+
+
+def _successes(passed: SimulatedPass) -> dict[int, SimulatedRun]:
+    return {run.job: run for run in passed.runs if run.outcome is OutcomeKind.SUCCEEDED}
+
+
+def _wait(passed: SimulatedPass, run: SimulatedRun) -> float:
+    return run.started_s - passed.jobs[run.job].at_s
