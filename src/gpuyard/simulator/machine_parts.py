@@ -158,6 +158,11 @@ class SimulatedProgram:
         following = self.phase + 1
         return self.phases[following].from_s if following < len(self.phases) else self.job.duration_s
 
+    @property
+    def uses_device(self) -> bool:
+        """Whether it computes: not while it imports, nor while it is suspended."""
+        return self.where is MemoryLocation.ON and self.phase >= (1 if self.job.start_s else 0)
+
     def update_progress(self, now: float) -> None:
         self.progress_s += (now - self.since) * self.speed
         self.since = now
@@ -185,7 +190,8 @@ class SimulatedCard:
         self._seen: Device | None = None
 
     def present(self) -> list[SimulatedProgram]:
-        return [program for program in self.programs if program.where is MemoryLocation.ON]
+        """Return the programs that compute now."""
+        return [program for program in self.programs if program.uses_device]
 
     def fits(self, more_mb: float) -> bool:
         return self.used_mb + more_mb <= self.total_mb + ROUNDING_MB

@@ -3,7 +3,8 @@
 Measured are the memory and load of a program (and for `carma` its duration). The rest is drawn:
 
 - memory: within 3% of the measured value, as no two runs are alike;
-- it grows over the first 5 to 30 seconds; in one run of twenty the last 10% to 30% come late;
+- it holds none for the first 2 to 15 seconds, in which it imports; then it grows for 5 to 30 seconds; in one run of
+  twenty the last 10% to 30% come late;
 - duration, if not measured (`lucid`): log-normal around 15 minutes, from 1 minute to 4 hours;
 - declared memory: up to half too much, in whole GB;
 - arrivals: a Poisson process.
@@ -19,6 +20,7 @@ from pathlib import Path
 from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.simulator.sharing_slowdown import CONFIGURATION, SINGLE_FILE, configuration
@@ -29,7 +31,7 @@ _BATCH = re.compile(r"--batch_size_(\d+)")
 _DURATION_S = (900.0, 1.0)  # median, and standard deviation of the logarithm
 _MIN_S, _MAX_S = 60.0, 14_400.0
 _SPREAD = 0.03
-_RAMP_S = (5.0, 30.0)
+_START_S, _RAMP_S = (2.0, 15.0), (5.0, 30.0)
 _ONE_IN_LATE = 20
 # A pattern in the name of a program, and the similar configuration; `{}` is the batch size.
 _SIMILAR = (
@@ -106,9 +108,11 @@ def read_programs(names: Sequence[str], folder: Path) -> list[MeasuredProgram]:
 
 def draw(programs: Sequence[MeasuredProgram], count: int, seed: int, per_hour: float) -> list[TraceJob]:
     """Return `count` jobs that arrive at the given mean rate."""
-    random, jobs, at_s = Random(seed), [], 0.0  # noqa: S311 - chance, not secrecy
+    random, starts = Random(seed), Random(f"start {seed}")  # noqa: S311 - chance, not secrecy
+    jobs, at_s = [], 0.0
     for _ in range(count):
-        jobs.append(_run_of(random.choice(programs), at_s, random))
+        job = _run_of(random.choice(programs), at_s, random)
+        jobs.append(replace(job, start_s=round(min(starts.uniform(*_START_S), job.duration_s / 10), 3)))
         at_s += random.expovariate(per_hour / 3600.0)
     return jobs
 

@@ -149,7 +149,7 @@ def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: 
         return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
     first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
     held = [_memory_shares(job, card_mb) for job in ours]
-    demands = [sharing.demand((job.kind, job.load_percent)) * job.duration_s for job in ours]
+    demands = [sharing.demand((job.kind, job.load_percent)) * (job.duration_s - job.start_s) for job in ours]
     weighed = [
         _even_end(ours, count, [_device_seconds(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]
     ]

@@ -113,7 +113,7 @@ class Simulation:
         times = []
         evidence_at = min(self._controller.usage_tracker.evidence_due().values(), default=math.inf)
         if evidence_at < math.inf:
-            times.append(now + _SAMPLE_EVERY_S * math.ceil(max(0.0, evidence_at - now) / _SAMPLE_EVERY_S) + _ROUNDING_S)
+            times.append(now + _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S)) + _ROUNDING_S)
         if self.machine.changed:
             times.append(now + _SAMPLE_EVERY_S)
         if step.waits_for_sample and self.machine.unsteady:

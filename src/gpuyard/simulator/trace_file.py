@@ -9,7 +9,8 @@ The format is CSV with a header. The first five columns are required; defaults a
     load_percent  how busy it keeps a device, alone
     gpus          the number of devices [1]
     declared_mb   the memory that its user declares [none]
-    ramp_s        its memory grows in equal steps over this many seconds [0]
+    start_s       it imports for this many seconds before it uses a device at all [0]
+    ramp_s        then its memory grows in equal steps over this many seconds [0]
     late_s        when it requests the last part of its memory, in seconds from its start [never]
     late_mb       the size of that part [0]
     priority      [0]
@@ -41,6 +42,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     load_percent: float
     gpus: int = 1
     declared_mb: float | None = None
+    start_s: float = 0.0
     ramp_s: float = 0.0
     late_s: float | None = None
     late_mb: float = 0.0
@@ -67,10 +69,12 @@ _TEXT = frozenset({"program", "kind"})
 
 
 def phases_of(job: TraceJob) -> tuple[Phase, ...]:
-    """Return the memory of a job as steps: the ramp, then the late part."""
+    """Return the memory of a job as steps: none while it imports, the ramp, then the late part."""
     early_mb = job.peak_mb - job.late_mb
     steps = _RAMP_STEPS if job.ramp_s > 0 else 1
-    ramp = [Phase(job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
+    ramp = [Phase(job.start_s + job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
+    if job.start_s:
+        ramp.insert(0, Phase(0.0, 0.0))
     if job.late_s is None or not job.late_mb:
         return tuple(ramp)
     return (*(phase for phase in ramp if phase.from_s < job.late_s), Phase(job.late_s, job.peak_mb))
@@ -151,7 +155,7 @@ def _job(row: Mapping[str, str], where: str) -> TraceJob:
         "gpus must be at least 1": job.gpus >= 1,
         "late_mb must be at most peak_mb, and late_s before the end": job.late_mb <= job.peak_mb and is_late_in_time,
         "late_s and late_mb go together": bool(job.late_mb) == (job.late_s is not None),
-        "ramp_s is longer than duration_s": job.ramp_s <= job.duration_s,
+        "start_s and ramp_s are longer than duration_s": job.start_s + job.ramp_s <= job.duration_s,
     }
     for message, holds in rules.items():
         if not holds:

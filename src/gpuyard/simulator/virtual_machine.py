@@ -1,7 +1,8 @@
 """The simulated machine: time jumps from event to event, and programs take memory and time on devices.
 
 - A program goes through its phases as its work proceeds. Beside others it is slower, as sharing_slowdown computes.
-  Speeds change only when a program comes or goes, so each program has one next event, which a new speed replaces.
+  While it imports, before its first memory, it slows no other. Speeds change only when a program starts to use a device
+  or ends, so each program has one next event, which a new speed replaces.
 - A program that requests more memory than its device has left fails, as on a real card.
 - A suspended program holds no device memory and makes no progress. Both moves of its memory take time: it holds its
   device memory until it has left the device, and from the start of its return.
@@ -79,6 +80,8 @@ class VirtualMachine:
         if program.phase + 1 == len(program.phases):
             self._end(program, _DONE)
         elif self._grow(program):
+            if program.phase == 1 and program.job.start_s:  # it has imported, and begins to use its devices
+                self._change_speeds(program.devices)
             self._schedule(program)
 
     def _schedule(self, program: SimulatedProgram) -> None:
@@ -102,7 +105,9 @@ class VirtualMachine:
         for card in self._cards(program):
             card.programs.append(program)
         if self._grow(program):
+            program.speed = 1.0
             self._change_speeds(program.devices)
+            self._schedule(program)
 
     def kill(self, program: SimulatedProgram, outcome: Outcome) -> None:
         if program.is_alive:
@@ -205,6 +210,8 @@ class VirtualMachine:
             program.where = MemoryLocation.ON
             program.since = self.now
             program.paused_s += self.now - program.paused_since
+            if not program.uses_device:
+                self._set_speed(program, 1.0)
             self._change_speeds(program.devices)
         if program.on_moved is not None:
             program.on_moved(program)

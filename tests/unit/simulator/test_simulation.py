@@ -162,3 +162,14 @@ def test_progress_is_reported_up_to_the_last_job() -> None:
         found.play([trace_job(), trace_job()], progress.append)
     assert progress[-1] == 2
     assert progress == sorted(progress)
+
+
+def test_a_program_that_imports_holds_no_memory_and_slows_no_other() -> None:
+    first = trace_job(program="python a.py", load_percent=100.0, duration_s=100.0)
+    second = trace_job(program="python b.py", load_percent=100.0, duration_s=100.0, start_s=60.0)
+    passed = play("gpuyard", [first, second], "1x80GB")
+    runs = last_runs(passed)
+    assert runs[1].started_s == 0.0
+    # The first is alone for a minute, then both have half of the device.
+    assert runs[0].ended_s == pytest.approx(60.0 + 40.0 / 0.5, rel=0.01)
+    assert passed.memory_mb_s == pytest.approx(4000.0 * (runs[0].ended_s + runs[1].ended_s - 60.0), rel=0.01)
