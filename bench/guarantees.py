@@ -31,7 +31,7 @@ CARDS = ("1x24GB", "1x40GB", "1x80GB", "1x141GB", "2x24GB", "4x24GB", "8x80GB", 
 TRACES = ("lucid", "carma", "lucid+carma", "lucid:hard", "carma:hard", "lucid+carma:burst", "openb")
 PODS_FILE = "alibaba-openb_pod_list_default.csv"
 _JOBS, _JOBS_PER_CARD, _MOST_JOBS = 24, 8, 160
-_HEAD = f"{'trace':<18} {'cards':<8} {'seed':>4} {'jobs':>4}  {'makespan':>11}  {'completion':>11}  {'late':>7}  oom susp lost"
+_HEAD = f"{'trace':<18} {'cards':<8} {'seed':>4} {'jobs':>4}  {'makespan':>11}  {'completion':>11}  {'late':>7}  "
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def bench_guarantees(arguments: Sequence[str]) -> None:
         for policy, trace, each, seed in itertools.product(policies, traces, cards, seeds)
         if trace != "openb" or seed == seeds[0]
     ]
-    print(_HEAD)
+    print(f"{_HEAD}oom susp lost")
     broken = 0
     with get_context("fork").Pool(min(2, len(cases))) as pool:
         for result in pool.imap(run_case, cases):

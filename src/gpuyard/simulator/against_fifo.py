@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -13,7 +14,7 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 
 WAIT_FACTOR, WAIT_S = 2.0, 600.0
-# Two schedules that differ by less than this part are equally fast: the order of two arrivals already changes that much.
+# Schedules that differ by less than this part count as equally fast.
 _NOISE = 0.005
 
 
@@ -68,7 +69,7 @@ def broken_promises(fifo: PassSummary, passes: Sequence[PassSummary]) -> list[st
             broken.append(f"pass {number}: {each.lost - fifo.lost} jobs lost")
     for what in ("makespan_s", "completion_s"):
         figures = [getattr(each, what) for each in (fifo, *passes)]
-        for number, (before, after) in enumerate(zip(figures, figures[1:], strict=False), 1):
+        for number, (before, after) in enumerate(pairwise(figures), 1):
             if after > before * (1 + _NOISE) + 1.0:
                 than = "fifo" if number == 1 else f"pass {number - 1}"
                 broken.append(f"pass {number}: {what[:-2]} {after / before - 1:+.1%} against {than}")
