@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 # A jump goes from at most this part of the devices to at least that part, between two samples.
-_BEFORE_PART, _JUMP_PART = 0.15, 0.7
+_BEFORE_PART, JUMP_PART = 0.15, 0.7
 _JUMP_S = 2.5
 _ANY: frozenset[str] = frozenset()
 _YES = frozenset({"1", "true", "t", "yes", "on"})
@@ -93,7 +93,7 @@ def preallocation_advice(
 def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
     """Return whether memory, as pairs of seconds and MB, has gone from little to most of the devices in one jump.
     `total_mb` is the memory of the devices together."""
-    place = next((place for place, (_, used) in enumerate(curve) if used >= _JUMP_PART * total_mb), None)
+    place = next((place for place, (_, used) in enumerate(curve) if used >= JUMP_PART * total_mb), None)
     if not place:  # before the first sample it has used nothing
         return place == 0
     (before_s, before_mb), (at_s, _) = curve[place - 1], curve[place]
