@@ -57,7 +57,7 @@ def test_the_growth_of_memory_use_is_the_estimate_of_a_job(queue: QueueUnderTest
     first = queue.submit(*command)
     until(lambda: peaks_of(queue, first) == [3000.0], "its memory, without the desktop's")
     second = queue.submit(*command)
-    assert "GB needed" in queue.why(second), "no other job shares the card until the estimate exists"
+    assert "held by" in queue.why(second), "no other job shares the card until the estimate exists"
     (tmp_path / str(first)).touch()
     queue.wait(first)
     third = queue.submit(*command)

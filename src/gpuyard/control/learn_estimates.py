@@ -139,7 +139,8 @@ class LearnedEstimates:
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
         # What a program preallocates says nothing about others.
-        if run.predicted_mb is None and run.is_whole and job.spec.learns_memory and not run.preallocates:
+        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
+        if is_first and run.peak_mb is not None and not run.preallocates:
             any_run = replace(run, seconds=None, load_percent=None, ram_mb=None)
             for fingerprint, label in _wider_groups(job):
                 before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)

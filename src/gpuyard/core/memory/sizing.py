@@ -4,8 +4,9 @@ of memory.
 - A declared amount wins. A job without an estimate, as in its first run, is charged its expected peak (`expected_peak`)
   and shares a device from its start; while it runs, its lease follows what is measured (`newcomer`). A first run whose
   tag shares devices gets its part of a device.
-- Where the driver lists no processes, a desktop looks like any other program, and may never end. There the expectation
-  of a first run is relative to the free memory.
+- Where the driver lists no processes, a desktop looks like any other program, and may never end; and the memory of a
+  job can be measured only while it is the only one. There a first run needs a part of the free memory, and is alone
+  until its memory has been flat.
 - A job that ran out of memory gets more each time, and at last one of the largest devices alone. A learned amount never
   keeps a job from running at all: at worst it runs alone.
 """
@@ -33,7 +34,7 @@ _GROWTH = (1.25, 1.6)
 _RAM_GROWTH = 1.5
 # No job waits for more than this part of the RAM: a machine in use never has more available.
 _MOST_RAM = 0.75
-_NEARLY_ALL = 0.9
+_FREE_PART = 0.5
 # A declared amount this far above the use is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
@@ -99,17 +100,19 @@ def _first_run(
         return replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
     if not first_runs.share or not found.sizes or not found.sizes[-1]:
         return replace(need, memory=WholeDevice())
-    expected = expected_before(known, _base_mb(found, need.devices))
+    if not found.listed:  # memory can be measured only while one job is on the device
+        return replace(need, memory=WholeDevice(_part_of_free_mb(found, need.devices)))
+    # Relative to the smallest device, so that an unknown program can run there too.
+    expected = expected_before(known, found.listed[-1])
     required_mb = expected.at_most_mb(first_runs.sureness)
     if _takes_all(required_mb, need, sizes):
         return _alone(need, sizes)
     return replace(need, memory=UncertainMemory(required_mb, expected.mean_mb, expected.spread_mb))
 
 
-def _base_mb(found: "SuitableSizes", devices: int) -> float:
-    """Return the memory that the assumption about an unknown program is relative to: the smallest device, so that it
-    can run there too, or the free memory where no driver lists processes."""
-    return found.listed[-1] if found.listed else max(found.least_mb, found.free[min(devices, len(found.free)) - 1])
+def _part_of_free_mb(found: "SuitableSizes", devices: int) -> float:
+    """Return the memory that must be free beside a desktop where the driver lists no processes."""
+    return max(found.least_mb, _FREE_PART * found.free[min(devices, len(found.free)) - 1])
 
 
 def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:

@@ -87,7 +87,7 @@ export class Log {
   }
 
   /** Unfinished lines of both streams stay below all others. */
-  write(text, stream) {
+  write(text, stream = "stdout") {
     const raw = (this.unfinished[stream].text + text).split("\n");
     const lines = document.createDocumentFragment();
     this.unfinished[stream].text = cut(raw.pop());

@@ -124,17 +124,16 @@ def test_a_job_with_a_shared_tag_gets_a_whole_device_at_limit_one_or_of_unknown_
     assert size_need(job(tag_sharing=TagSharing(most_per_device=4)), known(), (unknown,)).is_exclusive
 
 
-def test_where_no_driver_lists_processes_a_first_run_is_expected_to_need_a_part_of_the_free_memory() -> None:
+def test_where_no_driver_lists_processes_a_first_run_is_alone_and_needs_a_part_of_the_free_memory() -> None:
     desktop = card(0, used=8 * GB, processes=None)
-    assert required_mb(desktop) < 0.6 * 16 * GB
+    assert first_run(desktop) == WholeDevice(8 * GB)
     fuller = card(1, used=20 * GB, processes=None)
-    assert required_mb(desktop, fuller) == required_mb(desktop), "of what is free on the best"
-    assert required_mb(card(0, used=23.5 * GB, processes=None)) < GB
-    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "a tiny card is not shared"
+    assert first_run(desktop, fuller) == WholeDevice(8 * GB), "of what is free on the best"
+    assert first_run(card(0, used=23.5 * GB, processes=None)) == WholeDevice(0.05 * CARD), "at least a tiny part"
     two = job()
     two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
-    needed = size_need(two, known(), (desktop, fuller)).required_mb
-    assert needed == pytest.approx(required_mb(fuller)), "where it needs two, both have to have it"
+    needed = size_need(two, known(), (desktop, fuller)).memory
+    assert needed == WholeDevice(2 * GB), "where it needs two, both have to have it"
 
 
 def test_cards_that_list_processes_decide_how_much_a_first_run_needs() -> None:
