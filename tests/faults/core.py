@@ -40,6 +40,22 @@ FAULTS = (
         near=(f"{_TESTS}/scheduling/test_planner_backfill.py",),
     ),
     Fault(
+        id="core-an-unknown-job-takes-what-is-reserved",
+        file=f"{_CORE}/scheduling/device_fit.py",
+        old="if not need.is_memory_known and state.is_awaited:",
+        new="if not need.is_memory_known and state.is_awaited and state.lease_count:",
+        breaks="A first run starts on an idle device that is reserved for the head of the queue, and delays it for hours.",
+        near=(f"{_TESTS}/scheduling/test_planner_backfill.py",),
+    ),
+    Fault(
+        id="core-a-hopeless-job-beside-others",
+        file=f"{_CORE}/memory/hopeless.py",
+        old="if any(held is None or held > _NOTHING_MB for _, held in lack.others):",
+        new="if any(held is not None and held > _NOTHING_MB for _, held in lack.others):",
+        breaks="A job fails for good although a neighbour of unknown size took the memory that it lacked.",
+        near=(f"{_TESTS}/memory/test_hopeless.py",),
+    ),
+    Fault(
         id="core-tag-limit-off-by-one",
         file=f"{_CORE}/scheduling/start_limits.py",
         old="if most is not None and self._by_tag[lane.tag] >= most:",
