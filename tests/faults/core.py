@@ -44,7 +44,7 @@ FAULTS = (
         file=f"{_CORE}/scheduling/device_fit.py",
         old="if not need.is_memory_known and state.is_awaited:",
         new="if not need.is_memory_known and state.is_awaited and state.lease_count:",
-        breaks="A first run starts on an idle device that is reserved for the head of the queue, and delays it for hours.",
+        breaks="A first run starts on an idle device that is reserved for the head of the queue, and delays it.",
         near=(f"{_TESTS}/scheduling/test_planner_backfill.py",),
     ),
     Fault(

@@ -125,8 +125,9 @@ class LearnedEstimates:
 
     def _applicable(self, job: Job, fingerprint: str) -> Profile | None:
         profile = self._profile(fingerprint)
-        is_outdated = profile and profile.preallocates and is_set_to_grow(job.argv, job.spec.environment)
-        return None if is_outdated else profile
+        if profile is None or not profile.preallocates:
+            return profile
+        return None if is_set_to_grow(profile.preallocates, job.argv, job.spec.environment) else profile
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """Update the profiles of the command and of the program with an attempt that has ended, and with a first run

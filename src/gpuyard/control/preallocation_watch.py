@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.memory.preallocation import JUMP_PART, has_jumped, preallocation_advice
+from gpuyard.core.memory.preallocation import JUMP_PART, find_preallocation, has_jumped
 from gpuyard.core.snapshot import Device, Sample
 
 EVENT = "preallocates"
@@ -50,9 +50,10 @@ class PreallocationWatch:
         libraries = map(self._loaded_libraries, sorted(_large_processes(devices)))
         traces = "\n".join([f"{job.spec.framework}/" if job.spec.framework else "", *libraries])
         least_mb = min(device.memory_total_mb or 0.0 for device in devices)
-        advice = preallocation_advice(job.argv, job.spec.environment, traces, usage.peak_mb, least_mb)
-        if advice is not None:
-            self._transitions.note_usage(job.id, replace(usage, preallocates=True))
+        found = find_preallocation(job.argv, job.spec.environment, traces, usage.peak_mb, least_mb)
+        if found is not None:
+            framework, advice = found
+            self._transitions.note_usage(job.id, replace(usage, preallocates=framework))
             self._transitions.store.add_event(job.id, now, EVENT, advice)
 
 

@@ -350,7 +350,7 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An estimate as it is exported: `runs` successful runs, the durations of the last ones, their peaks on one device,
     and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was missing of
     the peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts. With
-    `preallocates`, a framework took most of a device at once in these runs."""
+    `preallocates`, this framework took most of a device at once in these runs."""
 
     fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
     kind: ProfileKind
@@ -362,7 +362,7 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     floor_mb: Amount | None = None
     ram_mb: Amount | None = None
     load_percent: Amount | None = None
-    preallocates: bool = False
+    preallocates: Annotated[str, Meta(max_length=20)] = ""
     seen_at: Iso
 
 

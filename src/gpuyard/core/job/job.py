@@ -200,7 +200,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     levels_mb: dict[str, float] = {}
     flat_levels_mb: tuple[float, ...] = ()  # its peak when its memory had first been flat for each time of FLAT_S
     idle_looks: int = 0  # number of samples in which no process at all was on its devices
-    preallocates: bool = False  # a framework took most of its devices at once, which says nothing about its need
+    preallocates: str = ""  # the framework that took most of its devices at once, which says nothing about its need
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
 
     @property

@@ -55,7 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     predicted_mb: float | None = None  # the last prediction
     actual_mb: float | None = None  # the peak of that run
     seen_at: float = 0.0
-    preallocates: bool = False  # its peaks are of runs that preallocated
+    preallocates: str = ""  # its peaks are of runs in which this framework preallocated
 
     @property
     def least_s(self) -> float | None:
@@ -79,7 +79,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
     ram_mb: float | None = None
     load_percent: float | None = None
     predicted_mb: float | None = None
-    preallocates: bool = False  # a framework took most of a device at once: its peak says nothing about its need
+    preallocates: str = ""  # the framework that took most of a device at once: its peak says nothing about its need
     lacked_mb: float | None = None  # after running out of memory, the least that would have been enough
     is_whole: bool = True  # false for a run that was cut short
     at: float = 0.0

@@ -24,6 +24,7 @@ _NO = frozenset({"0", "false", "f", "no", "off"})
 class _Framework(Struct, frozen=True, kw_only=True):
     """How a framework preallocates, and how users limit it: by a variable or a flag."""
 
+    name: str
     pattern: re.Pattern[str]
     least: float  # the part of a device that it holds at least if it preallocates
     variables: dict[str, frozenset[str]]  # with the values that limit it; any value does if none is listed
@@ -35,6 +36,7 @@ class _Framework(Struct, frozen=True, kw_only=True):
 # The order matters: model servers use the other frameworks, and JAX includes parts of TensorFlow.
 _FRAMEWORKS = (
     _Framework(
+        name="vLLM",
         pattern=re.compile(r"\bvllm\b"),
         least=0.8,
         variables={},
@@ -43,6 +45,7 @@ _FRAMEWORKS = (
         "give it less with --gpu-memory-utilization 0.4 (or gpu_memory_utilization=0.4 in Python)",
     ),
     _Framework(
+        name="SGLang",
         pattern=re.compile(r"\bsglang\b"),
         least=0.75,
         variables={},
@@ -51,6 +54,7 @@ _FRAMEWORKS = (
         "give it less with --mem-fraction-static 0.4",
     ),
     _Framework(
+        name="JAX",
         pattern=re.compile(r"\b(?:jax|jaxlib|jax_plugins)[./]|\b(?:Xla|Jax)RuntimeError\b|\bexternal/xla/"),
         least=0.7,
         variables={
@@ -64,6 +68,7 @@ _FRAMEWORKS = (
         "set XLA_PYTHON_CLIENT_PREALLOCATE=false so that others can share the device",
     ),
     _Framework(
+        name="TensorFlow",
         pattern=re.compile(r"\btensorflow[./]"),
         least=0.85,
         variables={"TF_FORCE_GPU_ALLOW_GROWTH": _YES, "TF_GPU_ALLOCATOR": frozenset({"cuda_malloc_async"})},
@@ -74,10 +79,11 @@ _FRAMEWORKS = (
 )
 
 
-def preallocation_advice(
+def find_preallocation(
     command: Sequence[str], environment: Mapping[str, str], text: str, peak_mb: float | None, total_mb: float | None
-) -> str | None:
-    """Return a sentence that says what to set; None where the program is not known to preallocate, or did not.
+) -> tuple[str, str] | None:
+    """Return the name of the framework and a sentence that says what to set; None where the program is not known to
+    preallocate, or did not.
 
     text: the program's output, with the names of the libraries that it loaded, as many programs never print theirs.
     """
@@ -87,7 +93,7 @@ def preallocation_advice(
     framework = next((framework for framework in _FRAMEWORKS if framework.pattern.search(known)), None)
     if framework is None or peak_mb < framework.least * total_mb or _is_limited(framework, command, environment):
         return None
-    return framework.advice
+    return framework.name, framework.advice
 
 
 def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
@@ -100,9 +106,9 @@ def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
     return before_mb <= _BEFORE_PART * total_mb and at_s - before_s <= _JUMP_S
 
 
-def is_set_to_grow(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether the user has set how much a framework takes."""
-    return any(_is_limited(framework, command, environment) for framework in _FRAMEWORKS)
+def is_set_to_grow(framework: str, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether the user has set how much the framework of this name takes."""
+    return any(_is_limited(each, command, environment) for each in _FRAMEWORKS if each.name == framework)
 
 
 def growth_variables(environment: Mapping[str, str]) -> dict[str, str]:

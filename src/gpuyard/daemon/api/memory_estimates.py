@@ -11,7 +11,7 @@ from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import WAITING
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
-from gpuyard.core.memory.preallocation import preallocation_advice
+from gpuyard.core.memory.preallocation import find_preallocation
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.daemon.loop import SchedulerLoop
@@ -89,4 +89,5 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
     traces = "\n".join(read_tail(Path(log)) for log in (attempt.log, attempt.error_log) if log is not None)
     if attempt.ended_at is None and attempt.pid is not None:
         traces += "\n" + loaded_libraries(attempt.pid)
-    return preallocation_advice(job.argv, job.spec.environment, traces, peak, total)
+    found = find_preallocation(job.argv, job.spec.environment, traces, peak, total)
+    return None if found is None else found[1]

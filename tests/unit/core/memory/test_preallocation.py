@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.memory.preallocation import growth_variables, has_jumped, is_set_to_grow, preallocation_advice
+from gpuyard.core.memory.preallocation import find_preallocation, growth_variables, has_jumped, is_set_to_grow
 
 CARD_MB = 24576.0
 JAX = "site-packages/jaxlib/xla_extension.so"
@@ -14,7 +14,8 @@ SERVE = ("vllm", "serve", "some/model")
 def advice(
     command: tuple[str, ...], text: str, share: float | None, environment: dict[str, str] | None = None
 ) -> str | None:
-    return preallocation_advice(command, environment or {}, text, None if share is None else share * CARD_MB, CARD_MB)
+    found = find_preallocation(command, environment or {}, text, None if share is None else share * CARD_MB, CARD_MB)
+    return None if found is None else found[1]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_program_that_leaves_memory_to_others_gets_no_advice(share: float | No
 
 def test_an_unknown_program_gets_no_advice() -> None:
     assert advice(TRAIN, "epoch 1\nepoch 2\n", 0.99) is None
-    assert preallocation_advice(TRAIN, {}, JAX, 20000.0, None) is None
+    assert find_preallocation(TRAIN, {}, JAX, 20000.0, None) is None
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,9 @@ def test_a_program_that_preallocates_is_known_by_one_jump(curve: list[tuple[floa
     assert has_jumped(curve, CARD_MB) is jumped
 
 
-def test_a_setting_of_any_framework_counts() -> None:
-    assert is_set_to_grow(TRAIN, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
-    assert is_set_to_grow((*SERVE, "--gpu-memory-utilization=0.3"), {})
-    assert not is_set_to_grow(SERVE, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
+def test_a_setting_counts_for_its_own_framework() -> None:
+    growing = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    assert is_set_to_grow("JAX", TRAIN, growing)
+    assert not is_set_to_grow("vLLM", SERVE, growing)
+    assert is_set_to_grow("vLLM", (*SERVE, "--gpu-memory-utilization=0.3"), {})
+    assert not is_set_to_grow("JAX", TRAIN, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
