@@ -54,6 +54,14 @@ class Probe(Protocol):
         """Read all devices. Raises ProbeError, and no other exception, when that fails."""
 
 
+class MemoryProbe(Probe, Protocol):
+    """A probe that can read the memory of single devices in less than a millisecond."""
+
+    def read_memory(self, devices: Sequence[Device]) -> Sequence[Device]:
+        """Read the memory and the processes of these devices of an earlier reading. Returns those that could be read;
+        all other figures may be missing. Raises ProbeError, and no other exception, when that fails."""
+
+
 class HostProbe(Protocol):
     def read(self) -> Host: ...
 

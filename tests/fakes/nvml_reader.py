@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import pynvml
 
+from gpuyard.core.snapshot import Reading
 from gpuyard.errors import ProbeError
 from gpuyard.probes.nvidia import nvml
 
@@ -28,6 +29,7 @@ if task["set_up_each_time"]:
     nvml.SETUP_AGAIN_AFTER_S = -1.0
 probe = nvml.Nvml(Path(task["root"]))
 outcomes = []
+known = ()
 for number, text in enumerate(task["states"]):
     if number == task["close_before"]:
         pynvml.nvmlShutdown()
@@ -35,7 +37,12 @@ for number, text in enumerate(task["states"]):
     state_file.with_suffix(".new").write_text(text)
     state_file.with_suffix(".new").replace(state_file)
     try:
-        outcomes.append(msgspec.to_builtins(probe.read(5.0)))
+        if task["memory_from"] is None or number < task["memory_from"]:
+            reading = probe.read(5.0)
+        else:
+            reading = Reading(devices=tuple(probe.read_memory(known)))
+        known = known or reading.devices
+        outcomes.append(msgspec.to_builtins(reading))
     except ProbeError as error:
         outcomes.append({"error": type(error).__name__, "says": str(error), "hint": error.hint})
 print(json.dumps(outcomes))
@@ -65,13 +72,16 @@ def run_program(
     *,
     set_up_each_time: bool = False,
     close_before: int | None = None,
+    memory_from: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the result of each read. `close_before`: the number of the read before which the library is closed."""
+    """Return the result of each read. `close_before`: the number of the read before which the library is closed;
+    `memory_from`: the number of the first read that reads only the memory of the devices of the first one."""
     task = {
         "root": str(root),
         "states": [state.text() for state in states],
         "set_up_each_time": set_up_each_time,
         "close_before": close_before,
+        "memory_from": memory_from,
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

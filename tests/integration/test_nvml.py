@@ -252,6 +252,24 @@ def test_a_split_card_is_listed_with_its_instances_as_its_parts(reader: Reader) 
     assert (three["power_draw_w"], three["temperature_c"], three["utilization_percent"]) == (None, None, None)
 
 
+def test_the_memory_of_cards_and_instances_can_be_read_alone(reader: Reader) -> None:
+    split = replace(A100, is_split=True, instances=(ONE, THREE))
+    grown = replace(RTX, memory=FakeMemory(total=24564 * MIB, reserved=454 * MIB, used=9000 * MIB), power_mw=1)
+    grown_part = replace(ONE, memory=FakeMemory(total=4864 * MIB, used=900 * MIB))
+    lost = replace(L40, results={"*": Result.GPU_IS_LOST})
+    first, then = reader.read_each(
+        FakeState(devices=(RTX, L40, split)),
+        FakeState(devices=(grown, lost, replace(split, instances=(grown_part, THREE)))),
+        memory_from=1,
+    )
+    before, after = by_id(first), by_id(then)
+    assert after[RTX.uuid]["memory_used_mb"] == before[RTX.uuid]["memory_used_mb"] + 6000
+    assert after[ONE.uuid]["memory_used_mb"] == 900.0
+    assert processes_of(after[ONE.uuid]) == [(700, 500.0)]
+    assert L40.uuid not in after, "the next full reading says what is wrong with it"
+    assert after[RTX.uuid]["power_draw_w"] is None
+
+
 def test_a_card_that_could_be_split_but_is_not_is_one_device(reader: Reader) -> None:
     card = replace(A100, utilization=12)
     assert [(device["id"], device["utilization_percent"]) for device in reader.devices(card)] == [(A100.uuid, 12.0)]

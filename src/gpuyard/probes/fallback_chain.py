@@ -11,9 +11,10 @@ Rules:
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
@@ -74,6 +75,21 @@ class ChainStep:
             self._fail(ProbeTimeout(self.name, f"no answer within {waited:.1f} s", hint=hint))
             return None
 
+    def read_memory(self, devices: Sequence[Device], timeout_s: float) -> Sequence[Device]:
+        """Return the devices with new memory figures, as far as the probe reads them cheaply and answers in time. A
+        failure is left to the next `ask`."""
+        read_memory = getattr(self._probe, "read_memory", None)
+        if (
+            read_memory is None
+            or self.is_late
+            or not self._worker.start(lambda: Reading(devices=tuple(read_memory(devices))))
+        ):
+            return ()
+        try:
+            return printable_reading(self._worker.finish(timeout_s)).devices
+        except (ProbeError, NoAnswerYet):
+            return ()
+
     def _note_result(self, answer: Callable[[], Reading]) -> Reading | None:
         try:
             reading = answer()
@@ -118,6 +134,21 @@ class FallbackChain:
                 late = self._late_reading(self._steps[:position], Deadline(0.0))
                 return late or self._answer(step, reading)
         return self._late_reading(self._steps, deadline) or self.last_known()
+
+    def read_memory(self, device_ids: Collection[str], timeout_s: float) -> Reading:
+        """Read the memory and the processes of those devices where that costs little; all else is as last read."""
+        wanted: dict[ChainStep, list[Device]] = {}
+        for device, step in (self._seen[each] for each in device_ids if each in self._seen):
+            if not step.is_resting() and device.healthy:
+                wanted.setdefault(step, []).append(device)
+        deadline = Deadline(timeout_s)
+        found = []
+        for step, devices in wanted.items():
+            for now in step.read_memory(devices, deadline.left()):
+                device = _with_memory(self._seen[now.id][0], now)
+                self._seen[now.id] = device, step
+                found.append(device)
+        return Reading(devices=tuple(found))
 
     def last_known(self) -> Reading:
         """Return the known devices as unhealthy, and the current problems, without a call."""
@@ -176,6 +207,21 @@ class FallbackChain:
             tried = ", ".join(step.name for step in steps)
             return (Problem(source=tried, kind="missing", message="not installed, or no such GPU", vendor=self.vendor),)
         return problems
+
+
+def _with_memory(device: Device, now: Device) -> Device:
+    """Return the device with the memory and the processes of `now`; each process keeps its load."""
+    loads = {process.pid: process.utilization_percent for process in device.processes or ()}
+    processes = now.processes
+    if processes is not None:
+        processes = tuple(replace(each, utilization_percent=loads.get(each.pid)) for each in processes)
+    return replace(
+        device,
+        memory_total_mb=now.memory_total_mb,
+        memory_used_mb=now.memory_used_mb,
+        memory_free_mb=now.memory_free_mb,
+        processes=processes,
+    )
 
 
 def _unknown(device: Device, fault: str) -> Device:

@@ -5,8 +5,10 @@ consumer no sample is due. The sampler has no thread: its owner calls `due_in` a
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
 from gpuyard.core.snapshot import Problem, Sample, Snapshot, find_new_problems
@@ -18,6 +20,8 @@ SHORTEST_INTERVAL_S = 0.05
 
 class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
+
+    def read_memory(self, snapshot: Snapshot, device_ids: Collection[str]) -> Snapshot: ...
 
 
 class Sampler:
@@ -52,6 +56,17 @@ class Sampler:
         if self._last_started is None:
             return 0.0
         return max(0.0, self._last_started + interval - self._clock.monotonic())
+
+    def read_memory(self, sample: Sample, device_ids: Collection[str]) -> Sample:
+        """Return an earlier sample with the present memory of these devices; the identical one if none could be read at
+        little cost. Smoothed figures stay: load and power are not read."""
+        before = sample.snapshot
+        snapshot = self._machine.read_memory(before, device_ids)
+        if snapshot is before:
+            return sample
+        pairs = zip(before.devices, snapshot.devices, strict=True)
+        reread = frozenset(now.id for then, now in pairs if now is not then)
+        return replace(sample, snapshot=snapshot, reread=reread, new_problems=())
 
     def sample(self) -> Sample:
         """Take a sample now, whether it is due or not."""

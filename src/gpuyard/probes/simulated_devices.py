@@ -9,7 +9,7 @@ A suspended process waits at its next call, as a program that calls a driver doe
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -52,6 +52,10 @@ class SimulatedDevices:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
         own = [device for device in self.devices if device.vendor is self.vendor]
         return Reading(devices=tuple(_loaded(device, taken) for device in own))
+
+    def read_memory(self, devices: Sequence[Device]) -> list[Device]:
+        ids = {device.id for device in devices}
+        return [device for device in self.read(0.0).devices if device.id in ids]
 
     def idle_seconds(self, device_id: str) -> dict[int, float]:
         """Return for each process without load on the device the seconds since its last change of use."""

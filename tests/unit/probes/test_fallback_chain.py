@@ -1,8 +1,9 @@
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeMissing, ProbeTimeout
@@ -231,6 +232,49 @@ def test_a_device_missing_from_the_fallback_is_gone_if_its_pci_address_is_missin
         ("0000:01:00.0", True),
         ("GPU-2", False),
     ]
+
+
+class MemoryReader(ScriptedProbe):
+    """A probe that reads the memory of single devices at little cost."""
+
+    def __init__(self, *answers: Reading | Exception, now: Device | Exception | None = None) -> None:
+        super().__init__("quick", *answers, may_hang=True)
+        self.now = now
+        self.asked: list[list[str]] = []
+
+    def read_memory(self, devices: Sequence[Device]) -> list[Device]:
+        self.asked.append([device.id for device in devices])
+        if isinstance(self.now, Exception):
+            raise self.now
+        return [self.now] if self.now is not None else []
+
+
+def test_memory_is_read_of_the_devices_asked_for_and_all_else_stays() -> None:
+    busy = replace(CARD, utilization_percent=70.0, processes=(Process(pid=1, memory_mb=5.0, utilization_percent=60.0),))
+    grown = (Process(pid=1, memory_mb=80.0), Process(pid=2, memory_mb=10.0))
+    probe = MemoryReader(Reading(devices=(busy, OTHER)))
+    probe.now = Device(id="GPU-a", vendor=Vendor.NVIDIA, memory_used_mb=90.0, processes=grown)
+    reader = chain(probe)
+    assert reader.read_memory(["GPU-a"], 1.0) == Reading(), "it was never read"
+    reader.read(1.0)
+    (device,) = reader.read_memory(["GPU-a", "unknown"], 1.0).devices
+    assert probe.asked == [["GPU-a"]]
+    assert (device.name, device.utilization_percent, device.memory_used_mb) == ("Test", 70.0, 90.0)
+    assert [(each.memory_mb, each.utilization_percent) for each in device.processes or ()] == [
+        (80.0, 60.0),
+        (10.0, None),
+    ]
+
+
+def test_memory_is_not_read_through_a_tool_nor_after_a_failure() -> None:
+    tool = chain(ScriptedProbe("smi", Reading(devices=(CARD,))))
+    tool.read(1.0)
+    assert tool.read_memory(["GPU-a"], 1.0) == Reading()
+    failing = MemoryReader(Reading(devices=(CARD,)), now=crash("quick"))
+    library = chain(failing)
+    library.read(1.0)
+    assert library.read_memory(["GPU-a"], 1.0) == Reading()
+    assert library.read(1.0).problems == (), "the next full reading decides"
 
 
 def test_a_missing_tool_takes_no_time_from_the_others() -> None:

@@ -1,7 +1,8 @@
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Host, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed
@@ -49,6 +50,29 @@ def slow() -> Iterator[SlowTool]:
     probe = SlowTool()
     yield probe
     probe.let_go.set()
+
+
+class QuickProbe(FixedProbe):
+    """Reads the memory of its device at little cost."""
+
+    may_hang = True
+
+    def read_memory(self, devices: Sequence[Device]) -> list[Device]:
+        return [replace(device, memory_used_mb=700.0) for device in devices]
+
+
+def test_the_memory_of_a_device_is_read_into_an_earlier_snapshot() -> None:
+    clock = FakeClock()
+    probes = (QuickProbe(Vendor.NVIDIA), QuickProbe(Vendor.AMD), FixedProbe(Vendor.INTEL))
+    reader = MachineReader([FallbackChain(p.vendor, [p], clock) for p in probes], FixedHost(), clock, 5)
+    before = reader.snapshot()
+    clock.time += 5.0
+    after = reader.read_memory(before, {"nvidia-0", "intel-0"})
+    assert [device.memory_used_mb for device in after.devices] == [700.0, None, None]
+    assert after.devices[1:] == before.devices[1:]
+    assert all(now is then for now, then in zip(after.devices[1:], before.devices[1:], strict=True))
+    assert after.taken_at == before.taken_at, "the other figures are as old as before"
+    assert reader.read_memory(before, {"intel-0"}) is before
 
 
 def test_a_machine_with_several_vendors_shows_them_all() -> None:

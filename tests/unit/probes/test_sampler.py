@@ -1,4 +1,7 @@
+from collections.abc import Collection
+
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.probes.sampler import Sampler
@@ -14,9 +17,22 @@ class ScriptedMachine:
         self._loads = list(loads)
         self.problems = problems
 
+    def read_memory(self, snapshot: Snapshot, device_ids: Collection[str]) -> Snapshot:
+        devices = (replace(each, memory_used_mb=9.0) if each.id in device_ids else each for each in snapshot.devices)
+        return replace(snapshot, devices=tuple(devices)) if device_ids else snapshot
+
     def snapshot(self) -> Snapshot:
         device = Device(id="GPU-a", vendor=Vendor.NVIDIA, utilization_percent=self._loads.pop(0), power_draw_w=100.0)
         return Snapshot(taken_at=0.0, host=Host(cpu_percent=50.0), devices=(device,), problems=self.problems)
+
+
+def test_a_reading_of_memory_changes_no_smoothed_figure() -> None:
+    sampler = Sampler(ScriptedMachine(40.0), FakeClock())
+    before = sampler.sample()
+    after = sampler.read_memory(before, {"GPU-a"})
+    assert (after.loads, after.powers_w, after.reread) == (before.loads, before.powers_w, frozenset({"GPU-a"}))
+    assert after.snapshot.devices[0].memory_used_mb == 9.0
+    assert sampler.read_memory(before, set()) is before
 
 
 class Collected:

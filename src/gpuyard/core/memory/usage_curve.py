@@ -1,5 +1,6 @@
 """The resource use of an attempt: its peaks, and its memory over time as a bounded number of points."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 
@@ -46,9 +47,15 @@ def add_sample(
 
 
 def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:
-    """Add a point. Beyond MOST_POINTS, merge each two points into one that keeps the higher figure."""
+    """Add a point. Beyond MOST_POINTS, merge the points of equal intervals of time, however many there are, into one
+    that keeps the highest figure."""
     longer = (*curve, (round(at_s, 2), round(used, 1)))
     if len(longer) <= MOST_POINTS:
         return longer
-    pairs = (longer[place : place + 2] for place in range(0, len(longer), 2))
-    return tuple((pair[0][0], max(used for _, used in pair)) for pair in pairs)
+    # Powers of two: a later, wider interval consists of whole intervals of before.
+    width_s = 2.0 ** math.ceil(math.log2(2 * max(longer[-1][0], 1.0) / MOST_POINTS))
+    merged: dict[float, tuple[float, float]] = {}
+    for at, mb in longer:
+        since, most = merged.setdefault(at // width_s, (at, mb))
+        merged[at // width_s] = since, max(most, mb)
+    return tuple(merged.values())

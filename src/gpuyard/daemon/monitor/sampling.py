@@ -10,6 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gpuyard.control.batch_gates import GateSample
+from gpuyard.core.memory.watch_rate import READ_OFTEN_EVERY_S
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import GpuyardError
 from gpuyard.ports import Clock
@@ -27,6 +28,8 @@ _EMPTY_SAMPLE = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 class SamplingThread:
     """Hold the latest sample and take a new one on request. Requests made while one is being taken share it.
 
+    In between, the memory of `watched` devices is read often, and `on_memory` is called with each reading. Such a
+    reading makes the latest sample no younger: other figures in it are as old as before.
     A driver that hangs never blocks the daemon's loop.
     """
 
@@ -36,8 +39,12 @@ class SamplingThread:
         clock: Clock,
         on_sample: Callable[[], None],
         measure_ram: Callable[[], Mapping[tuple[int, int], float]] = dict,
+        on_memory: Callable[[], None] = lambda: None,
     ) -> None:
         self.latest = _EMPTY_SAMPLE
+        self.watched: frozenset[str] = frozenset()
+        self._on_memory = on_memory
+        self._is_reading_arriving = False
         self._sampler = sampler
         self._clock = clock
         self._on_sample = on_sample
@@ -73,11 +80,31 @@ class SamplingThread:
         self._is_requested.set()
 
     def _run(self) -> None:
-        while self._is_requested.wait() and not self._is_closed:
+        while True:
+            is_requested = self._is_requested.wait(READ_OFTEN_EVERY_S if self.watched else None)
+            if self._is_closed:
+                return
+            if not is_requested:
+                self._read_memory()
+                continue
             self._is_requested.clear()
             sample = self._take_sample()
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._arrive, sample)
+
+    def _read_memory(self) -> None:
+        before, watched = self.latest, self.watched
+        if self._is_reading_arriving or not watched:  # the loop is busy
+            return
+        try:
+            sample = self._sampler.read_memory(before, watched)
+        except Exception:  # noqa: BLE001 - the outermost place of the probes: a full sample follows anyway
+            _log.exception("the memory of the GPUs cannot be read")
+            self.watched = frozenset()
+            return
+        if sample is not before and not self._loop.is_closed():
+            self._is_reading_arriving = True
+            self._loop.call_soon_threadsafe(self._arrive_memory, before, sample)
 
     def _take_sample(self) -> Sample:
         try:
@@ -86,6 +113,12 @@ class SamplingThread:
             _log.exception("the machine cannot be sampled")
             self._clock.sleep(_PAUSE_AFTER_FAILURE_S)  # the loop requests the next sample at once
             return self.latest
+
+    def _arrive_memory(self, before: Sample, sample: Sample) -> None:
+        self._is_reading_arriving = False
+        if self.latest is before:  # else a full sample has arrived since
+            self.latest = sample
+            self._on_memory()
 
     def _arrive(self, sample: Sample) -> None:
         self.latest, self._arrived_at = sample, self._clock.monotonic()

@@ -92,6 +92,22 @@ class Nvml:
         devices = tuple(chain.from_iterable(devices for _, devices in measured))
         return Reading(devices=devices, problems=self._problems)
 
+    def read_memory(self, devices: Sequence[Device]) -> list[Device]:
+        """Read a few devices without setting up again what `read` takes care of."""
+        driver = self._driver
+        if driver is None or self._pid != os.getpid():
+            return []
+        ids, cards = {each.id for each in devices}, {each.parent or each.id for each in devices}
+        found: list[Device] = []
+        try:
+            for card in self._cards:
+                if card.device.id in cards and card.handle is not None:
+                    with contextlib.suppress(_LostError):  # `read` reports it
+                        found += [each for each in _measure_memory(driver, card, ids) if each.id in ids]
+        except driver.nvml.NVMLError as error:
+            raise _as_probe_error(driver.nvml, error) from error
+        return found
+
     def _needs_setup(self, nvml: ModuleType) -> bool:
         if self._pid != os.getpid() or nvml.nvmlDeviceGetCount() != len(self._cards):
             return True
@@ -274,6 +290,13 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     if driver.failed and figures == (None,) * 5:
         raise _LostError("the driver answers nothing about it")
     return device
+
+
+def _measure_memory(driver: _Driver, card: _NvmlCard, ids: set[str]) -> Iterator[Device]:
+    """Yield the card, and its parts, with only their memory and processes."""
+    if card.device.id in ids:
+        yield replace(card.device, **_memory(driver, card.handle), processes=_processes(driver, card.handle))
+    yield from _measure_parts(driver, card)
 
 
 def _measure_parts(driver: _Driver, card: _NvmlCard) -> Iterator[Device]:

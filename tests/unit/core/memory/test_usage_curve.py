@@ -1,5 +1,6 @@
 """The use of an attempt, sample by sample."""
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -30,6 +31,17 @@ def test_the_curve_is_bounded_in_order_and_keeps_the_peak(looks: list[tuple[floa
     assert max(used for _, used in usage.curve) == pytest.approx(max(map(sum, looks)), abs=0.06)
     assert usage.peaks_mb == {"G0": max(first for first, _ in looks), "G1": max(second for _, second in looks)}
     assert usage.peak_mb == max(usage.peaks_mb.values())
+
+
+def test_points_are_equally_far_apart_however_often_memory_was_read() -> None:
+    """The first ten seconds are read ten times a second, the next hour once a second."""
+    usage = Usage()
+    for at_s in (*(tenth / 10 for tenth in range(100)), *map(float, range(10, 3600))):
+        usage = add_sample(usage, at_s, {"G0": 5000.0 if at_s == 5.3 else 1000.0})
+    times = [at for at, _ in usage.curve]
+    assert max(after - before for before, after in itertools.pairwise(times)) <= 64.0
+    assert sum(at < 128.0 for at in times) == 2
+    assert max(used for _, used in usage.curve) == 5000.0
 
 
 @given(st.lists(st.floats(0.0, 0.02), min_size=120, max_size=200))
