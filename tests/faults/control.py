@@ -117,15 +117,15 @@ FAULTS = (
     Fault(
         id="control-rerun-with-the-same-memory",
         file=f"{_CONTROL}/transitions.py",
-        old="            self.store.set_growth(job.id, verdict.growth)\n",
-        new="",
+        old="            self.set_growth(job.id, verdict.growth)\n",
+        new="            pass\n",
         breaks="A job that ran out of memory is retried with the same memory, forever.",
         near=(_MEMORY,),
     ),
     Fault(
         id="control-preempted-success-runs-again",
         file=f"{_CONTROL}/transitions.py",
-        old="attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED",
+        old="attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED",
         new="False",
         breaks="A job that succeeded just as it was being preempted runs a second time.",
         near=("tests/unit/control/test_attempt_ends.py",),

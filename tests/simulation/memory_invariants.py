@@ -35,8 +35,18 @@ def check_live(live: Sequence[tuple[Job, Attempt]]) -> None:
         if job.state in (JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING):
             assert attempt.parked is not None, f"job {job.id} is {job.state} without a recorded cause"
             assert attempt.suspended_at is not None, f"the time of job {job.id} runs while it is {job.state}"
+            if attempt.parked is SuspendedBy.MEMORY_GUARD:
+                _check_guarded(job, attempt)
         elif job.state is JobState.RUNNING:
             assert attempt.suspended_at is None, f"the time of job {job.id} stands still while it runs"
+
+
+def _check_guarded(job: Job, attempt: Attempt) -> None:
+    """Assert that the memory guard suspends only jobs of unknown memory, or which hold more than they declared."""
+    assert job.spec.on_preempt is OnPreempt.SUSPEND, f"job {job.id} must not be suspended for other jobs"
+    known = job.spec.need.required_mb
+    if attempt.usage is not None and attempt.predicted_mb is None and known is not None and not job.growth.count:
+        assert (attempt.usage.peak_mb or 0.0) > known, f"job {job.id} stayed within the {known} MB that it declared"
 
 
 def check_after_step(
@@ -83,7 +93,7 @@ def check_job_at_end(world: World, job: Job, attempts: Sequence[Attempt], retrie
     )
     short = kinds.count(OutcomeKind.OUT_OF_MEMORY)
     assert short <= (1 + MOST_RERUNS) * (1 + retried), f"job {job.id} ran out of memory {short} times"
-    was_preempted = OutcomeKind.PREEMPTED in kinds
+    was_preempted = not {OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD}.isdisjoint(kinds)
     assert not was_preempted or job.spec.on_preempt is not OnPreempt.NEVER, f"job {job.id} must never be preempted"
     if job.state is JobState.FAILED and kinds[-1] is OutcomeKind.OUT_OF_MEMORY:
         _check_given_up(world, job, attempts[-1])

@@ -208,6 +208,42 @@ def test_a_resumed_first_run_is_charged_what_is_expected_of_it() -> None:
     assert result.starts["other"] < 15 < result.starts["third"]
 
 
+# The memory guard
+
+
+def climbing(runs_s: float, first_gb: float, gb_per_s: float, last_gb: float) -> Behavior:
+    seconds = range(int((last_gb - first_gb) / gb_per_s) + 1)
+    return Behavior(runs_s=runs_s, climbs=tuple((1.0 + at, (first_gb + gb_per_s * at) * GB) for at in seconds))
+
+
+def test_a_first_run_that_outgrows_its_device_is_suspended_until_the_one_before_it_has_ended() -> None:
+    behaviors = known(first=steady(5, 250.0), grows=climbing(300.0, 4.0, 0.1, 20.0))
+    jobs = run(0, "first", "a", "first"), run(20, "grows", "b", "grows")
+    result = simulate(behaviors, *jobs, shares_first_runs=True)
+    assert (set(result.states.values()), result.attempts) == ({"succeeded"}, 2)
+    assert not logged(result, "out of memory")
+    assert logged(result, "moved") == [((2, 1), "Suspension", True, False), ((2, 1), "Resumption", True, False)]
+    assert times_of(result, "over", ((1, 1), "0")) == [250.0], "the first job was not touched"
+
+
+def test_a_young_first_run_that_may_not_be_suspended_is_queued_again() -> None:
+    behaviors = known(first=steady(5, 100.0), grows=climbing(60.0, 12.0, 0.2, 20.0))
+    jobs = run(0, "first", "a", "first"), run(20, "grows", "b", "grows", on_preempt="requeue")
+    result = simulate(behaviors, *jobs, shares_first_runs=True)
+    assert (set(result.states.values()), result.attempts) == ({"succeeded"}, 3)
+    assert not logged(result, "out of memory")
+    assert times_of(result, "over", ((1, 1), "0")) == [100.0], "the first job was not touched"
+
+
+def test_a_first_run_is_not_suspended_again_and_again() -> None:
+    """Each of three programs needs 9 GB of a device of 24 GB; two of them fit."""
+    behaviors = known(**{name: climbing(150.0, 2.0, 0.2, 9.0) for name in ("a", "b", "c")})
+    result = simulate(behaviors, *(run(0, name, name, name) for name in ("a", "b", "c")), shares_first_runs=True)
+    assert set(result.states.values()) == {"succeeded"}
+    assert not logged(result, "out of memory")
+    assert len(logged(result, "moved")) <= 4
+
+
 def test_a_suspended_job_can_be_cancelled() -> None:
     result = simulate(known(long=steady(8, 100.0)), run(0, "job", "a", "long"), ask(5, "suspend"), ask(20, "cancel"))
     assert result.states == {"job": "cancelled"}

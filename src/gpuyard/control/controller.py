@@ -14,13 +14,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
@@ -40,11 +40,11 @@ from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
+from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import NOTICED_BY_QUEUE, Reason, ReasonKind
 from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -52,21 +52,6 @@ from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Sus
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
-# The controller itself notices when one of these ends.
-_OWN_REASONS = frozenset(
-    {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
-     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
-)  # fmt: skip
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a job waits. `reasons` are those of the first job of its lane, `first_id`; `ahead` jobs of the lane come
-    before it."""
-
-    reasons: tuple[Reason, ...]
-    first_id: int
-    ahead: int
-    starts_at: float | None
 
 
 class Controller:
@@ -89,6 +74,7 @@ class Controller:
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
+        self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
@@ -136,7 +122,7 @@ class Controller:
         self._ends.collect(now)
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
-        self.usage_tracker.note(sample, now)
+        self.observe(sample)
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
@@ -152,6 +138,7 @@ class Controller:
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)
                 self._stop_signals.stop_overdue(now)
+                self.memory_guard.act(self.rules, now)
                 ready = self._store.ready_queues()
                 is_outdated = self._is_outdated(sample, ready)
                 may_start = may_start and not is_outdated
@@ -173,6 +160,12 @@ class Controller:
         self.suspend_control.request()
         self._ticket.update(self.plan.head, now, has_started=started > 0)
         return self._result(now, started, is_outdated=is_outdated)
+
+    def observe(self, sample: Sample) -> bool:
+        """Note what live attempts use. Return whether a job has to make way: the next step takes care of that."""
+        now = self._clock.now()
+        self.usage_tracker.note(sample, now)
+        return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
 
     # Decide and start
 
@@ -266,7 +259,7 @@ class Controller:
                 loads=sample.loads,
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
-                closed=closed_devices(snapshot, self._leases.drains(), banned),
+                closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},
                 known=self._known_states,
             ),
             queues=queues,
@@ -381,7 +374,7 @@ class Controller:
         reasons = [reason for waiting in self.plan.waiting for reason in waiting.reasons]
         waits_for_lease = any(reason.is_leased for reason in reasons)
         kinds = {reason.kind for reason in reasons if not reason.is_leased}
-        waits_for_sample = not kinds <= _OWN_REASONS or (ReasonKind.TOO_FEW in kinds and not waits_for_lease)
+        waits_for_sample = not kinds <= NOTICED_BY_QUEUE or (ReasonKind.TOO_FEW in kinds and not waits_for_lease)
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
             waits_for_devices=waits_for_sample or waits_for_lease,

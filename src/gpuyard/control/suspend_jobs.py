@@ -16,6 +16,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, UncertainMemory, WholeDevice
+from gpuyard.core.memory.memory_guard import MOVED_OUT_MB_S
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -26,7 +27,7 @@ from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 # Transfer rates to RAM and back, measured on a current GPU.
 # A suspended job without an estimate may need this part more than was expected of it.
 _MAY_GROW = 0.25
-_OUT_MB_PER_S, _BACK_MB_PER_S = 1600.0, 5000.0
+_OUT_MB_PER_S, _BACK_MB_PER_S = MOVED_OUT_MB_S, 5000.0
 _TRY_AGAIN_S = 5.0
 _PREEMPT_AGAIN_S, _LONGEST_PREEMPT_AGAIN_S = 15.0, 3600.0
 _MOVING = (JobState.SUSPENDING, JobState.RESUMING)
@@ -78,6 +79,8 @@ class SuspendControl:
             held = {each: max(mb, usage.peaks_mb.get(each, 0.0)) for each, mb in moved.held_mb.items() if mb}
             self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
             text = _suspended_text(self._transitions.live[job_id], moved)
+            if attempt.parked is SuspendedBy.MEMORY_GUARD and live.job.reason:
+                text = f"{live.job.reason}; {text}"
         else:
             if not moved.may_pass:  # else a victim would be stopped, and lose its work, for a limit that passes
                 self._refused[job_id, attempt.number] = moved.text
@@ -124,7 +127,7 @@ class SuspendControl:
 
     # Preemption
 
-    def _why_not(self, live: Live, sample: Sample, rules: Rules) -> str | None:
+    def why_not(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         """Return why the job cannot be suspended. A failed try is not repeated, unless a person asks for it."""
         tried = self._refused.get((live.job.id, live.attempt.number))
         return tried if tried is not None else self.refusal(live, sample, rules)
@@ -139,7 +142,7 @@ class SuspendControl:
             yield replace(run, preempt_cost_s=self._cost_s(live, sample, rules, now)) if may_be else run
 
     def _cost_s(self, live: Live, sample: Sample, rules: Rules, now: float) -> float:
-        if live.job.spec.on_preempt is OnPreempt.SUSPEND and self._why_not(live, sample, rules) is None:
+        if live.job.spec.on_preempt is OnPreempt.SUSPEND and self.why_not(live, sample, rules) is None:
             held = sum(_held_mb(live.attempt).values())
             return held / _OUT_MB_PER_S + held / _BACK_MB_PER_S
         return live.attempt.ran_s(now)  # it starts from the beginning again
@@ -151,7 +154,7 @@ class SuspendControl:
         for preempt in preempts:
             live = self._transitions.live[preempt.job_id]
             is_stopped = live.job.spec.on_preempt is OnPreempt.REQUEUE
-            why_not = None if is_stopped else self._why_not(live, sample, rules)
+            why_not = None if is_stopped else self.why_not(live, sample, rules)
             if is_stopped or why_not is not None:
                 note = f"for job {preempt.for_job}" + (f"; cannot be suspended: {why_not}" if why_not else "")
                 self._transitions.store.add_event(preempt.job_id, now, "preempted", note)
@@ -232,7 +235,7 @@ class SuspendControl:
 
 
 def _waits_for_memory(live: Live) -> bool:
-    return live.job.state is JobState.SUSPENDED and live.attempt.parked is SuspendedBy.FOR_ROOM
+    return live.job.state is JobState.SUSPENDED and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
 def resume_need(live: Live) -> Need:

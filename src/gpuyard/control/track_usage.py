@@ -53,6 +53,7 @@ class UsageTracker:
         self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._devices: dict[str, Device] = {}
         self._evidence: dict[int, _Evidence] = {}
+        self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
 
     def note(self, sample: Sample, now: float) -> None:
         """Update the usage of all live attempts; each sample counts once."""
@@ -65,23 +66,28 @@ class UsageTracker:
         devices = {device.id: device for device in sample.snapshot.devices}
         fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
         self._devices = devices
+        self.held_mb = {job_id: held for job_id, held in self.held_mb.items() if job_id in self._transitions.live}
         sharers: dict[str, list[Live]] = {}
         for each in live:
             for device_id in each.attempt.devices:
                 sharers.setdefault(device_id, []).append(each)
         # A device that is the identical object was not read again: it adds nothing.
-        live = [each for each in live if not each.attempt.devices or not fresh.isdisjoint(each.attempt.devices)]
+        measures_ram = not sample.reread
+        used = ((each, each.attempt.devices) for each in live)
+        live = [each for each, ids in used if (measures_ram and not ids) or not fresh.isdisjoint(ids)]
         mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
-        by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine else {}
+        by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
         for each in live:
             attempt = each.attempt
             ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
+            self.held_mb[attempt.job_id] = memory
             own = [by_process.get((attempt.lease_id or "", device_id)) for device_id, used in memory.items() if used]
             load = _largest(own) if own and None not in own else _own_load(each, sharers, devices, memory)
+            load = None if sample.reread else load
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)

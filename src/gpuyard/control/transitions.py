@@ -13,6 +13,7 @@ from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.core.job.job import (
     Attempt,
+    Growth,
     Job,
     MemoryLack,
     Outcome,
@@ -41,7 +42,10 @@ _STOP_REASONS = {
     OutcomeKind.TIMED_OUT: "over its time limit",
     OutcomeKind.PREEMPTED: "preempted by an urgent job",
     OutcomeKind.NOT_RESTORED: "suspended, and could not be resumed",
+    OutcomeKind.MEMORY_GUARD: "its GPU was about to run out of memory",
 }
+_MAKE_ROOM = (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD)
+_STOPPING = "stopping: "
 
 
 class JobTransitions:
@@ -121,15 +125,15 @@ class JobTransitions:
                 self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
-    def stop(self, job_id: int, kind: OutcomeKind, now: float) -> None:
-        """Record that the attempt is asked to stop, and when it will be killed."""
+    def stop(self, job_id: int, kind: OutcomeKind, now: float, why: str | None = None) -> None:
+        """Record that the attempt is asked to stop, and when it will be killed. `why` replaces the text of `kind`."""
         live = self.live[job_id]
         times = stop_times(live.job.spec, live.attempt, kind, now)
         attempt = replace(live.attempt, stopping=kind, stop_at=times.stop_at, kill_at=times.kill_at)
-        text = _STOP_REASONS[kind]
+        text = why or _STOP_REASONS[kind]
         if times.stop_at > now:
             text += f"; it has {format_duration(times.stop_at - now)} to save its work"
-        self._change(live, attempt, JobEvent.STOP, f"stopping: {text}")
+        self._change(live, attempt, JobEvent.STOP, f"{_STOPPING}{text}")
         self.store.add_event(job_id, now, "stopping", text)
 
     def cancel_instead(self, job_id: int, now: float) -> bool:
@@ -141,7 +145,7 @@ class JobTransitions:
         attempt = replace(live.attempt, stopping=OutcomeKind.CANCELLED)
         if attempt.stop_at is not None and attempt.stop_at > now:  # it still had time to save its work
             attempt = replace(attempt, stop_at=now, kill_at=now + live.job.spec.grace_s)
-        self._change(live, attempt, None, f"stopping: {text}")
+        self._change(live, attempt, None, f"{_STOPPING}{text}")
         self.store.add_event(job_id, now, "stopping", text)
         return True
 
@@ -208,6 +212,11 @@ class JobTransitions:
         sizes = [share.memory_mb for share in claim.shares if share.memory_mb is not None and not share.is_exclusive]
         self.keep_attempt(live, replace(live.attempt, reserved_mb=max(sizes, default=None)))
 
+    def set_growth(self, job_id: int, growth: Growth) -> None:
+        """Record what the job gets at its next start."""
+        self.store.set_growth(job_id, growth)
+        self.estimates.clear_cache()
+
     def prioritise(self, job: Job, priority: int, now: float) -> None:
         self.store.set_priority(job.id, priority)
         self.store.add_event(job.id, now, "priority", f"{job.priority} -> {priority}")
@@ -235,12 +244,12 @@ class JobTransitions:
         live = self.live.take(job_id)
         job, attempt = live.job, live.attempt
         # A preempted program that succeeded before it was stopped need not run again.
-        had_succeeded = attempt.stopping is OutcomeKind.PREEMPTED and outcome.kind is OutcomeKind.SUCCEEDED
+        had_succeeded = attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED
         if attempt.stopping is None and attempt.warned_at is not None and outcome.kind is OutcomeKind.FAILED:
             reason = f"{outcome.reason or outcome.kind} after the signal before its time limit"
             outcome = replace(outcome, kind=OutcomeKind.TIMED_OUT, reason=reason)
         if attempt.stopping is not None and not had_succeeded:
-            outcome = replace(outcome, kind=attempt.stopping, reason=_STOP_REASONS[attempt.stopping])
+            outcome = replace(outcome, kind=attempt.stopping, reason=_stop_reason(job, attempt.stopping))
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
         if outcome.kind is OutcomeKind.NEVER_STARTED:
@@ -272,8 +281,7 @@ class JobTransitions:
             queued_at=now if state is JobState.QUEUED and not is_back_in_line else None,
         )
         if verdict.growth is not None:
-            self.store.set_growth(job.id, verdict.growth)
-            self.estimates.clear_cache()
+            self.set_growth(job.id, verdict.growth)
         if state is not JobState.SUCCEEDED:  # the attempt already records a success
             self.store.add_event(job.id, now, state, verdict.text)
         job = replace(job, state=state, reason=reason, outcome=outcome)
@@ -381,3 +389,10 @@ class JobTransitions:
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
             self._unsaved.clear()
+
+
+def _stop_reason(job: Job, kind: OutcomeKind) -> str:
+    """Return why an attempt was stopped. What the memory guard saw is recorded with the job."""
+    if kind is OutcomeKind.MEMORY_GUARD and (job.reason or "").startswith(_STOPPING):
+        return (job.reason or "").removeprefix(_STOPPING)
+    return _STOP_REASONS[kind]

@@ -191,6 +191,7 @@ class SchedulerLoop:
             self._finished = self.controller.transitions.finished
             self._settled = 0
             self.finish_signal.announce()
+        self.sampling.watched = self.controller.memory_guard.watched
         self._schedule_next(step)
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
@@ -213,6 +214,11 @@ class SchedulerLoop:
         self.sample_logs.write(self.controller.batch_gates.take_rows())
         self._drop_refused()
         return step
+
+    def on_memory(self) -> None:
+        """Note the memory of a growing first run, which is read often. A step follows only if a job has to make way."""
+        if not self._is_closed and self.problem is None and self.controller.observe(self.sampling.latest):
+            self.wake()
 
     def _check_home(self) -> None:
         if self._home.has_lost_home() and self.controller.closed is None:

@@ -153,7 +153,11 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     server = await serve(paths.socket_path(), routes.handle)
     scheduler.start(
         SamplingThread(
-            Sampler(local_machine(clock=clock), clock), clock, scheduler.wake, RamMeter(engine.queue).measure
+            Sampler(local_machine(clock=clock), clock),
+            clock,
+            scheduler.wake,
+            RamMeter(engine.queue).measure,
+            on_memory=scheduler.on_memory,
         )
     )
     publisher = EventPublisher(scheduler, ledger.leases)

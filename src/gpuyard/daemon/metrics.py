@@ -67,6 +67,7 @@ class Metrics:
             breakdowns=breakdowns,
             leases=leases,
             counters=self._counters,
+            guard_suspensions=self._scheduler.controller.memory_guard.suspended,
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
 
@@ -173,6 +174,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     breakdowns: Mapping[str, MemoryParts]
     leases: Mapping[str, int]
     counters: EventCounters
+    guard_suspensions: int = 0
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -182,6 +184,7 @@ def write_metrics(scrape: Scrape) -> bytes:
     ended, finished = _by("outcome", counters.attempts_ended), _by("state", counters.jobs_finished)
     lacked = "Attempts that ran out of memory, by where."
     avoided = "Jobs kept waiting while enough memory for them was free, but promised to others by leases."
+    guarded = "Jobs suspended because their GPU was about to run out of memory."
     lines = itertools.chain(
         _metric("build_info", "gauge", "Version of the daemon.", [({"version": __version__}, 1)]),
         _metric("daemon_start_time_seconds", "gauge", started, [({}, scrape.started_at)]),
@@ -198,6 +201,7 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished),
         _metric("out_of_memory_total", "counter", lacked, _by("where", counters.out_of_memory)),
         _metric("out_of_memory_avoided_total", "counter", avoided, [({}, counters.out_of_memory_avoided)]),
+        _metric("memory_guard_suspensions_total", "counter", guarded, [({}, scrape.guard_suspensions)]),
         _histogram("wait_seconds", "From when a job was queued to its start.", counters.wait_s),
         _histogram("run_seconds", "How long attempts ran, without the time suspended.", counters.run_s),
         _histogram("step_seconds", "Duration of a step of the scheduler.", counters.step_s),

@@ -42,10 +42,11 @@ class OnPreempt(StrEnum):
 
 class SuspendedBy(StrEnum):
     """Why a job is suspended: a person asked for it, and it stays suspended until a person resumes it; or it was
-    preempted, and continues as soon as there is enough free memory."""
+    preempted, or its GPU was about to run out of memory, and it continues as soon as there is enough free memory."""
 
     BY_PERSON = "by-person"
     FOR_ROOM = "for-room"
+    MEMORY_GUARD = "memory-guard"
 
 
 class RetryCause(StrEnum):
@@ -75,6 +76,7 @@ class OutcomeKind(StrEnum):
     NEVER_STARTED = "never-started"
     PREEMPTED = "preempted"
     NOT_RESTORED = "not-restored"
+    MEMORY_GUARD = "memory-guard"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -247,7 +247,8 @@ class PlacementState:
         return map(self.states.__getitem__, found)
 
     def _closed(self, need: Need, device: Device) -> Reason | None:
-        return None if need.is_resumed else self._view.closed.get(device.id)
+        closed = self._view.closed.get(device.id)
+        return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
     def _fitting(self, need: Need) -> list[DeviceState]:
         """Return the devices that fit. Cheap checks come first, as this runs for every waiting job."""

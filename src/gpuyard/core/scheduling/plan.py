@@ -81,3 +81,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
     head: WaitingJob | None = None  # head of the queue (has devices reserved), else the first that waits for devices
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a job waits. `reasons` are those of the first job of its lane, `first_id`; `ahead` jobs of the lane come
+    before it."""
+
+    reasons: tuple[Reason, ...]
+    first_id: int
+    ahead: int
+    starts_at: float | None

@@ -17,6 +17,7 @@ class ReasonKind(StrEnum):
     NOT_ASKED_FOR = "not-asked-for"
     BANNED = "banned"
     DRAINED = "drained"
+    MEMORY_GUARD = "memory-guard"
     UNHEALTHY = "unhealthy"
     LEASED = "leased"
     AWAITED = "awaited"
@@ -50,6 +51,12 @@ class ReasonKind(StrEnum):
     STAGGERED = "staggered"
     PREALLOCATES = "preallocates"
 
+
+# The queue itself notices when one of these ends; for all others a new sample is needed.
+NOTICED_BY_QUEUE = frozenset(
+    {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
+     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
+)  # fmt: skip
 
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),

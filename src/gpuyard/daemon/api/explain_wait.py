@@ -121,7 +121,7 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
 
 def _was_preempted(scheduler: SchedulerLoop, job: Job) -> bool:
     live = scheduler.controller.transitions.live.get(job.id)
-    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is SuspendedBy.FOR_ROOM
+    return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
 def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
@@ -137,6 +137,9 @@ def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
 
 
 def _preemption_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
+    live = scheduler.controller.transitions.live.get(job.id)
+    if live is not None and live.attempt.parked is SuspendedBy.MEMORY_GUARD and job.reason is not None:
+        yield Reason(ReasonKind.SUSPENDED, job.reason)
     preempted = [Reason(ReasonKind.MAKING_ROOM, text) for text in _preempted_jobs(scheduler, job)]
     yield from preempted
     head = scheduler.controller.plan.head

@@ -19,6 +19,7 @@ _CAUSES = {
     "cancelled": "cancelled",
     "lost": "lost: its node failed",
     "preempted": "preempted by a more urgent job",
+    "memory-guard": "stopped before its GPU ran out of memory",
     "not-restored": "could not be resumed after a suspension",
 }
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}

@@ -1,0 +1,247 @@
+"""Watches the cards on which first runs grow, and lets the youngest of them make way before the memory is gone.
+
+The rules are in `core/memory/memory_guard.py`. `note` follows each reading of the devices, `act` is part of a step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.rules import Rules
+from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import OnPreempt, OutcomeKind, SuspendedBy
+from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
+from gpuyard.core.memory.memory_guard import (
+    SPARED_S,
+    Alarm,
+    GuardedJob,
+    MemoryClimb,
+    alarm_text,
+    closed_reason,
+    find_alarm,
+    grown_need,
+    judge_card,
+    may_stop,
+    room_to_resume,
+)
+from gpuyard.core.memory.watch_rate import devices_to_watch, holds_more_than_reserved
+from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.snapshot import Device, Sample
+from gpuyard.core.units import format_size
+from gpuyard.errors import EnvironmentFault
+from gpuyard.ports import LeaseLedger
+
+_LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
+# A job that could not make way is not considered again at each reading.
+_TRY_AGAIN_S = 1.0
+
+
+class MemoryGuard:
+    def __init__(
+        self,
+        transitions: JobTransitions,
+        suspend_control: SuspendControl,
+        leases: LeaseLedger,
+        from_wall: Callable[[float], float],
+    ) -> None:
+        self.watched: frozenset[str] = frozenset()  # devices that are read often
+        self.suspended = 0  # how often a job was suspended
+        self._transitions = transitions
+        self._suspend_control = suspend_control
+        self._leases = leases
+        self._from_wall = from_wall
+        self._last: Sample | None = None
+        self._climbs: dict[tuple[int, int, str], MemoryClimb] = {}
+        self._cards: dict[str, MemoryClimb] = {}  # used memory where the driver lists no processes
+        self._gates: dict[str, SteadyGate] = {}
+        self._alarms: dict[str, Alarm] = {}
+        self._left_at: dict[int, float] = {}  # when a job that the guard has suspended was last seen suspended
+        self._kept_at: dict[int, float] = {}  # when a job could not make way
+
+    def note(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> bool:
+        """Judge the cards by a new reading; `held_mb` is what each job holds on each device. Return whether a job has
+        to make way."""
+        if sample is self._last:
+            return bool(self._alarms)
+        self._last = sample
+        first_runs = {live.job.id: live for live in self._first_runs()}
+        self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now)
+        self._forget(now)
+        self._note_climbs(sample, held_mb, now)
+        self._alarms = {}
+        if not first_runs and not self._gates:
+            return False
+        ids = {device_id for live in first_runs.values() for device_id in live.attempt.devices} | self._gates.keys()
+        for device in (device for device in sample.snapshot.devices if device.id in ids):
+            alarm = self._alarm(device, first_runs, now)
+            self._note_gate(device, alarm, now)
+            if alarm is not None and alarm.victim is not None and now >= self._kept_at.get(alarm.victim, 0.0):
+                self._alarms[device.id] = alarm
+        return bool(self._alarms)
+
+    def closed(self) -> dict[str, Reason]:
+        """Return why nothing new starts on a card, for each such card."""
+        if not self._gates or self._last is None:
+            return {}
+        devices = filter(None, map(self._last.snapshot.device, self._gates))
+        return {device.id: closed_reason(device.id, *_figures(device)) for device in devices}
+
+    def act(self, rules: Rules, now: float) -> None:
+        """Let a job make way on each card with an alarm, if that still holds: jobs may have ended since."""
+        if not self._alarms or self._last is None:
+            return
+        first_runs = {live.job.id: live for live in self._first_runs()}
+        for device in filter(None, map(self._last.snapshot.device, self._alarms)):
+            alarm = self._alarm(device, first_runs, now)
+            if alarm is not None and alarm.victim is not None:
+                self._make_way(first_runs, device, alarm, rules, now)
+        self._alarms = {}
+
+    def _make_way(self, first_runs: Mapping[int, Live], device: Device, alarm: Alarm, rules: Rules, now: float) -> None:
+        live, sample = first_runs[alarm.victim or 0], self._last
+        assert sample is not None
+        label = sample.snapshot.labels.get(device.id, device.id)
+        if alarm.suspends_grower:
+            grower = first_runs[alarm.grower]
+            if self._why_not_suspended(grower, sample, rules) is None:
+                text = f"{alarm_text(alarm, label, alarm.grower)}; to suspend job {live.job.id} would take too long"
+                self._suspend(grower, device, text, now)
+                return
+        text = f"{alarm_text(alarm, label, live.job.id)}; {self._why_this_job(live)}"
+        why_not = self._why_not_suspended(live, sample, rules)
+        if why_not is None:
+            self._suspend(live, device, text, now)
+        elif may_stop(alarm, live.attempt.ran_s(now)):
+            growth = grown_need(live.job.growth, _room(live, device))
+            self._transitions.set_growth(live.job.id, growth)
+            text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
+            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
+        else:
+            self._kept_at[live.job.id] = now + _TRY_AGAIN_S
+
+    def _why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
+        if live.job.spec.on_preempt is OnPreempt.REQUEUE:
+            return "--on-preempt requeue"
+        return self._suspend_control.why_not(live, sample, rules)
+
+    def _suspend(self, live: Live, device: Device, text: str, now: float) -> None:
+        self.suspended += 1
+        self._left_at[live.job.id] = now
+        self._transitions.keep_attempt(live, replace(live.attempt, reserved_mb=_room(live, device)))
+        self._transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
+
+    def _why_this_job(self, live: Live) -> str:
+        if live.job.id in self._transitions.live.unpredicted:
+            return "it was the youngest first run"
+        return f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
+
+    def _first_runs(self) -> Iterator[Live]:
+        """Yield the running jobs whose need is unknown, and those that hold more than they reserve."""
+        live_jobs = self._transitions.live
+        for live in live_jobs.values():
+            has_devices = live.job.state is JobState.RUNNING and live.attempt.lease_id is not None
+            if has_devices and (live.job.id in live_jobs.unpredicted or holds_more_than_reserved(live.attempt)):
+                yield live
+
+    def _on(self, device: Device) -> Iterator[Live]:
+        return (each for each in self._transitions.live.values() if device.id in each.attempt.devices)
+
+    def _note_climbs(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> None:
+        """Note what each job holds: also of jobs that stay within their memory, as these may outgrow it later."""
+        for job_id, on_devices in held_mb.items():
+            live = self._transitions.live.get(job_id)
+            if live is None:
+                continue
+            is_away = live.job.state in (JobState.SUSPENDED, JobState.RESUMING)  # what is put back is no growth
+            for device_id, held in on_devices.items():
+                key = (job_id, live.attempt.number, device_id)
+                if is_away or held is None:
+                    self._climbs.pop(key, None)
+                elif not sample.reread or device_id in sample.reread:
+                    began_at = live.attempt.since if not live.attempt.suspended_s else None
+                    self._climbs[key] = self._climbs.get(key, MemoryClimb()).add(now, held, began_at)
+        for device in sample.snapshot.devices:
+            if device.hides_processes and device.memory_used_mb is not None:
+                self._cards[device.id] = self._cards.get(device.id, MemoryClimb()).add(now, device.memory_used_mb)
+
+    def _alarm(self, device: Device, first_runs: Mapping[int, Live], now: float) -> Alarm | None:
+        free, size = _figures(device)
+        if not size:
+            return None
+        jobs = [self._guarded(live, device, first_runs, now) for live in self._on(device) if _is_there(live)]
+        card = self._cards.get(device.id)
+        if device.hides_processes and card is not None:
+            # It is not known which job grows: the youngest first run that cannot be measured counts as the one.
+            unknown = [job for job in jobs if job.is_first_run and not self._is_measured(job.job_id, device.id)]
+            youngest = max(unknown, key=lambda job: job.since, default=None)
+            rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
+            jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
+        return find_alarm(free, size, jobs, lambda: self._has_other_leases(device.id))
+
+    def _is_measured(self, job_id: int, device_id: str) -> bool:
+        return (job_id, self._transitions.live[job_id].attempt.number, device_id) in self._climbs
+
+    def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
+        attempt = live.attempt
+        climb = self._climbs.get((live.job.id, attempt.number, device.id), MemoryClimb())
+        return GuardedJob(
+            job_id=live.job.id,
+            since=attempt.since,
+            held_mb=climb.held_mb,
+            rate_mb_s=climb.rate_mb_s,
+            steady_mb_s=climb.steady_mb_s,
+            is_first_run=live.job.id in first_runs,
+            is_leaving=live.job.state in _LEAVING,
+            is_spared=now - self._left_at.get(live.job.id, -SPARED_S) < SPARED_S,
+            may_be_moved=live.job.spec.on_preempt is not OnPreempt.NEVER,
+        )
+
+    def _has_other_leases(self, device_id: str) -> bool:
+        """Return whether another lease was on the device before the only job of this queue there. A younger one does
+        not count: with a small lease, any user could have the job suspended."""
+        own = {live.attempt.lease_id for live in self._transitions.live.values()}
+        here = [live for live in self._transitions.live.values() if device_id in live.attempt.devices]
+        first = min((live.attempt.since for live in here if live.job.state not in _LEAVING), default=0.0)
+        try:
+            others = [lease for lease in self._leases.read()[0] if lease.id not in own]
+        except EnvironmentFault:
+            return False
+        return any(lease.on(device_id) is not None and self._from_wall(lease.since) <= first for lease in others)
+
+    def _note_gate(self, device: Device, alarm: Alarm | None, now: float) -> None:
+        gate = judge_card(self._gates.get(device.id, SteadyGate()), *_figures(device), alarm, now)
+        if gate.is_closed:
+            self._gates[device.id] = gate
+        else:
+            self._gates.pop(device.id, None)
+
+    def _forget(self, now: float) -> None:
+        live = self._transitions.live
+        for each in live.apart.values():
+            if each.job.state in IN_SUSPENSION and each.attempt.parked is SuspendedBy.MEMORY_GUARD:
+                self._left_at[each.job.id] = now
+        for known in (self._left_at, self._kept_at):
+            for job_id in known.keys() - live.keys():
+                del known[job_id]
+        for key in [key for key in self._climbs if key[0] not in live]:
+            del self._climbs[key]
+
+
+def _room(live: Live, device: Device) -> float:
+    """Return how much memory has to be free before the job goes on or starts again."""
+    held = (live.attempt.usage.peak_mb if live.attempt.usage is not None else None) or 0.0
+    return room_to_resume(held, live.attempt.reserved_mb or 0.0, _figures(device)[1])
+
+
+def _is_there(live: Live) -> bool:
+    return live.job.state is not JobState.SUSPENDED
+
+
+def _figures(device: Device) -> tuple[float, float]:
+    """Return the free memory and the size of a device; no size if one of them is unknown."""
+    free, size = device.memory_free_mb, capacity(device)
+    return (0.0, 0.0) if free is None or size is None else (free, size)

@@ -1,0 +1,196 @@
+"""The memory guard: what happens when first runs together need more memory than their card has.
+
+A first run gets its place by what it will probably need, so now and then several of them grow beyond their card. The
+guard acts before the memory is gone. It goes by free memory as it was read, not by what leases promise:
+
+- It acts while a first run grows on a card that other work uses, if less than a reserve is free, or if the rest would
+  be gone within a second at the rate of a steady climb.
+- From then on nothing new starts on the card, until the reserve has been free for some seconds.
+- The youngest first run on the card makes way, whether it is the one that grows or not. It is suspended, and goes on
+  from where it was once clearly more than it held is free. To move its memory out takes seconds: where the card would
+  be full before, the growing job is suspended instead, as a suspended program stops at once.
+- If the youngest cannot be suspended and has only just begun, it is stopped and queued again with a larger need, unless
+  it was there first. Else it keeps running: whichever program runs out of memory is healed as before.
+- A first run is a job without declared or learned memory, or one that holds more than that. Jobs that stay within
+  their memory never make way, nor does the only job on a card.
+- A job that the guard resumed makes way again only after a minute, or if it grows itself.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Growth
+from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.units import format_size
+
+# Free memory below the larger of these is too little for a driver and its programs to go on.
+_RESERVE_MB, _RESERVE_PART = 512.0, 0.02
+# At the present rate of growth, this many seconds have to be left: a helper process takes a while to suspend a job.
+_HORIZON_S = 1.0
+# How fast a driver moves memory to RAM, measured on a current GPU. The program stops at once, its memory is free later.
+MOVED_OUT_MB_S = 1600.0
+# The rate is taken over this time. Less growth than this in it is noise: drivers count in pages.
+RATE_OVER_S = 1.2
+_NOISE_MB = 16.0
+# A program that is first measured within this time began with nothing; for an older one the rate is not known yet.
+_YOUNG_S = 5.0
+_REOPEN_AFTER_S = 5.0
+SPARED_S = 60.0
+# A job that has run for longer than this is not stopped: it would lose too much.
+_MOST_LOST_S = 60.0
+# A job resumes where this times what it held is free, and at least this much more.
+_CLEARLY_MORE, _CLEARLY_MORE_MB = 1.25, 512.0
+# No job waits for more than this part of a card to be free: with a desktop on it, it would wait for ever.
+_MOST_SHARED = 0.9
+
+
+class MemoryClimb(Struct, frozen=True, kw_only=True):
+    """The memory of one job on one device in the last seconds, as pairs of time and MB, the oldest first."""
+
+    points: tuple[tuple[float, float], ...] = ()
+
+    def add(self, at: float, held_mb: float, began_at: float | None = None) -> "MemoryClimb":
+        """Return the climb with one more reading. `began_at`: when a program began that held nothing before."""
+        points = self.points
+        if not points and began_at is not None and at - began_at < _YOUNG_S:
+            points = ((began_at, 0.0),)
+        older = sum(point[0] <= at - RATE_OVER_S for point in points)
+        # One point before the window, and three in all: where readings are a second apart, two intervals show a climb.
+        first = max(0, older - max(1, 2 - (len(points) - older)))
+        return MemoryClimb(points=(*points[first:], (at, held_mb)))
+
+    @property
+    def held_mb(self) -> float:
+        return self.points[-1][1] if self.points else 0.0
+
+    @property
+    def rate_mb_s(self) -> float:
+        """How fast it has grown of late, in MB per second; 0 while it is flat or shrinks."""
+        return _rate(self.points[0], self.points[-1]) if self.points else 0.0
+
+    @property
+    def steady_mb_s(self) -> float:
+        """How fast it has grown all along: the lower rate of the two halves. A single large allocation is no climb."""
+        if len(self.points) < 3:  # two intervals
+            return 0.0
+        first, last = self.points[0], self.points[-1]
+        middle = min(self.points[1:-1], key=lambda point: abs(2 * point[0] - first[0] - last[0]))
+        return min(_rate(first, middle), _rate(middle, last))
+
+
+def _rate(before: tuple[float, float], after: tuple[float, float]) -> float:
+    grown, seconds = after[1] - before[1], after[0] - before[0]
+    return grown / seconds if grown > _NOISE_MB and seconds > 0.0 else 0.0
+
+
+class GuardedJob(Struct, frozen=True, kw_only=True):
+    """A job of this queue on a card: what it holds there, and how fast it grows (`MemoryClimb`). `is_leaving`: it is
+    being suspended or stopped, so its memory will be free soon. `is_spared`: it was resumed after the guard had
+    suspended it, less than a minute ago. `may_be_moved`: its user allows it."""
+
+    job_id: int
+    since: float
+    held_mb: float
+    rate_mb_s: float
+    steady_mb_s: float
+    is_first_run: bool
+    is_leaving: bool = False
+    is_spared: bool = False
+    may_be_moved: bool = True
+
+
+class Alarm(Struct, frozen=True, kw_only=True):
+    """A card whose memory is about to run out: how much is free, and which job grows how fast. `victim` is the job that
+    makes way; None if there is no such job. `is_first`: no other job of this queue was there before the victim.
+    `suspends_grower`: the memory of the victim would be free too late, so that the growing job is suspended instead."""
+
+    free_mb: float
+    reserve_mb: float
+    grower: int
+    rate_mb_s: float
+    victim: int | None = None
+    is_first: bool = False
+    suspends_grower: bool = False
+
+
+def reserve_mb(capacity_mb: float) -> float:
+    """Return how much memory of a card of this size has to stay free."""
+    return max(_RESERVE_MB, _RESERVE_PART * capacity_mb)
+
+
+def find_alarm(
+    free_mb: float, capacity_mb: float, jobs: Sequence[GuardedJob], has_other_leases: Callable[[], bool]
+) -> Alarm | None:
+    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there, or if a job
+    has the card alone. The memory of jobs that leave counts as free. `has_other_leases`: whether other leases were on
+    the card before the only job of this queue there; called only if that decides."""
+    staying = [job for job in jobs if not job.is_leaving]
+    rates = {job.job_id: job.rate_mb_s for job in staying if job.is_first_run}
+    grower = max(rates, key=rates.__getitem__, default=None)
+    if grower is None or not rates[grower]:
+        return None
+    reserve = reserve_mb(capacity_mb)
+    expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
+    soon = _HORIZON_S * sum(job.steady_mb_s for job in staying if job.is_first_run)
+    if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
+        return None
+    alarm = Alarm(free_mb=free_mb, reserve_mb=reserve, grower=grower, rate_mb_s=rates[grower])
+    movable = [job for job in staying if job.is_first_run and job.may_be_moved and _may_move_again(job)]
+    if not movable:
+        return alarm
+    victim, first = max(movable, key=_age), min(staying, key=_age)
+    is_late = victim.held_mb / MOVED_OUT_MB_S > free_mb / alarm.rate_mb_s
+    suspends_grower = is_late and victim.job_id != grower and any(job.job_id == grower for job in movable)
+    return replace(alarm, victim=victim.job_id, is_first=victim is first, suspends_grower=suspends_grower)
+
+
+def _may_move_again(job: GuardedJob) -> bool:
+    return not job.is_spared or job.rate_mb_s > 0.0
+
+
+def _age(job: GuardedJob) -> tuple[float, int]:
+    return job.since, job.job_id
+
+
+def may_stop(alarm: Alarm, ran_s: float) -> bool:
+    """Return whether the victim is stopped and queued again where it cannot be suspended."""
+    return not alarm.is_first and ran_s <= _MOST_LOST_S
+
+
+def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
+    """Return what happened, for people: on which card, and which job grew."""
+    who = "it" if alarm.grower == victim else f"job {alarm.grower}"
+    text = f"GPU {label} had {format_size(alarm.free_mb)} left while {who} grew"
+    if alarm.free_mb >= alarm.reserve_mb:
+        text += f" by {format_size(alarm.rate_mb_s)} a second"
+    return text
+
+
+def room_to_resume(held_mb: float, expected_mb: float, capacity_mb: float) -> float:
+    """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended, or
+    starts again that it has stopped. It was expected to need `expected_mb`."""
+    needed = max(held_mb * _CLEARLY_MORE, held_mb + _CLEARLY_MORE_MB, expected_mb)
+    return max(held_mb, min(needed, _MOST_SHARED * capacity_mb))
+
+
+def grown_need(growth: Growth, needed_mb: float) -> Growth:
+    """Return what a stopped job gets next: at least `needed_mb`. It uses up none of its reruns."""
+    return replace(growth, memory_mb=max(needed_mb, growth.memory_mb or 0.0))
+
+
+def judge_card(gate: SteadyGate, free_mb: float, capacity_mb: float, alarm: Alarm | None, now: float) -> SteadyGate:
+    """Close the card to new work at an alarm; reopen it when the reserve has been free for some seconds."""
+    if alarm is None and not gate.is_closed:
+        return gate
+    return judge_steadily(gate, alarm is None and free_mb >= reserve_mb(capacity_mb), now, _REOPEN_AFTER_S)
+
+
+def closed_reason(device_id: str, free_mb: float, capacity_mb: float) -> Reason:
+    """Return why nothing new starts on a card for the moment."""
+    reserve = reserve_mb(capacity_mb)
+    text = f"{format_size(free_mb)} free: first runs grew until its memory was nearly gone"
+    remedy = f"work starts there again when {format_size(reserve)} have been free for {_REOPEN_AFTER_S:.0f} s"
+    return Reason(ReasonKind.MEMORY_GUARD, text, device_id, free_mb, reserve, remedy=remedy)

@@ -1,0 +1,182 @@
+"""The memory guard over a store: what it records, and whose leases count. A card has 24 GB."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuyard.control.guard_memory import MemoryGuard
+from gpuyard.control.rules import Rules
+from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, Started, SuspendedBy, Usage
+from gpuyard.core.job.lifecycle import JobEvent, JobState
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UnknownMemory
+from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
+from gpuyard.ports import LeaseLedger
+from tests.fakes.no_suspender import NoSuspender
+from tests.unit.store import QueueDb
+
+GB = 1024.0
+CARD = 24 * GB
+RULES = Rules(limits=SchedulingLimits(cpu_jobs=1))
+STRANGER = Holder(uid=4711, user="bob", pid=9)
+
+
+class CanSuspend(NoSuspender):
+    def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
+        return None
+
+
+class Guard:
+    """The guard of a queue whose jobs began at 100, 101, 102, … and hold what each reading says."""
+
+    def __init__(self, queue_db: QueueDb, *, can_suspend: bool = True) -> None:
+        self.queue_db = queue_db
+        self.transitions = JobTransitions(queue_db.store)
+        self.leases: tuple[Lease, ...] = ()
+        ledger = cast("LeaseLedger", SimpleNamespace(read=lambda: (self.leases, ())))
+        suspend_control = SuspendControl(self.transitions, CanSuspend() if can_suspend else NoSuspender())
+        self.guard = MemoryGuard(self.transitions, suspend_control, ledger, lambda at: at - 1000.0)
+
+    def start(self, **spec: Any) -> int:
+        need = spec.pop("need", Need(memory=UnknownMemory()))
+        (job_id,) = self.queue_db.add(need=need, **spec)
+        reserved = need.required_mb or 6 * GB
+        attempt = Attempt(
+            job_id=job_id,
+            number=1,
+            phase=Started(at=99.0 + job_id, keeper_pid=9),
+            boot_id="b",
+            devices=("G0",),
+            lease_id=f"L{job_id}",
+            reserved_mb=reserved,
+        )
+        self.queue_db.store.start_attempt(attempt)
+        self.transitions.reload()
+        return job_id
+
+    def read(self, at: float, *, is_hidden: bool = False, **held_gb: float) -> bool:
+        """Take a reading, with what `job1`, `job2`, … hold, and do a step if the guard asks for one. `is_hidden`: the
+        driver lists no processes, so that only the sum is known."""
+        held = {int(name.removeprefix("job")): gb * GB for name, gb in held_gb.items()}
+        for job_id, mb in held.items():
+            if job_id in self.transitions.live:
+                self.transitions.note_usage(job_id, Usage(peaks_mb={"G0": mb}))
+        used = sum(held.values())
+        device = Device(
+            id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=CARD, memory_used_mb=used,
+            memory_free_mb=CARD - used, processes=None if is_hidden else (Process(pid=1, memory_mb=used),),
+        )  # fmt: skip
+        sample = Sample(snapshot=Snapshot(taken_at=at, host=Host(memory_available_mb=200 * GB), devices=(device,)))
+        acts = self.guard.note(sample, {job_id: {"G0": None if is_hidden else mb} for job_id, mb in held.items()}, at)
+        if acts:
+            with self.queue_db.store.transaction():
+                self.guard.act(RULES, at)
+        return acts
+
+    def state(self, job_id: int) -> JobState:
+        return self.queue_db.job(job_id).state
+
+
+@pytest.fixture
+def guard(queue_db: QueueDb) -> Guard:
+    return Guard(queue_db)
+
+
+def test_the_youngest_is_suspended_and_resumes_where_clearly_more_is_free(guard: Guard) -> None:
+    first, second = guard.start(), guard.start()
+    assert not guard.read(110.0, job1=8.0, job2=14.0)
+    assert guard.read(111.0, job1=8.0, job2=15.8)
+    assert (guard.state(first), guard.state(second)) == (JobState.RUNNING, JobState.SUSPENDING)
+    attempt = guard.transitions.live[second].attempt
+    assert attempt.parked is SuspendedBy.MEMORY_GUARD
+    assert attempt.reserved_mb == pytest.approx(1.25 * 15.8 * GB)
+    reason = "GPU 0 had 205 MB left while it grew; it was the youngest first run"
+    assert guard.queue_db.job(second).reason == reason
+    assert guard.guard.suspended == 1
+    assert not guard.read(111.1, job1=8.0, job2=15.8), "its memory will be free soon"
+
+
+def test_where_the_driver_lists_no_processes_the_youngest_counts_as_the_one_that_grows(guard: Guard) -> None:
+    first, second = guard.start(), guard.start()
+    assert not guard.read(110.0, is_hidden=True, job1=8.0, job2=14.0)
+    assert guard.read(111.0, is_hidden=True, job1=9.8, job2=14.0)
+    assert (guard.state(first), guard.state(second)) == (JobState.RUNNING, JobState.SUSPENDING)
+
+
+def test_nothing_new_starts_on_the_card_until_enough_was_free_for_a_while(guard: Guard) -> None:
+    guard.start()
+    guard.start()
+    guard.read(110.0, job1=8.0, job2=14.0)
+    assert guard.guard.closed() == {}
+    guard.read(111.0, job1=8.0, job2=15.8)
+    assert "205 MB free" in guard.guard.closed()["G0"].text
+    guard.read(112.0, job1=8.0, job2=0.0)
+    assert guard.guard.closed()
+    guard.read(118.0, job1=8.0, job2=0.0)
+    assert guard.guard.closed() == {}
+
+
+@pytest.mark.parametrize("options", [{"on_preempt": OnPreempt.REQUEUE}, {}])
+def test_a_young_job_is_stopped_where_it_cannot_be_suspended(queue_db: QueueDb, options: dict[str, Any]) -> None:
+    guard = Guard(queue_db, can_suspend=bool(options))
+    guard.start()
+    second = guard.start(**options)
+    guard.read(110.0, job1=8.0, job2=14.0)
+    assert guard.read(111.0, job1=8.0, job2=15.8)
+    assert guard.state(second) is JobState.STOPPING
+    assert guard.transitions.live[second].attempt.stopping is OutcomeKind.MEMORY_GUARD
+    job = queue_db.job(second)
+    assert job.growth.memory_mb == pytest.approx(1.25 * 15.8 * GB)
+    assert job.growth.count == 0
+
+
+def test_a_job_that_has_run_for_long_is_left_to_run(queue_db: QueueDb) -> None:
+    guard = Guard(queue_db, can_suspend=False)
+    guard.start()
+    second = guard.start()
+    guard.read(300.0, job1=8.0, job2=14.0)
+    assert guard.read(301.0, job1=8.0, job2=15.8)
+    assert guard.state(second) is JobState.RUNNING
+    assert not guard.read(301.1, job1=8.0, job2=15.9), "it is not tried again at each reading"
+    assert guard.guard.closed()
+
+
+def test_jobs_that_stay_within_their_memory_are_left_alone_and_others_are_not(guard: Guard) -> None:
+    guard.start()
+    second = guard.start(need=Need(memory=FixedMemory(16 * GB)))
+    assert not guard.read(110.0, job1=7.8, job2=14.0)
+    assert not guard.read(111.0, job1=7.8, job2=15.9)
+    third = guard.start(need=Need(memory=FixedMemory(0.1 * GB)))
+    guard.read(112.0, job1=7.8, job2=15.7, job3=0.1)
+    assert guard.read(113.0, job1=7.8, job2=15.7, job3=0.4)
+    assert (guard.state(second), guard.state(third)) == (JobState.RUNNING, JobState.SUSPENDING)
+    assert "more than the 102 MB reserved for it" in (guard.queue_db.job(third).reason or "")
+
+
+@pytest.mark.parametrize(("since", "is_suspended"), [(1099.0, True), (1200.0, False)])
+def test_a_lease_of_another_user_counts_only_if_it_was_there_first(
+    guard: Guard, since: float, is_suspended: bool
+) -> None:
+    """Else any user could have a job suspended by a small lease beside it."""
+    job_id = guard.start()
+    share = Share(device_id="G0", memory_mb=100.0, is_exclusive=False)
+    guard.leases = (Lease(id="theirs", holder=STRANGER, shares=(share,), since=since),)
+    guard.read(110.0, job1=20.0)
+    assert guard.read(111.0, job1=23.8) is is_suspended
+    assert (guard.state(job_id) is JobState.SUSPENDING) is is_suspended
+
+
+def test_a_resumed_job_is_spared_for_a_minute_unless_it_grows(guard: Guard) -> None:
+    guard.start()
+    second, third = guard.start(), guard.start()
+    guard.read(110.0, job1=8.0, job2=6.0, job3=8.0)
+    guard.read(111.0, job1=8.0, job2=6.0, job3=9.8)
+    assert guard.state(third) is JobState.SUSPENDING
+    with guard.queue_db.store.transaction():
+        guard.transitions.move_suspension(third, JobEvent.CONTINUE, 112.0)
+    guard.read(130.0, job1=8.0, job2=6.0, job3=9.3)
+    assert guard.read(131.0, job1=8.0, job2=6.4, job3=9.3)
+    assert guard.state(second) is JobState.SUSPENDING
