@@ -65,6 +65,15 @@ class AttemptEnds:
                 if verdict is not None:
                     yield ended.job_id, verdict
 
+    def ended_before(self, sample: Sample) -> set[int]:
+        """Return the jobs whose attempts had ended when the sample was taken, and are not recorded yet."""
+        taken_at = sample.snapshot.taken_at
+        return {
+            job_id
+            for (job_id, _), ended in self._unrecorded.items()
+            if ended.at is not None and taken_at is not None and ended.at <= taken_at
+        }
+
     def forget_recorded(self) -> None:
         self._unrecorded.clear()
         self._set_aside.clear()

@@ -27,6 +27,7 @@ from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
+from gpuyard.control.sharing_facts import SharingFacts
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step
 from gpuyard.control.stop_signals import StopSignals
@@ -76,6 +77,7 @@ class Controller:
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
+        self._sharing_facts = SharingFacts(self.transitions)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()
@@ -85,13 +87,9 @@ class Controller:
         self._clock = clock
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
-            self.transitions,
-            self.engines,
-            self.usage_tracker,
-            self.cluster_dispatch,
-            self.start_pauses,
+            self.transitions, self.engines, self.usage_tracker, self.cluster_dispatch, self.start_pauses,
             boot_id=me.boot_id,
-        )
+        )  # fmt: skip
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
@@ -164,7 +162,7 @@ class Controller:
     def observe(self, sample: Sample) -> bool:
         """Note what live attempts use. Return whether a job has to make way: the next step takes care of that."""
         now = self._clock.now()
-        self.usage_tracker.note(sample, now)
+        self.usage_tracker.note(sample, now, self._ends.ended_before(sample))
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
 
     # Decide and start
@@ -257,6 +255,8 @@ class Controller:
                 leases=leases,
                 measured=self._leases.measure(snapshot, leases),
                 loads=sample.loads,
+                lease_loads=self._sharing_facts.lease_loads(now),
+                longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
                 closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},

@@ -1,5 +1,6 @@
 """Estimates of memory and time, learned from finished attempts, and the need of a job that follows from them."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -12,10 +13,12 @@ from gpuyard.core.memory.estimates import (
     Estimate,
     FinishedRun,
     Profile,
+    compare_with_command,
     estimate,
     find_program,
     fingerprints,
     learn,
+    learned_slowdown,
     machine_fingerprint,
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
@@ -30,6 +33,7 @@ from gpuyard.core.memory.sizing import (
     predicted_mb,
     size_need,
 )
+from gpuyard.core.memory.slowdown import RunBeside
 from gpuyard.core.snapshot import Device
 from gpuyard.store.job_store import JobStore
 
@@ -67,6 +71,13 @@ class LearnedEstimates:
             found = self._estimates[job_id] = self._estimate(*self._known(job_id))
         return found
 
+    def usual_s(self, job: Job) -> float | None:
+        """Return the declared duration, else the median of past runs, which one very long run hardly changes; or
+        None."""
+        known = (each.durations_s for each in self.profiles(job) if each is not None and each.durations_s)
+        durations = (job.spec.duration_s,) if job.spec.duration_s is not None else next(known, None)
+        return None if durations is None else statistics.median(durations)
+
     def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
         """Estimate from the most specific profile with a run time."""
         profiles = map(self._profile, prints)
@@ -89,7 +100,9 @@ class LearnedEstimates:
         if found is None or found[0] != (running, first_runs):
             if len(self._needs) >= _CACHE_SIZE:
                 self._forget_derived()
-            need = size_need(job, self.known_runs(job, *running), self._cards, first_runs)
+            known = self.known_runs(job, *running)
+            need = size_need(job, known, self._cards, first_runs)
+            need = replace(need, slowdown=learned_slowdown(known.exact, known.program, known.machine))
             found = self._needs[job_id] = ((running, first_runs), need)
         return found[1]
 
@@ -136,19 +149,27 @@ class LearnedEstimates:
         if run is None:
             return
         self._forget_derived()
+        command = fingerprints_of(job)[0]
+        beside = compare_with_command(self._profile(command) or Profile(), run)
         for fingerprint, is_exact in zip(fingerprints_of(job), (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
-            self._unsaved[fingerprint] = learn(before, run)
-        # What a program preallocates says nothing about others.
-        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
-        if is_first and run.peak_mb is not None and not run.preallocates:
-            any_run = replace(run, seconds=None, load_percent=None, ram_mb=None)
-            for fingerprint, label in _wider_groups(job):
-                before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
-                self._unsaved[fingerprint] = learn(before, any_run)
+            self._unsaved[fingerprint] = learn(before, run, beside)
+        self._learn_for_machine(job, run, beside)
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
+
+    def _learn_for_machine(self, job: Job, run: FinishedRun, beside: RunBeside | None) -> None:
+        """Learn from a first run how much memory first runs use, and from any run how much jobs slow each other."""
+        # What a program preallocates says nothing about others.
+        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
+        is_first = is_first and run.peak_mb is not None and not run.preallocates
+        if not is_first and (beside is None or not beside.beside_squares):
+            return
+        taught = replace(run, seconds=None, load_percent=None, ram_mb=None) if is_first else FinishedRun(at=run.at)
+        for fingerprint, label in _wider_groups(job):
+            before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
+            self._unsaved[fingerprint] = learn(before, taught, beside)
 
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
@@ -228,6 +249,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         preallocates=usage.preallocates,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
+        neighbours_percent=None if usage.beside is None else usage.beside.percent,
         predicted_mb=attempt.predicted_mb,
         is_whole=False,
         at=now,

@@ -1,7 +1,7 @@
 """Measures what live attempts use, sample by sample; adjusts leases to what was measured; explains lack of memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from gpuyard.core.job.job import Attempt, Job, MemoryLack, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Claim, Holder, Lease, Share
 from gpuyard.core.memory.expected_peak import ExpectedPeak
+from gpuyard.core.memory.neighbours import Neighbours, assumed_load, note_neighbours
 from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.core.memory.usage_curve import add_sample
@@ -55,8 +56,9 @@ class UsageTracker:
         self._evidence: dict[int, _Evidence] = {}
         self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
 
-    def note(self, sample: Sample, now: float) -> None:
-        """Update the usage of all live attempts; each sample counts once."""
+    def note(self, sample: Sample, now: float, ended: Container[int] = ()) -> None:
+        """Update the usage of all live attempts; each sample counts once. `ended` are the jobs whose programs were gone
+        when it was taken."""
         if sample is self._last:
             return
         self._last, self._running = sample, None
@@ -69,7 +71,7 @@ class UsageTracker:
         self.held_mb = {job_id: held for job_id, held in self.held_mb.items() if job_id in self._transitions.live}
         sharers: dict[str, list[Live]] = {}
         for each in live:
-            for device_id in each.attempt.devices:
+            for device_id in each.attempt.devices if each.job.id not in ended else ():
                 sharers.setdefault(device_id, []).append(each)
         # A device that is the identical object was not read again: it adds nothing.
         measures_ram = not sample.reread
@@ -78,16 +80,21 @@ class UsageTracker:
         mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
         by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
+        loads: dict[int, float] = {}
         for each in live:
             attempt = each.attempt
             ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
+            beside = self._note_neighbours(each, sharers, loads, now) if attempt.devices else None
             if ram_mb is None and all(used is None for used in memory.values()):
+                if attempt.usage is not None:  # its program has ended, and was beside others until now
+                    self._transitions.note_usage(attempt.job_id, replace(attempt.usage, beside=beside))
                 continue
             self.held_mb[attempt.job_id] = memory
             own = [by_process.get((attempt.lease_id or "", device_id)) for device_id, used in memory.items() if used]
             load = _largest(own) if own and None not in own else _own_load(each, sharers, devices, memory)
-            load = None if sample.reread else load
+            if sample.reread:  # the load was not read again
+                load = None if attempt.usage is None else attempt.usage.load_now
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
@@ -95,7 +102,26 @@ class UsageTracker:
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
                 usage = replace(usage, saw_foreign=True)
-            self._transitions.note_usage(attempt.job_id, usage)
+            self._transitions.note_usage(attempt.job_id, replace(usage, beside=beside))
+
+    def _note_neighbours(
+        self, live: Live, sharers: Mapping[str, Sequence[Live]], loads: dict[int, float], now: float
+    ) -> Neighbours:
+        """Add what other jobs do on its devices; of several devices, the busiest counts. `loads` caches their loads."""
+        most_percent, most_jobs = 0.0, 0
+        for device_id in live.attempt.devices:
+            others = [each for each in sharers.get(device_id, ()) if each is not live]
+            for each in others:
+                if each.job.id not in loads:
+                    loads[each.job.id] = self._load(each, now)
+            most_percent = max(most_percent, sum(loads[each.job.id] for each in others))
+            most_jobs = max(most_jobs, len(others))
+        before = None if live.attempt.usage is None else live.attempt.usage.beside
+        return note_neighbours(before, live.attempt.ran_s(now), most_percent, float(most_jobs))
+
+    def _load(self, live: Live, now: float) -> float:
+        measured = None if live.attempt.usage is None else live.attempt.usage.load_percent
+        return assumed_load(self._transitions.estimates.load_percent(live.job), measured, live.attempt.ran_s(now))
 
     def _lease_of(self, attempt: Attempt) -> Lease:
         """Return the lease without its holder process: a process that is just ending no longer shows its lease, and as
@@ -294,7 +320,7 @@ def _own_load(
         device = devices.get(device_id)
         if device is None or device.utilization_percent is None or not used:
             return None
-        others = [each.attempt.usage for each in sharers[device_id] if each is not live]
+        others = [each.attempt.usage for each in sharers.get(device_id, ()) if each is not live]
         ours = used + sum((each.peaks_mb.get(device_id, 0.0) for each in others if each is not None), 0.0)
         if (device.memory_used_mb or 0.0) - ours > max(_NOTHING_MB, 0.05 * (device.memory_total_mb or 0.0)):
             return None

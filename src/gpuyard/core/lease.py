@@ -62,6 +62,7 @@ class Need(Struct, frozen=True, kw_only=True):
     A limit that is None does not apply. A limit whose figure no probe can read counts as met.
 
     load_percent: how busy the work is known to keep a device.
+    slowdown: how much longer it takes beside a job that keeps the device fully busy, as learned; 0.3 is 30% longer.
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
@@ -72,6 +73,7 @@ class Need(Struct, frozen=True, kw_only=True):
     devices: int = 1
     memory: MemoryNeed = WholeDevice()
     load_percent: float | None = None
+    slowdown: float | None = None
     ignores_load: bool = False
     ignores_foreign_load: bool = False
     only: tuple[str, ...] | None = None
@@ -139,6 +141,7 @@ class Share(Struct, frozen=True, kw_only=True):
     device_id: str
     memory_mb: float | None = None
     load_percent: float | None = None
+    slowdown: float | None = None
     is_exclusive: bool = True
     foreign_mb: float | None = None
     spread_mb: float = 0.0

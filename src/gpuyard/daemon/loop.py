@@ -376,6 +376,7 @@ def read_rules() -> Rules:
         packing=Packing(
             max_jobs_per_device=packing.max_jobs_per_device,
             max_load_percent=packing.max_load_percent or None,
+            min_gain_percent=packing.min_gain_percent,
             max_foreign_load_percent=queue.max_foreign_load_percent,
             sureness=sureness_of(packing.quantile),
         ),

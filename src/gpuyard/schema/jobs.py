@@ -105,6 +105,8 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     peaks_mb: dict[str, float]
     ram_mb: float | None
     load_percent: float | None
+    neighbours: float | None
+    neighbours_percent: float | None
     curve: tuple[tuple[float, float], ...]
     ran_s: float
     warned_at: Iso | None
@@ -327,6 +329,7 @@ class EstimateRow(Struct, frozen=True, kw_only=True):
     floor_mb: float | None
     ram_mb: float | None
     load_percent: float | None
+    slowdown_percent: float | None
     least_s: float | None
     mean_s: float | None
     most_s: float | None

@@ -23,7 +23,7 @@ from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 
-_OPTIONS = ("load", "jobs", "quantile")
+_OPTIONS = ("load", "jobs", "quantile", "gain", "longest")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,11 @@ def _as_declared(job: TraceJob, card_mb: float) -> Need:
 _CONFIG = config.PackingConfig()
 _LEARNING = Rules(
     limits=SchedulingLimits(cpu_jobs=1),
-    packing=Packing(max_jobs_per_device=_CONFIG.max_jobs_per_device, max_load_percent=_CONFIG.max_load_percent or None),
+    packing=Packing(
+        max_jobs_per_device=_CONFIG.max_jobs_per_device,
+        max_load_percent=_CONFIG.max_load_percent or None,
+        min_gain_percent=_CONFIG.min_gain_percent,
+    ),
     shares_first_runs=_CONFIG.first_run == "share",
 )
 POLICIES = {
@@ -95,5 +99,9 @@ def _apply_option(rules: Rules, text: str) -> Rules:
             raise UserError(f"'{text}' is not a quantile", hint="a number from 0.5 up to 0.999, or none")
         sureness = rules.packing.sureness if number is None else sureness_of(number)
         return replace(rules, shares_first_runs=number is not None, packing=replace(rules.packing, sureness=sureness))
+    if option == "gain":
+        return replace(rules, packing=replace(rules.packing, min_gain_percent=number))
+    if option == "longest":
+        return replace(rules, packing=replace(rules.packing, protects_longest=bool(number)))
     most = None if number is None else max(1, int(number))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))

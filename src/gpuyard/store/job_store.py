@@ -192,6 +192,11 @@ class JobStore(DependencyStore):
     def has_ready(self) -> bool:
         return self._value("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1") is not None
 
+    def ready_ids(self, limit: int) -> list[int]:
+        """Return queued jobs, lane by lane."""
+        query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
+        return [job_id for (job_id,) in self._execute(query, (limit,))]
+
     def lane_of(self, job_id: int) -> Lane:
         return self._lane(self._value("SELECT lane FROM jobs WHERE id = ?", (job_id,)))
 

@@ -87,6 +87,7 @@ def test_a_lease_without_shares_is_nothing() -> None:
         (["shares", 0, "memory_mb"], 1e10),
         (["shares", 0, "load_percent"], -1.0),
         (["shares", 0, "load_percent"], 1e13),
+        (["shares", 0, "slowdown"], -1.0),
         (["shares", 0, "foreign_mb"], -1e300),
         (["shares", 0, "device_id"], ""),
         (["shares", 0, "device_id"], "\x1b[31mG0"),
@@ -121,6 +122,7 @@ def test_a_lease_with_a_field_out_of_bounds_is_ignored(path: list[str | int], va
         ("max_cpu_percent", -1.0),
         ("min_host_memory_mb", 1e300),
         ("load_percent", -1.0),
+        ("slowdown", -1.0),
     ],
 )
 def test_a_ticket_with_a_need_out_of_bounds_is_ignored(field: str, value: object) -> None:

@@ -82,7 +82,7 @@ USAGE = Usage(
     peaks_mb={"GPU-a": 6144.0, "GPU-b": 512.0},
     ram_mb=900.0,
     load_percent=55.0,
-    load_looks=3,
+    load_s=3.0,
     curve=((0.5, 100.0), (9.0, 6144.0)),
     grew_at_s=9.0,
 )

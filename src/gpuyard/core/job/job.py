@@ -15,6 +15,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
+from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
 from gpuyard.core.scheduling.batch_pacing import BatchPace
@@ -195,8 +196,10 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     peaks_mb: dict[str, float] = {}  # peak memory on each device
     ram_mb: float | None = None  # peak RAM of all its processes together
-    load_percent: float | None = None  # how busy it kept its devices by itself, from `load_looks` samples
-    load_looks: int = 0
+    load_percent: float | None = None  # how busy it kept its devices by itself, as the mean of `load_s` seconds
+    load_s: float = 0.0
+    load_now: float | None = None  # since `load_at_s`
+    load_at_s: float = 0.0
     curve: tuple[tuple[float, float], ...] = ()  # device memory over time, as pairs of seconds and MB
     grew_at_s: float = 0.0  # when its device memory last grew, to `levels_mb`
     levels_mb: dict[str, float] = {}
@@ -204,6 +207,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     idle_looks: int = 0  # number of samples in which no process at all was on its devices
     preallocates: str = ""  # the framework that took most of its devices at once, which says nothing about its need
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
+    beside: Neighbours | None = None  # how much other work of this queue was on its devices
 
     @property
     def peak_mb(self) -> float | None:

@@ -32,11 +32,8 @@ def add_sample(
     flat_levels = usage.flat_levels_mb
     if peaks and (newly_flat := bisect_right(FLAT_S, at_s - grew_at_s) - len(flat_levels)) > 0:
         flat_levels += (round(max(peaks.values()), 1),) * newly_flat
-    if load_percent is not None:
-        count, mean = usage.load_looks + 1, usage.load_percent or 0.0
-        usage = replace(usage, load_percent=mean + (load_percent - mean) / count, load_looks=count)
     return replace(
-        usage,
+        _with_load(usage, at_s, load_percent),
         peaks_mb={**usage.peaks_mb, **peaks},
         ram_mb=ram_mb if usage.ram_mb is None else max(usage.ram_mb, ram_mb or 0.0),
         curve=_with_point(usage.curve, at_s, sum(known.values())) if known else usage.curve,
@@ -44,6 +41,20 @@ def add_sample(
         levels_mb=levels,
         flat_levels_mb=flat_levels,
     )
+
+
+def _with_load(usage: Usage, at_s: float, load_percent: float | None) -> Usage:
+    """Add a load. Samples come at uneven times, so each counts for the time until the next one."""
+    last, mean, seconds = usage.load_now, usage.load_percent, usage.load_s
+    if last is None and load_percent is None:
+        return usage
+    if last is not None and at_s > usage.load_at_s:
+        elapsed = at_s - usage.load_at_s
+        mean = ((mean or 0.0) * seconds + last * elapsed) / (seconds + elapsed)
+        seconds += elapsed
+    if not seconds and load_percent is not None:
+        mean = load_percent
+    return replace(usage, load_percent=mean, load_s=seconds, load_now=load_percent, load_at_s=at_s)
 
 
 def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:

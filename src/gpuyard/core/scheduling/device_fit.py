@@ -12,6 +12,7 @@ from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, slowed_longest
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.core.units import format_size
@@ -26,13 +27,19 @@ _LONGEST_NAME = 60
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """Limits for sharing a device. `None` is no limit. `sureness` is how many standard deviations beyond what is
-    expected of jobs without an estimate stay free."""
+    """Limits for sharing a device. `None` is no limit.
+
+    sureness: how many standard deviations beyond what is expected of jobs without an estimate stay free.
+    min_gain_percent: by how much a job must raise the work that is done on a device that it shares (`sharing_gain`).
+    protects_longest: no job slows those that decide when all work is over.
+    """
 
     max_jobs_per_device: int | None = None
     max_load_percent: float | None = None  # how busy all jobs and foreign processes together may keep a device
     max_foreign_load_percent: float | None = None  # the same for foreign processes alone, on a device that gets a job
     sureness: float = SURENESS
+    min_gain_percent: float | None = None
+    protects_longest: bool = True
 
 
 def is_of_kind(need: Need, device: Device) -> bool:
@@ -126,10 +133,21 @@ def check_capacity(need: Need, state: DeviceState, packing: Packing) -> ReasonKi
         return ReasonKind.AWAITED
     if packing.max_jobs_per_device is not None and state.lease_count >= packing.max_jobs_per_device:
         return ReasonKind.TOO_MANY
+    return None if need.ignores_load else _check_load(need, state, packing)
+
+
+def _check_load(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
+    """Check how much the job and the others on the device would slow each other."""
     # The only job on a device may exceed the limit by itself: it would do so on any device.
     added = need.load_percent or 0.0 if state.lease_count else 0.0
-    is_loaded = _exceeds(state.load_percent + added, packing.max_load_percent)
-    return ReasonKind.LOADED if is_loaded and not need.ignores_load else None
+    if _exceeds(state.load_percent + added, packing.max_load_percent):
+        return ReasonKind.LOADED
+    if not state.lease_count or need.is_resumed:
+        return None
+    if packing.protects_longest and slowed_longest(need, state) is not None:
+        return ReasonKind.LONGEST
+    least = packing.min_gain_percent
+    return None if least is None or forecast(need, state).gains(least / 100.0) else ReasonKind.NO_GAIN
 
 
 def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
@@ -161,7 +179,8 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
     remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
-    return replace(_describe(kind, need, state, packing), remedy=remedy)
+    describe = _describe_slowdown if kind in (ReasonKind.NO_GAIN, ReasonKind.LONGEST) else _describe
+    return replace(describe(kind, need, state, packing), remedy=remedy)
 
 
 def _describe(  # noqa: C901, PLR0911 - one case for each kind
@@ -211,6 +230,25 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             return Reason(kind, text, device.id, used, allowed)
     figure, figure_limit = next((figure, limit) for each, figure, limit in _limits(need, device) if each is kind)
     return over(kind, figure, figure_limit, device.id)
+
+
+def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
+    """Return the figures of `sharing_gain` in words."""
+    slowed = slowed_longest(need, state) if kind is ReasonKind.LONGEST else None
+    if slowed is not None:
+        lease_id, factor = slowed
+        holders = tuple(each.holder for each in state.promises if each.lease_id == lease_id)
+        text = (
+            f"{list_holders(holders)} has the most time left of all work, and beside this job it would take "
+            f"{factor:.2f} times as long as alone (at most {1.0 + NOTICEABLE:.2f})"
+        )
+        return Reason(kind, text, state.device.id, factor, 1.0 + NOTICEABLE, holders)
+    found, least = forecast(need, state), packing.min_gain_percent or 0.0
+    jobs = "1 job does" if found.jobs == 1 else f"{found.jobs} jobs share it and do"
+    gain = f"; at least {least:g}% more is needed" if least and found.after > found.before else ""
+    text = f"{jobs} {found.before:.2f} times the work of one; this job would make it {found.after:.2f} times{gain}"
+    holders = tuple(each.holder for each in state.promises)
+    return Reason(kind, text, state.device.id, found.after, found.before * (1.0 + least / 100.0), holders)
 
 
 def _describe_mismatch(need: Need, device: Device) -> str:

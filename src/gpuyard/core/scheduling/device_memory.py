@@ -37,6 +37,7 @@ class PromisedShare(Struct, frozen=True, kw_only=True):
     measured_mb: float | None = None
     is_reservation: bool = False
     lease_id: str | None = None
+    is_longest: bool = False  # its job decides when all work is over (`longest_job`)
 
 
 class DeviceState:

@@ -7,6 +7,8 @@ what was asked of it: which needs it refuses and why, and how it looks without i
 from collections.abc import Mapping
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from gpuyard.core.lease import Lease
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
@@ -28,6 +30,10 @@ class MeasuredLeases(Protocol):
     def loads(self) -> Mapping[str, float | None]: ...
     @property
     def foreign(self) -> Mapping[str, ForeignLoad]: ...
+    @property
+    def lease_loads(self) -> Mapping[str, float]: ...
+    @property
+    def longest(self) -> Mapping[str, float]: ...
     @property
     def packing(self) -> Packing: ...
     @property
@@ -68,13 +74,20 @@ class KnownStates:
         known, self._promises = self._promises, {}
         promises: dict[str, list[PromisedShare]] = {}
         for lease in view.leases:
-            for share in lease.shares:
+            load, is_longest = view.lease_loads.get(lease.id), lease.id in view.longest
+            for each in lease.shares:
+                share = each if load is None or each.load_percent is not None else replace(each, load_percent=load)
                 key = lease.id, share.device_id
                 measured, promise = view.measured.get(key), known.get(key)
                 if promise is None or not (
-                    promise.measured_mb == measured and promise.share == share and promise.holder == lease.holder
+                    promise.measured_mb == measured
+                    and promise.share == share
+                    and promise.holder == lease.holder
+                    and promise.is_longest == is_longest
                 ):
-                    promise = PromisedShare(share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id)
+                    promise = PromisedShare(
+                        share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id, is_longest=is_longest
+                    )
                 self._promises[key] = promise
                 promises.setdefault(share.device_id, []).append(promise)
         return promises

@@ -35,6 +35,7 @@ from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
+from gpuyard.core.scheduling.sharing_gain import has_device_elsewhere
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_count
@@ -59,6 +60,8 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, float | None] = {}  # the smoothed measured load of each device
     foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
     packing: Packing = Packing()
+    lease_loads: Mapping[str, float] = {}  # measured load of leases whose shares do not know it
+    longest: Mapping[str, float] = {}  # leases of jobs that decide when all is over, with the seconds they have left
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
     known: KnownStates | None = None  # what outlasts a placement, for a caller that makes many
@@ -115,6 +118,7 @@ class PlacementState:
         self._suitable: dict[tuple[object, ...], list[str]] = {}
         self._acceptable: dict[tuple[object, ...], list[str]] = {}
         self.shared: dict[tuple[object, ...], SharedDevices] = {}
+        self._packings: dict[tuple[object, ...], Packing] = {}
 
     def copy(self) -> "PlacementState":
         other = copy.copy(self)
@@ -136,7 +140,7 @@ class PlacementState:
         if not need.devices:
             return Claim(shares=())
         if need.devices == 1 and not need.is_exclusive:
-            best = self._shared_devices(need).best(need, self._view.packing)
+            best = self._shared_devices(need).best(need, self._packing(need))
             return None if best is None else Claim(shares=(_claimed_share(need, best),))
         fitting = _of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
         if len(fitting) < need.devices:
@@ -163,7 +167,7 @@ class PlacementState:
             return closed
         reason = state.reasons.get(need)
         if reason is None:
-            reason = reason_for(kind, need, state, self._view.packing)
+            reason = reason_for(kind, need, state, self._packing(need))
             _remember(state.reasons, need, reason)
         return reason
 
@@ -252,7 +256,7 @@ class PlacementState:
 
     def _fitting(self, need: Need) -> list[DeviceState]:
         """Return the devices that fit. Cheap checks come first, as this runs for every waiting job."""
-        states, packing = self._acceptable_devices(need), self._view.packing
+        states, packing = self._acceptable_devices(need), self._packing(need)
         if need.is_exclusive:
             empty = [state for state in states if not state.promises]
             return empty if need.ignores_health else [each for each in empty if not check_capacity(need, each, packing)]
@@ -307,9 +311,11 @@ class PlacementState:
 
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
-        if need in state.refusals:
+        if need in state.refusals and self._packing(need) is self._view.packing:
             return state.refusals[need]
         kind = self._find_refusal(need, state)
+        if self._packing(need) is not self._view.packing:
+            return kind  # as long as no other device could serve it
         _remember(state.refusals, need, kind)
         return kind
 
@@ -321,7 +327,18 @@ class PlacementState:
         if kind is not None or (need.is_exclusive and need.ignores_health):
             return kind
         # The memory that a shared lease reserves must be free even where the device's health is ignored.
-        return check_capacity(need, state, self._view.packing)
+        return check_capacity(need, state, self._packing(need))
+
+    def _packing(self, need: Need) -> Packing:
+        """Return the limits of sharing. A job that could run only beside the longest jobs may slow them."""
+        packing = self._view.packing
+        if not self._view.longest or not packing.protects_longest or need.is_exclusive or not need.devices:
+            return packing
+        key = (*kind_of(need), need.devices, need.required_mb)
+        if key not in self._packings:
+            is_served = has_device_elsewhere(need, self.suitable_devices(need))
+            self._packings[key] = packing if is_served else replace(packing, protects_longest=False)
+        return self._packings[key]
 
 
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -350,6 +367,7 @@ def _share(need: Need, device: Device) -> Share:
         device_id=device.id,
         memory_mb=need.reserved_mb,
         load_percent=need.load_percent,
+        slowdown=need.slowdown,
         is_exclusive=need.is_exclusive,
         spread_mb=need.spread_mb,
     )

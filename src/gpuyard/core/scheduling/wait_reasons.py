@@ -24,6 +24,8 @@ class ReasonKind(StrEnum):
     NO_ROOM = "no-room"
     TOO_MANY = "too-many"
     LOADED = "loaded"
+    NO_GAIN = "no-gain"
+    LONGEST = "longest"
     OCCUPIED = "occupied"
     FOREIGN_LOAD = "foreign-load"
     TOO_BUSY = "too-busy"
@@ -78,6 +80,7 @@ REMEDIES = {
         "max_foreign_load_percent under [queue] in the configuration lets all jobs"
     ),
     ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
+    ReasonKind.NO_GAIN: "lower min_gain_percent under [packing] in the configuration",
     ReasonKind.TOO_MANY: "raise max_jobs_per_device under [packing] in the configuration",
     ReasonKind.TOO_BUSY: "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
     ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",

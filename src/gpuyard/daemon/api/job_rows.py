@@ -136,6 +136,8 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         peaks_mb=usage.peaks_mb,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
+        neighbours=None if usage.beside is None else usage.beside.jobs,
+        neighbours_percent=None if usage.beside is None else usage.beside.percent,
         curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
         suspended_at=wall_time(scheduler, attempt.suspended_at),

@@ -4,7 +4,13 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpuyard.core.memory.estimates import Profile, kind_of_profile, memory_estimate, prediction_error
+from gpuyard.core.memory.estimates import (
+    Profile,
+    kind_of_profile,
+    learned_slowdown,
+    memory_estimate,
+    prediction_error,
+)
 from gpuyard.core.memory.expected_peak import Moments
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
@@ -21,7 +27,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile) -> EstimateRow:
-    off = prediction_error(profile)
+    off, slowdown = prediction_error(profile), learned_slowdown(profile)
     return copy_fields(
         profile,
         EstimateRow,
@@ -32,6 +38,7 @@ def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile)
         memory_mb=memory_estimate(profile),
         peak_mb=max(profile.peaks_mb, default=None),
         off_percent=None if off is None else 100.0 * off,
+        slowdown_percent=None if slowdown is None else 100.0 * slowdown,
         seen_at=wall_time(scheduler, profile.seen_at),
     )
 

@@ -75,6 +75,16 @@ def test_unknown_figures_of_a_sample_change_nothing() -> None:
 
 def test_ram_and_load_are_the_most_and_the_mean() -> None:
     usage = Usage()
-    for ram_mb, load in ((None, None), (500.0, 20.0), (None, None), (300.0, 60.0)):
-        usage = add_sample(usage, 1.0, {}, ram_mb=ram_mb, load_percent=load)
-    assert (usage.ram_mb, usage.load_percent, usage.load_looks) == (500.0, 40.0, 2)
+    for at_s, ram_mb, load in ((0.0, None, None), (1.0, 500.0, 20.0), (4.0, None, None), (9.0, 300.0, 60.0)):
+        usage = add_sample(usage, at_s, {}, ram_mb=ram_mb, load_percent=load)
+    assert (usage.ram_mb, usage.load_percent) == (500.0, 20.0)
+    assert add_sample(usage, 10.0, {}, load_percent=0.0).load_percent == 30.0, "3 s at 20% and 1 s at 60%"
+
+
+def test_many_samples_while_a_program_starts_count_no_more_than_their_time() -> None:
+    usage = Usage()
+    for tick in range(40):  # imports: twenty samples a second for 2 s
+        usage = add_sample(usage, tick / 20, {}, load_percent=0.0)
+    for second in range(2, 21):
+        usage = add_sample(usage, float(second), {}, load_percent=90.0)
+    assert usage.load_percent == pytest.approx(81.0)

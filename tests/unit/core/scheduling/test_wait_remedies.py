@@ -19,7 +19,7 @@ WITHOUT = {
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,
     ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
-    ReasonKind.PREALLOCATES,
+    ReasonKind.PREALLOCATES, ReasonKind.LONGEST,
 }  # fmt: skip
 FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))
 SHARED = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
@@ -46,6 +46,8 @@ CASES = [
     (ReasonKind.FOREIGN_LOAD, shared(GB), BUSY, "--max-gpu 100 (in a script: utilization_threshold_percent=100)"),
     (ReasonKind.LOADED, shared(GB), replace(SHARED, packing=Packing(max_load_percent=50.0), loads={"G0": 90.0}),
      "max_load_percent under [packing]"),
+    (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0, slowdown=4.0),
+     replace(SHARED, packing=Packing(min_gain_percent=50.0)), "min_gain_percent under [packing]"),
     (ReasonKind.TOO_MANY, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),
     (ReasonKind.TOO_BUSY, Need(max_utilization_percent=5.0),

@@ -217,6 +217,8 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
         figures.append(f"RAM {format_size(attempt['ram_mb'])}")
     if attempt["load_percent"] is not None:
         figures.append(f"load {attempt['load_percent']:.0f}%")
+    if attempt["neighbours"]:
+        figures.append(f"beside {attempt['neighbours']:.1f} jobs (load {attempt['neighbours_percent']:.0f}%)")
     if attempt["suspended_s"]:
         figures.append(f"suspended for {format_duration(attempt['suspended_s'])}")
     return figures

@@ -1,0 +1,86 @@
+"""What is known about jobs that share devices: the loads of those that run, and which job decides when all is over."""
+
+import math
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.memory.neighbours import assumed_load
+from gpuyard.core.scheduling.longest_job import RunningWork, WaitingWork, find_longest
+
+# The longest jobs are searched for at most this often.
+_SEARCH_EVERY_S, _COUNT_EVERY_S = 1.0, 10.0
+# Waiting work is the mean of this many waiting jobs, times their number. With more than _MANY_WAITING jobs it counts as
+# endless: a step must not take longer the more jobs wait.
+_EXAMINED_JOBS, _MANY_WAITING = 64, 10_000
+
+# Loads are rounded to this, in percent, so that most device states stay as they are (`known_states`).
+_LOAD_STEP = 5.0
+
+
+class SharingFacts:
+    def __init__(self, transitions: JobTransitions) -> None:
+        self._transitions = transitions
+        self._likely: dict[tuple[int, int], float | None] = {}
+        self._longest: dict[str, float] = {}
+        self._searched_at = self._counted_at = -math.inf
+        self._waiting: tuple[int, list[tuple[int, float | None]]] = (0, [])
+
+    def lease_loads(self, now: float) -> dict[str, float]:
+        """Return the load of each running job by its lease, as far as it was measured."""
+        found: dict[str, float] = {}
+        for live in self._transitions.live.values():
+            attempt = live.attempt
+            if attempt.lease_id is not None and attempt.usage is not None:
+                load = assumed_load(None, attempt.usage.load_percent, attempt.ran_s(now))
+                found[attempt.lease_id] = _LOAD_STEP * round(load / _LOAD_STEP)
+        return found
+
+    def longest(self, now: float, devices: int) -> dict[str, float]:
+        """Return the leases of the jobs that decide when all work is over, with the seconds that each has left.
+        `devices` is the number of usable ones."""
+        if devices > 1 and not self._searched_at <= now < self._searched_at + _SEARCH_EVERY_S:
+            self._searched_at = now
+            live = [each for each in self._transitions.live.values() if each.attempt.lease_id and each.attempt.devices]
+            self._likely = {_key(each): self._likely_s(each) for each in live}
+            works = (
+                RunningWork(
+                    lease_id=each.attempt.lease_id or "",
+                    devices=len(each.attempt.devices),
+                    ran_s=each.attempt.ran_s(now),
+                    likely_s=self._likely[_key(each)],
+                )
+                for each in live
+            )
+            self._longest = find_longest(works, lambda unknown_s: self._waiting_work(now, unknown_s), devices)
+        return self._longest
+
+    def _likely_s(self, live: Live) -> float | None:
+        """Return the usual duration, as it was known when the attempt was first seen."""
+        key = _key(live)
+        return self._likely[key] if key in self._likely else self._transitions.estimates.usual_s(live.job)
+
+    def _waiting_work(self, now: float, unknown_s: float) -> WaitingWork:
+        if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
+            self._counted_at = now
+            self._waiting = self._examine()
+        count, examined = self._waiting
+        if count > _MANY_WAITING:
+            return WaitingWork(device_s=math.inf)
+        known = [seconds for _, seconds in examined if seconds is not None]
+        usual_s = sum(known) / len(known) if known else unknown_s
+        durations_s = [usual_s if seconds is None else seconds for _, seconds in examined]
+        device_s = sum(devices * duration_s for (devices, _), duration_s in zip(examined, durations_s, strict=True))
+        return WaitingWork(device_s=count * device_s / max(1, len(examined)), durations_s=durations_s)
+
+    def _examine(self) -> tuple[int, list[tuple[int, float | None]]]:
+        """Return the number of waiting jobs, and the devices and likely duration of some of them."""
+        ids = self._transitions.store.ready_ids(_MANY_WAITING + 1)
+        some = ids[:: max(1, len(ids) // _EXAMINED_JOBS)] if len(ids) <= _MANY_WAITING else []
+        jobs = filter(None, map(self._transitions.store.job, some))
+        return len(ids), [
+            (job.spec.need.devices, self._transitions.estimates.usual_s(job)) for job in jobs if not job.spec.engine
+        ]
+
+
+def _key(live: Live) -> tuple[int, int]:
+    return live.attempt.job_id, live.attempt.number
