@@ -19,8 +19,9 @@ PIDS = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
 
 
 def keeper_of(queue: QueueUnderTest) -> int:
-    """Run a job, and return the keeper that ran it."""
-    assert queue.wait(queue.submit("true"))["succeeded"] == 1
+    """Run as many jobs as a test will, and return the keeper that ran them. It then has all memory that it needs."""
+    first = queue.submit("true", vram="16M", array=f"1-{COUNT}")
+    assert queue.wait(f"{first}-{first + COUNT - 1}")["succeeded"] == COUNT
     assert queue.daemon is not None
     (keeper,) = Path(f"/proc/{queue.daemon.pid}/task/{queue.daemon.pid}/children").read_text().split()
     return int(keeper)
@@ -59,7 +60,7 @@ def without_processes(pid: int) -> Iterator[None]:
 
 
 def without_memory(pid: int) -> AbstractContextManager[None]:
-    """Let the process map no more memory, which starting another one takes."""
+    """Let the process map no more memory, which starting another one takes. What it has is enough to receive jobs."""
     return limited(pid, resource.RLIMIT_AS, 1 << 20)
 
 
@@ -100,10 +101,10 @@ def test_jobs_wait_while_no_program_can_be_started_and_run_once_when_it_can(
         (notice,) = queue.get("/status")["notices"]
         assert says in notice
         assert remedy in notice
-        assert queue.counts()["succeeded"] == 1
+        assert queue.counts()["succeeded"] == COUNT
         until(lambda: not open_ledger().leases(), "the end of all leases")
         until(lambda: not list((queue.home / "logs").glob(f"{first}.*")), "the removal of its log")
-    assert queue.wait()["succeeded"] == COUNT + 1
+    assert queue.wait()["succeeded"] == 2 * COUNT
     assert queue.get("/status")["notices"] == []
     for job_id in range(first, first + COUNT):
         assert (tmp_path / str(job_id)).read_text() == "\n"
