@@ -314,7 +314,7 @@ def test_the_checks_catch_a_daemon_that_breaks_a_rule(
     sabotage: Callable[[pytest.MonkeyPatch], None], caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sabotage(monkeypatch)
-    assert any(re.search(caught, message) for message in failed_checks(60))
+    assert any(re.search(caught, message) for message in failed_checks(180))
 
 
 def failed_checks(count: int) -> Iterator[str]:
