@@ -71,6 +71,10 @@ class LearnedEstimates:
             found = self._estimates[job_id] = self._estimate(*self._known(job_id))
         return found
 
+    def job(self, job_id: int) -> Job:
+        """Return a job as it was when it was last needed here."""
+        return self._known(job_id)[0]
+
     def usual_s(self, job: Job) -> float | None:
         """Return the declared duration, else the median of past runs, which one very long run hardly changes; or
         None."""

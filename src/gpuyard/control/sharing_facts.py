@@ -11,7 +11,7 @@ from gpuyard.core.scheduling.longest_job import RunningWork, WaitingWork, find_l
 _SEARCH_EVERY_S, _COUNT_EVERY_S = 1.0, 10.0
 # Waiting work is the mean of this many waiting jobs, times their number. With more than _MANY_WAITING jobs it counts as
 # endless: a step must not take longer the more jobs wait.
-_EXAMINED_JOBS, _MANY_WAITING = 64, 10_000
+_EXAMINED_JOBS, _MANY_WAITING = 32, 10_000
 
 # Loads are rounded to this, in percent, so that most device states stay as they are (`known_states`).
 _LOAD_STEP = 5.0
@@ -74,12 +74,11 @@ class SharingFacts:
 
     def _examine(self) -> tuple[int, list[tuple[int, float | None]]]:
         """Return the number of waiting jobs, and the devices and likely duration of some of them."""
+        estimates = self._transitions.estimates
         ids = self._transitions.store.ready_ids(_MANY_WAITING + 1)
-        some = ids[:: max(1, len(ids) // _EXAMINED_JOBS)] if len(ids) <= _MANY_WAITING else []
-        jobs = filter(None, map(self._transitions.store.job, some))
-        return len(ids), [
-            (job.spec.need.devices, self._transitions.estimates.usual_s(job)) for job in jobs if not job.spec.engine
-        ]
+        some = ids[:: math.ceil(len(ids) / _EXAMINED_JOBS) or 1] if len(ids) <= _MANY_WAITING else []
+        jobs = [job for job in map(estimates.job, some) if not job.spec.engine]
+        return len(ids), [(job.spec.need.devices, estimates.usual_s(job)) for job in jobs]
 
 
 def _key(live: Live) -> tuple[int, int]:
