@@ -5,6 +5,7 @@ to its limit, and starts that ran out of memory or were suspended. `!` marks a b
 """
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -65,13 +66,34 @@ def bench_guarantees(arguments: Sequence[str]) -> None:
         if trace != "openb" or seed == seeds[0]
     ]
     print(f"{_HEAD}oom susp lost")
-    broken = 0
+    results = []
     with get_context("fork").Pool(min(2, len(cases))) as pool:
         for result in pool.imap(run_case, cases):
-            broken += bool(result.broken)
+            results.append(result)
             for line in _lines(result):
                 print(line, flush=True)
-    print(f"{broken} of {len(cases)} cases break a promise")
+    for policy in policies:
+        print(_summary(policy, [result for result in results if result.case.policy == policy]))
+
+
+def _summary(policy: str, results: Sequence[CaseResult]) -> str:
+    """Return how often each promise is broken, and the geometric means of all ratios to fifo."""
+    figures = []
+    for what in ("makespan_s", "completion_s"):
+        for number in (0, 1):
+            logs = [math.log(getattr(each.passes[number], what) / getattr(each.fifo, what)) for each in results]
+            figures.append(f"{what[:-2]} {number + 1}: {math.exp(sum(logs) / len(logs)):.3f}")
+    broken = {
+        what: sum(any(mark in words for words in each.broken) for each in results)
+        for what, mark in (
+            ("slower than fifo", "against fifo"),
+            ("wait too long", "waits"),
+            ("second pass slower", "against pass"),
+        )
+    }
+    oom = sum(run.out_of_memory for each in results for run in each.passes)
+    parts = [f"{what} {count}" for what, count in broken.items()]
+    return f"{policy}: {len(results)} cases: {', '.join(parts)}; {', '.join(figures)}; {oom} out of memory"
 
 
 def run_case(case: Case) -> CaseResult:
