@@ -33,6 +33,11 @@ _SHOWN_S = 1.0  # a running job whose memory was flat for this long says what to
 _CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
 
 
+# Running jobs of a program: their groups and expected peaks, and the means of these.
+_RunningLike = tuple[Sequence[tuple[int | None, ExpectedPeak]], tuple[float, ...]]
+_NOT_RUNNING: _RunningLike = ((), ())
+
+
 class _Evidence(Struct):
     """What was known about a newcomer when its lease was last adjusted, and what followed: nothing else would follow
     until `until`, while its usage, the estimates and the leased shares are the same."""
@@ -50,7 +55,8 @@ class UsageTracker:
         self._leases = leases
         self._me = me
         self._last: Sample | None = None
-        self._running: dict[str, list[tuple[int | None, ExpectedPeak]]] | None = None
+        self._running: dict[str, _RunningLike] | None = None
+        self._sizes_mb: dict[str, float] | None = None
         self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._devices: dict[str, Device] = {}
         self._evidence: dict[int, _Evidence] = {}
@@ -61,7 +67,7 @@ class UsageTracker:
         when it was taken."""
         if sample is self._last:
             return
-        self._last, self._running = sample, None
+        self._last, self._running, self._sizes_mb = sample, None, None
         # A suspending job may allocate more until it is paused, and has to get all of that back.
         unseen = (JobState.SUSPENDED, JobState.RESUMING)
         live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
@@ -204,23 +210,25 @@ class UsageTracker:
         of its program, and the largest of those of its batch."""
         if self._running is None:
             self._running = self._peaks_of_running(now)
-        found = self._running.get(fingerprints_of(job)[1], ())
+        found, means_mb = self._running.get(fingerprints_of(job)[1], _NOT_RUNNING)
         batch = [peak for group, peak in found if group == job.group] if job.spec.pace is not None else []
-        return tuple(peak.mean_mb for _, peak in found), max(batch, default=None, key=lambda peak: peak.mean_mb)
+        return means_mb, max(batch, default=None, key=lambda peak: peak.mean_mb)
 
-    def _peaks_of_running(self, now: float) -> dict[str, list[tuple[int | None, ExpectedPeak]]]:
-        """Return the groups and expected peaks of running jobs without an estimate, by the program."""
+    def _peaks_of_running(self, now: float) -> dict[str, _RunningLike]:
+        """Return the groups and expected peaks of running jobs without an estimate, and their means, by the program."""
         found: dict[str, list[tuple[int | None, ExpectedPeak]]] = {}
         for live in self._newcomers():
             evidence = self._evidence_of(live, now)
             if evidence.shown is not None:
                 program, group, peak = evidence.shown
                 found.setdefault(program, []).append((group, peak))
-        return found
+        return {program: (peaks, tuple(peak.mean_mb for _, peak in peaks)) for program, peaks in found.items()}
 
     def _sizes(self) -> dict[str, float]:
-        devices = self._last.snapshot.devices if self._last is not None else ()
-        return {device.id: size for device in devices if (size := capacity(device)) is not None}
+        if self._sizes_mb is None:
+            devices = self._last.snapshot.devices if self._last is not None else ()
+            self._sizes_mb = {device.id: size for device in devices if (size := capacity(device)) is not None}
+        return self._sizes_mb
 
     def _newcomers(self) -> Iterator[Live]:
         """Yield the running jobs without an estimate."""
