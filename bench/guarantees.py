@@ -21,7 +21,7 @@ from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.against_fifo import PassSummary, broken_promises, summarize
 from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb
 from gpuyard.simulator.policies import find_policy
-from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_pods, read_programs
+from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.sharing_slowdown import Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
@@ -30,7 +30,6 @@ from gpuyard.simulator.trace_file import TraceJob
 CARDS = ("1x24GB", "1x40GB", "1x80GB", "1x141GB", "2x24GB", "4x24GB", "8x80GB", "40x24GB")
 # A mix; `hard` is harder to predict; `burst` arrives all at once.
 TRACES = ("lucid", "carma", "lucid+carma", "lucid:hard", "carma:hard", "lucid+carma:burst", "openb")
-PODS_FILE = "alibaba-openb_pod_list_default.csv"
 _JOBS, _JOBS_PER_CARD, _MOST_JOBS = 24, 8, 160
 _HEAD = f"{'trace':<18} {'cards':<8} {'seed':>4} {'jobs':>4}  {'makespan':>11}  {'completion':>11}  {'late':>7}  "
 

@@ -17,7 +17,7 @@ from gpuyard.core.snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, default_quantum_s, runnable, sizes_mb
 from gpuyard.simulator.policies import find_policy
-from gpuyard.simulator.program_mixes import draw, mean_duration_s, read_programs
+from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import PolicyMetrics, lower_bound, measure_pass
 from gpuyard.simulator.sharing_slowdown import Sharing, read_sharing
 from gpuyard.simulator.simulation import Simulation
@@ -26,17 +26,20 @@ from gpuyard.simulator.trace_file import TraceJob
 MIXES = (("lucid",), ("carma",), ("lucid", "carma"))
 CARDS = ("4x24GB", "4x40GB", "4x80GB", "8x24GB", "8x40GB", "8x80GB")
 JOBS = 400
+STEPPED_JOBS = 400
 MANY_JOBS, MANY_CARDS = 1_000_000, "1000x24GB"
 _HEAD = f"{'mix':<12} {'cards':<7} {'jobs':>4}  {'fifo':>6}  {'first':>6} {'gain':>5} {'/bound':>6} {'oom':>8}  "
 
 
 def bench_simulate(arguments: Sequence[str]) -> None:
-    """`arguments` are seeds, or `million` for only the largest machine."""
+    """`arguments` are seeds, `million` for only the largest machine, or `steps` for only the cost of a step."""
     folder = os.environ.get("GPUYARD_TRACES")
     if folder is None:
         print("no simulation: set GPUYARD_TRACES to a folder of measured programs")
     elif list(arguments) == ["million"]:
         _million(Path(folder))
+    elif list(arguments) == ["steps"]:
+        _steps(Path(folder))
     else:
         for seed in map(int, arguments or ["1"]):
             _mixes(Path(folder), seed, is_hard=False)
@@ -116,6 +119,25 @@ def _million(folder: Path) -> None:
         f"{figures.makespan_s / 86_400:.1f} days, {figures.over_bound:.2f} times the bound, "
         f"{figures.out_of_memory} out of memory, {figures.lost} lost"
     )
+
+
+def _steps(folder: Path) -> None:
+    """Print what a step costs with pods of one and of several GPUs, as a multiple of a step of fifo on 4 cards."""
+    floor_s: float | None = None
+    for policy in ("fifo", "gpuyard"):
+        for cards in ("4x24GB", "40x24GB"):
+            devices = parse_devices(cards)
+            jobs = runnable(read_pods(folder / PODS_FILE, max(sizes_mb(devices)))[0], devices)[:STEPPED_JOBS]
+            simulation = Simulation(devices, read_sharing(folder), find_policy(policy))
+            started = time.process_time()
+            steps = simulation.play(jobs).steps
+            taken_s = time.process_time() - started
+            simulation.close()
+            floor_s = floor_s or taken_s / steps
+            print(
+                f"{policy:<8} {cards:<8} {len(jobs)} jobs, {steps:,} steps: {1e3 * taken_s / steps:.2f} ms a step "
+                f"({taken_s / steps / floor_s:.1f} times), {1e3 * taken_s / len(jobs):.1f} ms a job"
+            )
 
 
 def _progress(started: float) -> Callable[[int], None]:

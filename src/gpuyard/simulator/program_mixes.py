@@ -26,7 +26,7 @@ from gpuyard.errors import UserError
 from gpuyard.simulator.sharing_slowdown import CONFIGURATION, SINGLE_FILE, configuration
 from gpuyard.simulator.trace_file import TraceJob, number, open_text, table
 
-CARMA_FILE = "carma-summary.csv"
+CARMA_FILE, PODS_FILE = "carma-summary.csv", "alibaba-openb_pod_list_default.csv"
 _BATCH = re.compile(r"--batch_size_(\d+)")
 _DURATION_S = (900.0, 1.0)  # median, and standard deviation of the logarithm
 _MIN_S, _MAX_S = 60.0, 14_400.0

@@ -114,7 +114,7 @@ class Simulation:
         evidence_at = min(self._controller.usage_tracker.evidence_due().values(), default=math.inf)
         if evidence_at < math.inf:
             times.append(now + _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S)) + _ROUNDING_S)
-        if self.machine.changed:
+        if self.machine.changed or self._controller.memory_guard.closed():
             times.append(now + _SAMPLE_EVERY_S)
         if step.waits_for_sample and self.machine.unsteady:
             times.append(now + LOAD_HALF_LIFE_S)

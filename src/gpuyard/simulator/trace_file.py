@@ -29,7 +29,7 @@ from msgspec import Struct, convert, structs
 from gpuyard.errors import EnvironmentFault, UserError
 
 FOREIGN = "foreign"
-_RAMP_STEPS = 4
+_RAMP_STEPS = 8
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):

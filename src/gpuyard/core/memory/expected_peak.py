@@ -11,6 +11,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -70,15 +71,16 @@ def assumed_peak(device_mb: float) -> ExpectedPeak:
 def peak_of_any(peaks_mb: Sequence[float], assumed: ExpectedPeak) -> ExpectedPeak:
     """Return what to expect of an unknown program, from the peaks of first runs on this machine. `assumed` is what is
     expected without them."""
-    return _narrow(assumed, peaks_mb, _MACHINE_WEIGHT)
+    return _narrow(assumed, tuple(peaks_mb), _MACHINE_WEIGHT)
 
 
 def peak_of_program(peaks_mb: Sequence[float], of_any: ExpectedPeak) -> ExpectedPeak:
     """Return what to expect of a program, from the peaks of its runs with other arguments."""
-    return _narrow(of_any, peaks_mb, _PROGRAM_WEIGHT)
+    return _narrow(of_any, tuple(peaks_mb), _PROGRAM_WEIGHT)
 
 
-def _narrow(wider: ExpectedPeak, peaks_mb: Sequence[float], weight: float) -> ExpectedPeak:
+@lru_cache(maxsize=512)
+def _narrow(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) -> ExpectedPeak:
     if not peaks_mb:
         return wider
     moments = Moments(float(len(peaks_mb)), sum(peaks_mb), sum(peak * peak for peak in peaks_mb))
