@@ -275,6 +275,7 @@ class Controller:
             ends_after=transitions.ends_after,
             ends_about=transitions.ends_about,
             ends_by=transitions.ends_by,
+            kind=transitions.estimates.kind_of,
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),

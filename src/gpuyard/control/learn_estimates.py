@@ -52,7 +52,9 @@ class LearnedEstimates:
 
     def __init__(self, store: JobStore) -> None:
         self.version = 0
-        self._estimates: dict[int, Estimate] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._last_kind = 0
+        self._estimates: dict[int, Estimate] = {}  # by kind, as the next
         self._needs: dict[int, tuple[object, Need]] = {}
         self._store = store
         self._unsaved: dict[str, Profile] = {}
@@ -64,11 +66,10 @@ class LearnedEstimates:
         return self._estimate(job, fingerprints_of(job))
 
     def estimate_of(self, job_id: int) -> Estimate:
-        found = self._estimates.get(job_id)
+        job, prints, kind = self._known(job_id)
+        found = self._estimates.get(kind)
         if found is None:
-            if len(self._estimates) >= _CACHE_SIZE:
-                self._forget_derived()
-            found = self._estimates[job_id] = self._estimate(*self._known(job_id))
+            found = self._estimates[kind] = self._estimate(job, prints)
         return found
 
     def job(self, job_id: int) -> Job:
@@ -81,6 +82,10 @@ class LearnedEstimates:
         known = (each.durations_s for each in self.profiles(job) if each is not None and each.durations_s)
         durations = (job.spec.duration_s,) if job.spec.duration_s is not None else next(known, None)
         return None if durations is None else statistics.median(durations)
+
+    def kind_of(self, job_id: int) -> int:
+        """Return a number that jobs have in common whose need and duration are estimated alike."""
+        return self._known(job_id)[2]
 
     def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
         """Estimate from the most specific profile with a run time."""
@@ -95,19 +100,17 @@ class LearnedEstimates:
         running_like: Callable[[Job], RunningPeaks] = lambda _: ((), None),
     ) -> Need:
         """Return the need of a job whose lane leaves the memory open."""
-        job, _ = self._known(job_id)
+        job, _, kind = self._known(job_id)
         if devices is not self._cards.devices and not self._cards.update(devices):
             self._cards = DeviceSizes(devices)
             self._needs.clear()
         running = running_like(job)
-        found = self._needs.get(job_id)
+        found = self._needs.get(kind)
         if found is None or found[0] != (running, first_runs):
-            if len(self._needs) >= _CACHE_SIZE:
-                self._forget_derived()
             known = self.known_runs(job, *running)
             need = size_need(job, known, self._cards, first_runs)
             need = replace(need, slowdown=learned_slowdown(known.exact, known.program, known.machine))
-            found = self._needs[job_id] = ((running, first_runs), need)
+            found = self._needs[kind] = ((running, first_runs), need)
         return found[1]
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
@@ -184,6 +187,7 @@ class LearnedEstimates:
     def clear_cache(self) -> None:
         """Forget what was read from the store, as jobs or profiles may have changed there."""
         self._known.cache_clear()
+        self._kinds.clear()
         self._saved.clear()
         self._forget_derived()
 
@@ -193,10 +197,20 @@ class LearnedEstimates:
         self._estimates.clear()
         self._needs.clear()
 
-    def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str]]:
+    def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
         job = self._store.job(job_id)
         assert job is not None
-        return job, fingerprints_of(job)
+        prints, spec = fingerprints_of(job), job.spec
+        batch = None if spec.pace is None else job.group
+        times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
+        key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times)
+        if len(self._kinds) >= _CACHE_SIZE:
+            self._kinds.clear()
+            self._forget_derived()
+        if key not in self._kinds:
+            self._last_kind += 1  # never the number of an earlier kind, which a plan may remember
+            self._kinds[key] = self._last_kind
+        return job, prints, self._kinds[key]
 
     def _profile(self, fingerprint: str) -> Profile | None:
         if fingerprint in self._unsaved:

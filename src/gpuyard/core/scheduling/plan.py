@@ -49,6 +49,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
     ends_by: Callable[[int], float | None] = lambda _: None  # its latest end, from which on its end is unknown
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
+    kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules

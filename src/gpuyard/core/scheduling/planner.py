@@ -52,6 +52,7 @@ class _Planner:
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
         self._considered: dict[int, int] = {}
+        self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
         own = {run.lease_id for run in view.running}
         leases = view.placement.leases
         self._holds_all_leases = bool(leases) and not view.tickets and all(lease.id in own for lease in leases)
@@ -67,6 +68,11 @@ class _Planner:
         )
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
+        sizes_by_kind = lane.sizes_each and lane.pace is None and lane.tag_sharing is None
+        kind = self._view.kind(candidate.job_id) if sizes_by_kind else None
+        if kind is not None and (lane.id, kind) in self._refused:
+            self._look_further(lane)
+            return
         refusals = self._limits.refusals(lane)
         need = lane.need if refusals or not lane.sizes_each else self._view.need(lane, candidate.job_id)
         variants: Sequence[Need] = (need,)
@@ -84,9 +90,17 @@ class _Planner:
             self._waiting.setdefault(lane.id, job)
             if needs_head:
                 self._make_head(job, candidate)
+        if kind is not None and not refusals:
+            self._refused.add((lane.id, kind))
+        if lane.sizes_each and not refusals:
+            self._look_further(lane)
+        else:
+            self._order.drop(lane)
+
+    def _look_further(self, lane: Lane) -> None:
+        """Go on with the next job of a lane whose jobs have needs of their own."""
         considered = self._considered[lane.id] = self._considered.get(lane.id, 0) + 1
-        may_differ = lane.sizes_each and not refusals and considered < LOOK_AHEAD
-        if may_differ and self._backfill.placement.has_capacity():
+        if considered < LOOK_AHEAD and self._backfill.placement.has_capacity():
             self._order.pass_over(lane)
         else:
             self._order.drop(lane)
