@@ -12,7 +12,7 @@ from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, slowed_longest
+from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, keeps_out_request_ahead, slowed_longest
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.core.units import format_size
@@ -142,11 +142,15 @@ def _check_load(need: Need, state: DeviceState, packing: Packing) -> ReasonKind 
     added = need.load_percent or 0.0 if state.lease_count else 0.0
     if _exceeds(state.load_percent + added, packing.max_load_percent):
         return ReasonKind.LOADED
-    if not state.lease_count or need.is_resumed:
+    if need.is_resumed:
+        return None
+    least = packing.min_gain_percent
+    if least is not None and state.is_awaited and keeps_out_request_ahead(need, state, least / 100.0):
+        return ReasonKind.AWAITED
+    if not state.lease_count:
         return None
     if packing.protects_longest and slowed_longest(need, state) is not None:
         return ReasonKind.LONGEST
-    least = packing.min_gain_percent
     return None if least is None or forecast(need, state).gains(least / 100.0) else ReasonKind.NO_GAIN
 
 
@@ -199,7 +203,10 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             if need.is_exclusive or state.is_exclusive:
                 return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
             ahead = tuple(each.holder for each in state.promises if each.is_reservation)
-            return awaited(device.id, ahead, "; how much memory this job needs is not known yet")
+            why = (
+                "this job would slow it" if need.is_memory_known else "how much memory this job needs is not known yet"
+            )
+            return awaited(device.id, ahead, f"; {why}")
         case ReasonKind.LEASED:
             holders = tuple(each.holder for each in _conflicts(need, state) if not each.is_reservation)
             return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders, is_leased=True)

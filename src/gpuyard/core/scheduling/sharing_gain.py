@@ -42,6 +42,20 @@ def forecast(need: Need, state: DeviceState) -> SharingForecast:
     return SharingForecast(jobs=len(present), before=_throughput(present, foreign), after=_throughput(joined, foreign))
 
 
+def keeps_out_request_ahead(need: Need, state: DeviceState, least: float) -> bool:
+    """Return whether a request that has reserved a share of the device would gain nothing there once the job has joined
+    too. Otherwise jobs of small load could join for ever before it."""
+    joined = [_member(each.share) for each in state.promises if not each.is_reservation]
+    joined.append((_load(need.load_percent), _coefficient(need.slowdown, need.load_percent)))
+    foreign = state.foreign.percent
+    before = _throughput(joined, foreign)
+    return any(
+        _throughput([*joined, _member(each.share)], foreign) < before * (1.0 + least) - _ROUNDING
+        for each in state.promises
+        if each.is_reservation and not each.share.is_exclusive
+    )
+
+
 def slowed_longest(need: Need, state: DeviceState) -> tuple[str, float] | None:
     """Return the lease of the longest job that this job would slow noticeably, and by which factor; or None."""
     loads = [(each, _load(each.share.load_percent)) for each in state.promises if not each.is_reservation]

@@ -11,9 +11,14 @@ from gpuyard.core.lease import FixedMemory, Lease, Need, Share
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose
+from gpuyard.core.scheduling.plan import Plan
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.sharing_gain import forecast
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, kinds_of, lease, machine, shared
+from tests.unit.core.scheduling.test_planner import kinds_of as waiting_kinds
+from tests.unit.core.scheduling.test_planner import queue, started, waiting_job
+from tests.unit.core.scheduling.test_planner import view as planner_view
 
 GAIN = Packing(min_gain_percent=5.0)
 loads = st.none() | st.floats(0.0, 100.0)
@@ -156,3 +161,30 @@ def test_a_job_that_could_run_nowhere_else_joins_the_longest_one() -> None:
     assert devices_of(ask(job(0.5), *running(job(0.5)), cards=1, longest=LONG)) == ("G0",)
     two = replace(shared(GB), devices=2)
     assert devices_of(ask(two, *running(job(0.5)), cards=2, longest=LONG)) == ("G0", "G1")
+
+
+def plan_of(*needs: Need, leases: tuple[Lease, ...], cards: int = 1) -> Plan:
+    """Return the plan for jobs with these needs, numbered from 1 in their order."""
+    queues = [queue(place, need, priority=-place) for place, need in enumerate(needs, 1)]
+    view = planner_view(*queues, leases=leases, on=cards)
+    return decide(replace(view, placement=replace(view.placement, packing=GAIN)))
+
+
+LIGHT = job(0.02, load_percent=1.0)
+
+
+def test_no_job_joins_before_a_request_ahead_that_would_gain_nothing_there() -> None:
+    """A job that gains nothing on any card is the head of the queue. Light jobs that come later let its card drain."""
+    busy = running(*[job(0.9)] * 2)
+    plan = plan_of(job(0.9), LIGHT, leases=busy)
+    assert started(plan) == {}
+    assert waiting_kinds(waiting_job(plan, 1))[0] is ReasonKind.NO_GAIN
+    assert waiting_kinds(waiting_job(plan, 2))[0] is ReasonKind.AWAITED
+    assert started(plan_of(LIGHT, leases=busy)) == {1: ("G0",)}
+
+
+def test_a_light_job_joins_beside_a_request_ahead_that_gains_there_and_waits_for_another_card() -> None:
+    full = lease("full", "G0", memory_mb=23 * GB)
+    both = replace(job(0.3), devices=2, memory=FixedMemory(4 * GB))
+    plan = plan_of(both, LIGHT, leases=(full, *running(job(0.3), device_id="G1")), cards=2)
+    assert started(plan) == {2: ("G1",)}
