@@ -145,8 +145,14 @@ def test_jobs_wait_while_no_log_can_be_created_and_run_when_there_are_inodes_aga
 # Few descriptors
 
 
+def share_by_memory_alone(queue: QueueUnderTest) -> None:
+    queue.home.mkdir(mode=0o700)
+    (queue.home / "config.toml").write_text("[packing]\nmin_gain_percent = -100\n")
+
+
 def test_more_jobs_than_the_daemon_may_open_files_all_start(own_queue: QueueUnderTest) -> None:
     queue = own_queue
+    share_by_memory_alone(queue)
     queue.start(("prlimit", "--nofile=64:4096", *DAEMON))
     gate = queue.gate()
     first = queue.shell(f"ulimit -Sn; read word < {gate}", vram="16M", array="1-150")
@@ -160,6 +166,7 @@ def test_more_jobs_than_the_daemon_may_open_files_all_start(own_queue: QueueUnde
 
 def test_more_jobs_than_the_keeper_may_hold_leases_run_in_turns(own_queue: QueueUnderTest) -> None:
     queue = own_queue
+    share_by_memory_alone(queue)
     queue.start(("prlimit", "--nofile=64:64", *DAEMON))
     gate = queue.gate()
     queue.shell(f"read word < {gate}", vram="16M", array="1-80")

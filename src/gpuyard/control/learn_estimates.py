@@ -274,7 +274,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
     )
     if outcome.kind is OutcomeKind.SUCCEEDED:
         if _uses_nothing(job, attempt, usage, now):
-            run = replace(run, peak_mb=0.0)
+            run = replace(run, peak_mb=0.0, load_percent=0.0)
         return replace(run, seconds=attempt.ran_s(now), is_whole=True)
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))

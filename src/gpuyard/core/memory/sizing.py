@@ -101,7 +101,8 @@ def _first_run(
     if not first_runs.share or not found.sizes or not found.sizes[-1]:
         return replace(need, memory=WholeDevice())
     if not found.listed:  # memory can be measured only while one job is on the device
-        return replace(need, memory=WholeDevice(_part_of_free_mb(found, need.devices)))
+        part_mb = _part_of_free_mb(found, need.devices)
+        return _alone(need, sizes) if _takes_all(part_mb, need, sizes) else replace(need, memory=WholeDevice(part_mb))
     # Relative to the smallest device, so that an unknown program can run there too.
     expected = expected_before(known, found.listed[-1])
     required_mb = expected.at_most_mb(first_runs.sureness)

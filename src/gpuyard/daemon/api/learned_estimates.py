@@ -12,6 +12,7 @@ from gpuyard.core.memory.estimates import (
     prediction_error,
 )
 from gpuyard.core.memory.expected_peak import Moments
+from gpuyard.core.memory.slowdown import SlowdownFit
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
@@ -96,6 +97,7 @@ def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
         peaks_mb=tuple(sent.peaks_mb),
         climb=tuple(Moments(*each) for each in sent.climb),
         seen_at=min(scheduler.clock.now(), seen_at),
+        slowdown=SlowdownFit(),  # depends on the machine, and on what else runs there
         predicted_mb=None,
         actual_mb=None,
     )

@@ -130,6 +130,7 @@ def test_where_no_driver_lists_processes_a_first_run_is_alone_and_needs_a_part_o
     fuller = card(1, used=20 * GB, processes=None)
     assert first_run(desktop, fuller) == WholeDevice(8 * GB), "of what is free on the best"
     assert first_run(card(0, used=23.5 * GB, processes=None)) == WholeDevice(0.05 * CARD), "at least a tiny part"
+    assert first_run(card(0, processes=None, memory_free_mb=400.0)) == WholeDevice(), "all of a tiny card"
     two = job()
     two = replace(two, spec=replace(two.spec, need=replace(UNKNOWN, devices=2)))
     needed = size_need(two, known(), (desktop, fuller)).memory
