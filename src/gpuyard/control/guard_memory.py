@@ -24,7 +24,9 @@ from gpuyard.core.memory.memory_guard import (
     grown_need,
     judge_card,
     may_stop,
-    room_to_resume,
+    reserve_mb,
+    room_to_restart,
+    stops_soon,
 )
 from gpuyard.core.memory.watch_rate import devices_to_watch, holds_more_than_reserved
 from gpuyard.core.scheduling.device_memory import capacity
@@ -35,7 +37,6 @@ from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import LeaseLedger
 
-_LEAVING = (JobState.SUSPENDING, JobState.STOPPING)
 # A job that could not make way is not considered again at each reading.
 _TRY_AGAIN_S = 1.0
 
@@ -109,14 +110,14 @@ class MemoryGuard:
             grower = first_runs[alarm.grower]
             if self._why_not_suspended(grower, sample, rules) is None:
                 text = f"{alarm_text(alarm, label, alarm.grower)}; to suspend job {live.job.id} would take too long"
-                self._suspend(grower, device, text, now)
+                self._suspend(grower, text, now)
                 return
         text = f"{alarm_text(alarm, label, live.job.id)}; {self._why_this_job(live)}"
         why_not = self._why_not_suspended(live, sample, rules)
         if why_not is None:
-            self._suspend(live, device, text, now)
+            self._suspend(live, text, now)
         elif may_stop(alarm, live.attempt.ran_s(now)):
-            growth = grown_need(live.job.growth, _room(live, device))
+            growth = grown_need(live.job.growth, self._room(live, device))
             self._transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
             self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
@@ -126,12 +127,14 @@ class MemoryGuard:
     def _why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         if live.job.spec.on_preempt is OnPreempt.REQUEUE:
             return "--on-preempt requeue"
+        sizes = [_figures(device)[1] for device in map(sample.snapshot.device, live.attempt.devices) if device]
+        if any(0.0 < size < _peak_mb(live) for size in sizes):  # each of its devices would have to have that free
+            return "its GPUs are of different sizes, and it held more than the smallest has"
         return self._suspend_control.why_not(live, sample, rules)
 
-    def _suspend(self, live: Live, device: Device, text: str, now: float) -> None:
+    def _suspend(self, live: Live, text: str, now: float) -> None:
         self.suspended += 1
         self._left_at[live.job.id] = now
-        self._transitions.keep_attempt(live, replace(live.attempt, reserved_mb=_room(live, device)))
         self._transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
 
     def _why_this_job(self, live: Live) -> str:
@@ -180,7 +183,7 @@ class MemoryGuard:
             youngest = max(unknown, key=lambda job: job.since, default=None)
             rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
-        return find_alarm(free, size, jobs, lambda: self._has_other_leases(device.id))
+        return find_alarm(free, size, jobs, lambda: self._has_other_leases(device, now))
 
     def _is_measured(self, job_id: int, device_id: str) -> bool:
         return (job_id, self._transitions.live[job_id].attempt.number, device_id) in self._climbs
@@ -195,17 +198,33 @@ class MemoryGuard:
             rate_mb_s=climb.rate_mb_s,
             steady_mb_s=climb.steady_mb_s,
             is_first_run=live.job.id in first_runs,
-            is_leaving=live.job.state in _LEAVING,
+            is_leaving=_is_leaving(live, now),
             is_spared=now - self._left_at.get(live.job.id, -SPARED_S) < SPARED_S,
             may_be_moved=live.job.spec.on_preempt is not OnPreempt.NEVER,
         )
 
-    def _has_other_leases(self, device_id: str) -> bool:
+    def _foreign_mb(self, device: Device) -> float | None:
+        """Return the memory of the device that no job of this queue holds; None if that cannot be measured."""
+        climbs = [self._climbs.get((each.job.id, each.attempt.number, device.id)) for each in self._on(device)]
+        free, size = _figures(device)
+        if device.hides_processes or not size:
+            return None
+        return max(0.0, size - free - sum(climb.held_mb for climb in climbs if climb is not None))
+
+    def _room(self, live: Live, device: Device) -> float:
+        """Return how much memory a stopped job gets at its next start."""
+        size, foreign = _figures(device)[1], self._foreign_mb(device) or 0.0
+        return room_to_restart(_peak_mb(live), live.attempt.reserved_mb or 0.0, size, foreign)
+
+    def _has_other_leases(self, device: Device, now: float) -> bool:
         """Return whether another lease was on the device before the only job of this queue there. A younger one does
-        not count: with a small lease, any user could have the job suspended."""
+        not count, nor do leases where only this job holds memory: with a small lease, any user could have the job
+        suspended, and the time of a lease is what its file says."""
+        foreign, device_id = self._foreign_mb(device), device.id
+        if foreign is None or foreign < reserve_mb(_figures(device)[1]):
+            return False
         own = {live.attempt.lease_id for live in self._transitions.live.values()}
-        here = [live for live in self._transitions.live.values() if device_id in live.attempt.devices]
-        first = min((live.attempt.since for live in here if live.job.state not in _LEAVING), default=0.0)
+        first = min((live.attempt.since for live in self._on(device) if not _is_leaving(live, now)), default=0.0)
         try:
             others = [lease for lease in self._leases.read()[0] if lease.id not in own]
         except EnvironmentFault:
@@ -231,10 +250,15 @@ class MemoryGuard:
             del self._climbs[key]
 
 
-def _room(live: Live, device: Device) -> float:
-    """Return how much memory has to be free before the job goes on or starts again."""
-    held = (live.attempt.usage.peak_mb if live.attempt.usage is not None else None) or 0.0
-    return room_to_resume(held, live.attempt.reserved_mb or 0.0, _figures(device)[1])
+def _peak_mb(live: Live) -> float:
+    return (live.attempt.usage.peak_mb if live.attempt.usage is not None else None) or 0.0
+
+
+def _is_leaving(live: Live, now: float) -> bool:
+    """Return whether the memory of the job will be free soon."""
+    if live.job.state is JobState.STOPPING:
+        return stops_soon(live.attempt.stop_at, live.attempt.kill_at, now)
+    return live.job.state is JobState.SUSPENDING
 
 
 def _is_there(live: Live) -> bool:

@@ -16,7 +16,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, UncertainMemory, WholeDevice
-from gpuyard.core.memory.memory_guard import MOVED_OUT_MB_S
+from gpuyard.core.memory.memory_guard import MOVED_OUT_MB_S, room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -79,13 +79,19 @@ class SuspendControl:
             held = {each: max(mb, usage.peaks_mb.get(each, 0.0)) for each, mb in moved.held_mb.items() if mb}
             self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
             text = _suspended_text(self._transitions.live[job_id], moved)
-            if attempt.parked is SuspendedBy.MEMORY_GUARD and live.job.reason:
-                text = f"{live.job.reason}; {text}"
+            if attempt.parked is SuspendedBy.MEMORY_GUARD:
+                self._ask_for_room(self._transitions.live[job_id])
+                text = f"{live.job.reason}; {text}" if live.job.reason else text
         else:
             if not moved.may_pass:  # else a victim would be stopped, and lose its work, for a limit that passes
                 self._refused[job_id, attempt.number] = moved.text
             event, text = JobEvent.CONTINUE, f"could not be suspended: {moved.text}"
         self._transitions.move_suspension(job_id, event, now, text)
+
+    def _ask_for_room(self, live: Live) -> None:
+        """Record that a job of the memory guard resumes only where clearly more than it held is free."""
+        room = room_to_resume(max(_held_mb(live.attempt).values(), default=0.0), live.attempt.reserved_mb or 0.0)
+        self._transitions.keep_attempt(live, replace(live.attempt, reserved_mb=room))
 
     def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
         event, text = JobEvent.CONTINUE, f"memory restored{_took(moved)}"
@@ -187,8 +193,10 @@ class SuspendControl:
             lane = Lane(
                 id=-job_id, priority=job.priority, user=job.user, tag=job.spec.tag, need=resume_need(live), resumes=True
             )
-            # It did not wait while it ran: it must not come before the job that preempted it.
-            since = live.attempt.suspended_at or job.submitted_at
+            # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
+            # suspends a job for no other one: it keeps its place.
+            is_guarded = live.attempt.parked is SuspendedBy.MEMORY_GUARD
+            since = job.submitted_at if is_guarded else live.attempt.suspended_at or job.submitted_at
             yield LaneQueue(lane=lane, jobs=iter([Candidate(job_id=job_id, queued_at=since)]))
 
     def wake_at(self, now: float) -> float | None:
@@ -244,7 +252,9 @@ def resume_need(live: Live) -> Need:
     job, attempt = live.job, live.attempt
     was_alone = attempt.reserved_mb is None or isinstance(job.spec.need.memory, WholeDevice)
     # What is expected of a job without an estimate may be more than any device has: alone it needs what it held.
-    is_uncertain = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
+    # So does a job of the memory guard: it outgrew its estimate, or was expected to.
+    is_first_run = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
+    is_uncertain = is_first_run or attempt.parked is SuspendedBy.MEMORY_GUARD
     held = max((*_held_mb(attempt).values(), 0.0 if is_uncertain else attempt.reserved_mb or 0.0))
     expected = max(held, attempt.reserved_mb or 0.0)
     shared = UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)

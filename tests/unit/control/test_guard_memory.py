@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.rules import Rules
@@ -11,10 +12,10 @@ from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UnknownMemory
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
-from gpuyard.ports import LeaseLedger
+from gpuyard.ports import LeaseLedger, SuspendResult
 from tests.fakes.no_suspender import NoSuspender
 from tests.unit.store import QueueDb
 
@@ -25,6 +26,12 @@ STRANGER = Holder(uid=4711, user="bob", pid=9)
 
 
 class CanSuspend(NoSuspender):
+    def __init__(self) -> None:
+        self.results: list[SuspendResult] = []
+
+    def moved(self) -> list[SuspendResult]:
+        return self.results
+
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         return None
 
@@ -36,9 +43,11 @@ class Guard:
         self.queue_db = queue_db
         self.transitions = JobTransitions(queue_db.store)
         self.leases: tuple[Lease, ...] = ()
+        self.more_devices: tuple[Device, ...] = ()
         ledger = cast("LeaseLedger", SimpleNamespace(read=lambda: (self.leases, ())))
-        suspend_control = SuspendControl(self.transitions, CanSuspend() if can_suspend else NoSuspender())
-        self.guard = MemoryGuard(self.transitions, suspend_control, ledger, lambda at: at - 1000.0)
+        self.suspender = CanSuspend()
+        self.suspend_control = SuspendControl(self.transitions, self.suspender if can_suspend else NoSuspender())
+        self.guard = MemoryGuard(self.transitions, self.suspend_control, ledger, lambda at: at - 1000.0)
 
     def start(self, **spec: Any) -> int:
         need = spec.pop("need", Need(memory=UnknownMemory()))
@@ -57,19 +66,33 @@ class Guard:
         self.transitions.reload()
         return job_id
 
-    def read(self, at: float, *, is_hidden: bool = False, **held_gb: float) -> bool:
+    def move_out(self, job_id: int, at: float, *, is_done: bool = True) -> None:
+        """Report that the memory of a job was moved out, or could not be."""
+        self.suspender.results = [
+            SuspendResult(job_id=job_id, attempt=1, is_resumed=False, is_done=is_done, text="no")
+        ]  # fmt: skip
+        self.suspend_control.collect()
+        with self.queue_db.store.transaction():
+            self.suspend_control.record(at)
+        self.suspend_control.forget_recorded()
+
+    def read(self, at: float, *, is_hidden: bool = False, foreign_gb: float = 0.0, **held_gb: float) -> bool:
         """Take a reading, with what `job1`, `job2`, … hold, and do a step if the guard asks for one. `is_hidden`: the
-        driver lists no processes, so that only the sum is known."""
+        driver lists no processes, so that only the sum is known. `foreign_gb`: what programs hold that are no jobs."""
         held = {int(name.removeprefix("job")): gb * GB for name, gb in held_gb.items()}
         for job_id, mb in held.items():
             if job_id in self.transitions.live:
                 self.transitions.note_usage(job_id, Usage(peaks_mb={"G0": mb}))
-        used = sum(held.values())
+        used = sum(held.values()) + foreign_gb * GB
         device = Device(
             id="G0", vendor=Vendor.NVIDIA, index=0, memory_total_mb=CARD, memory_used_mb=used,
             memory_free_mb=CARD - used, processes=None if is_hidden else (Process(pid=1, memory_mb=used),),
         )  # fmt: skip
-        sample = Sample(snapshot=Snapshot(taken_at=at, host=Host(memory_available_mb=200 * GB), devices=(device,)))
+        sample = Sample(
+            snapshot=Snapshot(
+                taken_at=at, host=Host(memory_available_mb=200 * GB), devices=(device, *self.more_devices)
+            )
+        )
         acts = self.guard.note(sample, {job_id: {"G0": None if is_hidden else mb} for job_id, mb in held.items()}, at)
         if acts:
             with self.queue_db.store.transaction():
@@ -92,11 +115,48 @@ def test_the_youngest_is_suspended_and_resumes_where_clearly_more_is_free(guard:
     assert (guard.state(first), guard.state(second)) == (JobState.RUNNING, JobState.SUSPENDING)
     attempt = guard.transitions.live[second].attempt
     assert attempt.parked is SuspendedBy.MEMORY_GUARD
-    assert attempt.reserved_mb == pytest.approx(1.25 * 15.8 * GB)
+    assert attempt.reserved_mb == 6 * GB, "until it is suspended"
     reason = "GPU 0 had 205 MB left while it grew; it was the youngest first run"
     assert guard.queue_db.job(second).reason == reason
     assert guard.guard.suspended == 1
     assert not guard.read(111.1, job1=8.0, job2=15.8), "its memory will be free soon"
+    guard.move_out(second, 112.0)
+    assert guard.transitions.live[second].attempt.reserved_mb == pytest.approx(1.25 * 15.8 * GB)
+
+
+def test_a_job_that_could_not_be_suspended_reserves_what_it_did(guard: Guard) -> None:
+    guard.start()
+    second = guard.start()
+    guard.read(110.0, job1=8.0, job2=14.0)
+    guard.read(111.0, job1=8.0, job2=15.8)
+    guard.move_out(second, 112.0, is_done=False)
+    assert guard.state(second) is JobState.RUNNING
+    assert guard.transitions.live[second].attempt.reserved_mb == 6 * GB
+
+
+def test_a_job_that_outgrew_its_memory_resumes_alone_with_what_it_held_and_keeps_its_place(guard: Guard) -> None:
+    """Beside 5 GB of a desktop, the 20 GB that it should have on a shared card are never free."""
+    guard.start()
+    second = guard.start(need=Need(memory=FixedMemory(15 * GB)))
+    guard.read(110.0, foreign_gb=5.0, job1=2.8, job2=15.0)
+    guard.read(111.0, foreign_gb=5.0, job1=2.8, job2=16.0)
+    guard.move_out(second, 112.0)
+    (queue,) = guard.suspend_control.queues(113.0)
+    assert queue.lane.need.memory == UncertainMemory(16 * GB, 20 * GB, 5 * GB)
+    (candidate,) = queue.jobs
+    assert candidate.queued_at == guard.queue_db.job(second).submitted_at
+
+
+def test_a_job_that_takes_long_to_stop_does_not_turn_the_guard_off(guard: Guard) -> None:
+    first, second, third = guard.start(), guard.start(), guard.start(grace_s=600.0)
+    with guard.queue_db.store.transaction():
+        guard.transitions.stop(third, OutcomeKind.CANCELLED, 109.0)
+    guard.read(110.0, job1=8.0, job2=6.0, job3=8.0)
+    assert not guard.read(111.0, job1=8.0, job2=7.8, job3=8.0), "its memory may be free at any moment"
+    guard.read(129.0, job1=8.0, job2=6.0, job3=8.0)
+    guard.read(130.0, job1=8.0, job2=7.0, job3=8.0)
+    assert guard.read(131.0, job1=8.0, job2=7.8, job3=8.0)
+    assert (guard.state(first), guard.state(second)) == (JobState.RUNNING, JobState.SUSPENDING)
 
 
 def test_where_the_driver_lists_no_processes_the_youngest_counts_as_the_one_that_grows(guard: Guard) -> None:
@@ -133,6 +193,29 @@ def test_a_young_job_is_stopped_where_it_cannot_be_suspended(queue_db: QueueDb, 
     assert job.growth.count == 0
 
 
+def test_a_stopped_job_asks_for_no_more_than_is_free_without_jobs(queue_db: QueueDb) -> None:
+    guard = Guard(queue_db, can_suspend=False)
+    guard.start()
+    second = guard.start()
+    guard.read(110.0, foreign_gb=5.0, job1=2.8, job2=15.0)
+    assert guard.read(111.0, foreign_gb=5.0, job1=2.8, job2=16.0)
+    assert queue_db.job(second).growth.memory_mb == pytest.approx(18.5 * GB)
+
+
+def test_a_job_that_held_more_than_its_smallest_card_has_is_not_suspended(guard: Guard) -> None:
+    """To resume, each of its cards would have to have as much free as it held on one of them."""
+    guard.more_devices = (Device(id="G1", vendor=Vendor.NVIDIA, index=1, memory_total_mb=12 * GB, memory_used_mb=0.0,
+                                 memory_free_mb=12 * GB),)  # fmt: skip
+    guard.start()
+    second = guard.start()
+    live = guard.transitions.live[second]
+    guard.transitions.keep_attempt(live, replace(live.attempt, devices=("G0", "G1")))
+    guard.read(110.0, job1=8.0, job2=14.0)
+    assert guard.read(111.0, job1=8.0, job2=15.8)
+    assert guard.state(second) is JobState.STOPPING
+    assert "its GPUs are of different sizes" in (guard.queue_db.job(second).reason or "")
+
+
 def test_a_job_that_has_run_for_long_is_left_to_run(queue_db: QueueDb) -> None:
     guard = Guard(queue_db, can_suspend=False)
     guard.start()
@@ -156,16 +239,18 @@ def test_jobs_that_stay_within_their_memory_are_left_alone_and_others_are_not(gu
     assert "more than the 102 MB reserved for it" in (guard.queue_db.job(third).reason or "")
 
 
-@pytest.mark.parametrize(("since", "is_suspended"), [(1099.0, True), (1200.0, False)])
-def test_a_lease_of_another_user_counts_only_if_it_was_there_first(
-    guard: Guard, since: float, is_suspended: bool
+@pytest.mark.parametrize(
+    ("since", "foreign_gb", "is_suspended"), [(1099.0, 2.0, True), (1200.0, 2.0, False), (0.0, 0.1, False)]
+)
+def test_a_lease_of_another_user_counts_only_if_it_was_there_first_and_memory_is_in_use(
+    guard: Guard, since: float, foreign_gb: float, is_suspended: bool
 ) -> None:
     """Else any user could have a job suspended by a small lease beside it."""
     job_id = guard.start()
     share = Share(device_id="G0", memory_mb=100.0, is_exclusive=False)
     guard.leases = (Lease(id="theirs", holder=STRANGER, shares=(share,), since=since),)
-    guard.read(110.0, job1=20.0)
-    assert guard.read(111.0, job1=23.8) is is_suspended
+    guard.read(110.0, foreign_gb=foreign_gb, job1=20.0)
+    assert guard.read(111.0, foreign_gb=foreign_gb, job1=23.8 - foreign_gb) is is_suspended
     assert (guard.state(job_id) is JobState.SUSPENDING) is is_suspended
 
 

@@ -43,8 +43,10 @@ SPARED_S = 60.0
 _MOST_LOST_S = 60.0
 # A job resumes where this times what it held is free, and at least this much more.
 _CLEARLY_MORE, _CLEARLY_MORE_MB = 1.25, 512.0
-# No job waits for more than this part of a card to be free: with a desktop on it, it would wait for ever.
+# No stopped job asks for more than this part of a card: with a desktop on it, it would wait for ever.
 _MOST_SHARED = 0.9
+# A program that was asked to stop, or killed, frees its memory within this time; else it saves its work.
+_STOPS_WITHIN_S = 5.0
 
 
 class MemoryClimb(Struct, frozen=True, kw_only=True):
@@ -169,11 +171,23 @@ def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
     return text
 
 
-def room_to_resume(held_mb: float, expected_mb: float, capacity_mb: float) -> float:
-    """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended, or
-    starts again that it has stopped. It was expected to need `expected_mb`."""
-    needed = max(held_mb * _CLEARLY_MORE, held_mb + _CLEARLY_MORE_MB, expected_mb)
-    return max(held_mb, min(needed, _MOST_SHARED * capacity_mb))
+def stops_soon(stop_at: float | None, kill_at: float | None, now: float) -> bool:
+    """Return whether a job that is stopping will soon free its memory. With a long grace period it may keep it for
+    minutes, and nothing is freed before it is asked to stop."""
+    return any(at is not None and 0.0 <= now - at < _STOPS_WITHIN_S for at in (stop_at, kill_at))
+
+
+def room_to_resume(held_mb: float, expected_mb: float) -> float:
+    """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended. It was
+    expected to need `expected_mb`."""
+    return max(held_mb * _CLEARLY_MORE, held_mb + _CLEARLY_MORE_MB, expected_mb)
+
+
+def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, foreign_mb: float) -> float:
+    """Return what a job that the guard has stopped gets at its next start: no more than it can have alone on the card,
+    beside the memory of programs that are no jobs."""
+    most = min(_MOST_SHARED * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
+    return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
 
 
 def grown_need(growth: Growth, needed_mb: float) -> Growth:

@@ -18,7 +18,9 @@ from gpuyard.core.memory.memory_guard import (
     judge_card,
     may_stop,
     reserve_mb,
+    room_to_restart,
     room_to_resume,
+    stops_soon,
 )
 from gpuyard.core.scheduling.load_gates import SteadyGate
 
@@ -108,11 +110,23 @@ def test_only_a_job_that_has_just_begun_is_stopped_and_never_the_first() -> None
 
 
 def test_a_job_resumes_where_clearly_more_than_it_held_is_free() -> None:
-    assert room_to_resume(8 * GB, 0.0, CARD) == 10 * GB
-    assert room_to_resume(100.0, 0.0, CARD) == 612.0
-    assert room_to_resume(2 * GB, 6 * GB, CARD) == 6 * GB
-    assert room_to_resume(20 * GB, 0.0, CARD) == pytest.approx(21.6 * GB)
-    assert room_to_resume(23 * GB, 0.0, CARD) == 23 * GB, "it fits the empty card"
+    assert room_to_resume(8 * GB, 0.0) == 10 * GB
+    assert room_to_resume(100.0, 0.0) == 612.0
+    assert room_to_resume(2 * GB, 6 * GB) == 6 * GB
+
+
+def test_a_stopped_job_can_always_start_alone_beside_programs_that_are_no_jobs() -> None:
+    assert room_to_restart(8 * GB, 0.0, CARD, 5 * GB) == 10 * GB
+    assert room_to_restart(20 * GB, 0.0, CARD, 0.0) == pytest.approx(21.6 * GB)
+    assert room_to_restart(23 * GB, 0.0, CARD, 0.0) == 23 * GB, "it fits the empty card"
+    assert room_to_restart(16 * GB, 0.0, CARD, 5 * GB) == 18.5 * GB, "19 GB are free when no job runs"
+
+
+def test_a_stopping_job_frees_its_memory_soon_after_it_is_asked_or_killed() -> None:
+    cases = ((9.0, False), (10.0, True), (14.0, True), (16.0, False), (99.0, False), (101.0, True), (106.0, False))
+    for now, is_soon in cases:
+        assert stops_soon(10.0, 100.0, now) is is_soon, now
+    assert not stops_soon(None, None, 0.0)
 
 
 def test_a_stopped_job_gets_more_and_keeps_its_reruns() -> None:
