@@ -158,7 +158,8 @@ def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sa
     devices = snapshot.usable_devices() if snapshot is not None else ()
     host_mb = snapshot.host.memory_total_mb if snapshot is not None else None
     growth = grow(live.job, live.attempt, lack.shortage, devices, host_mb)
-    hopeless = hopeless_reason(live.job.spec.need, live.attempt, lack, devices)
+    all_devices = snapshot.unsplit_devices() if snapshot is not None else ()
+    hopeless = hopeless_reason(live.job.spec.need, live.attempt, lack, all_devices)
     if hopeless is None:
         return outcome, judge_shortage(live.job, outcome, growth)
     may_use_less = growth is not None and _reads_oom_count(live.job)

@@ -23,7 +23,7 @@ from gpuyard.core.memory.estimates import (
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.memory.preallocation import is_set_to_grow
+from gpuyard.core.memory.preallocation import frameworks_set_to_grow, is_set_to_grow
 from gpuyard.core.memory.sizing import (
     DeviceSizes,
     FirstRuns,
@@ -203,7 +203,8 @@ class LearnedEstimates:
         prints, spec = fingerprints_of(job), job.spec
         batch = None if spec.pace is None else job.group
         times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
-        key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times)
+        frameworks = (spec.framework, frameworks_set_to_grow(job.argv, spec.environment))
+        key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times, frameworks)
         if len(self._kinds) >= _CACHE_SIZE:
             self._kinds.clear()
             self._forget_derived()

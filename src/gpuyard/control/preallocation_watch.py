@@ -35,6 +35,8 @@ class PreallocationWatch:
             attempt, usage = each.attempt, each.attempt.usage
             if usage is None or not usage.peaks_mb or (attempt.job_id, attempt.number) in self._judged:
                 continue
+            if usage.preallocates:  # an earlier daemon has judged it
+                continue
             devices = list(filter(None, map(sample.snapshot.device, attempt.devices)))
             total_mb = sum(device.memory_total_mb or 0.0 for device in devices)
             if not total_mb or sum(usage.peaks_mb.values()) < JUMP_PART * total_mb:

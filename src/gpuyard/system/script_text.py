@@ -2,17 +2,20 @@
 
 import errno
 import os
+import shlex
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 # What is read at most: a script that reads a variable names it near its beginning.
 _MOST_FILES, _MOST_BYTES = 16, 1 << 20
 # The text of a shell, for example, is no name of a file.
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
-# A network disk may hang.
-_MOST_S = 5.0
+# A network disk may hang: then nothing is read for a minute for commands of that working folder.
+_MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
+_hung: dict[str, float] = {}  # working folders, and until when
 
 
 def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | None = None) -> bool | None:
@@ -23,6 +26,8 @@ def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | Non
     """
     if any(word in each for each in command):
         return True
+    if time.monotonic() < _hung.get(cwd, 0.0):
+        return None
     found: list[bool | None] = []
     reader = threading.Thread(target=lambda: found.append(_search(word, command, cwd, search_path)), daemon=True)
     try:
@@ -30,6 +35,8 @@ def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | Non
     except RuntimeError:  # no more threads
         return None
     reader.join(_MOST_S)
+    if not found:
+        _hung[cwd] = time.monotonic() + _LEAVE_ALONE_S
     return found[0] if found else None
 
 
@@ -52,7 +59,8 @@ def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None
 
 
 def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> Iterator[str]:
-    """Yield where files may be that the command names: the program, its arguments, and a module of Python."""
+    """Yield where files may be that the command names: the program, its arguments, a module of Python, and
+    those that a line of a shell among its arguments names."""
     if command and "/" not in command[0]:
         program = None if search_path is None else shutil.which(command[0], path=search_path)
         if program is not None:
@@ -63,6 +71,18 @@ def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> I
         if place and command[place - 1] == "-m":
             module = os.path.join(cwd, *each.split("."))
             yield from (f"{module}.py", f"{module}/__main__.py")
+        words = _shell_words(each)
+        if len(words) > 1:
+            yield from _named_files(words, cwd, search_path)
+
+
+def _shell_words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:  # a quote without its end
+        return line.split()
 
 
 def _read(path: str) -> bytes:

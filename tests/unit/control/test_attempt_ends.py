@@ -2,21 +2,26 @@
 
 import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from gpuyard.control.attempt_ends import _after_shortage
+from gpuyard.control.live_jobs import Live
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
+from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import StoreFault
 from gpuyard.ports import SuspendResult
 from tests.fakes.no_suspender import NoSuspender
 from tests.simulation.simulated_daemon import RULES
+from tests.unit.core.scheduling.test_placement import GB, card
 from tests.unit.store import QueueDb
 
 SUCCEEDED = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
@@ -155,3 +160,17 @@ def test_a_failed_step_is_undone_in_memory_even_if_the_disk_cannot_be_read_at_fi
         assert job_id in transitions.live
         transitions.end(job_id, SUCCEEDED, 121.0)
     assert queue_db.job(job_id).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("fault", "is_retried"), [(None, False), ("fell off the bus", True)])
+def test_a_job_too_large_for_the_healthy_gpus_is_not_given_up_while_another_has_a_fault(
+    queue_db: QueueDb, tmp_path: Path, fault: str | None, is_retried: bool
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (job_id,) = queue_db.add(command=("python", "train.py"), cwd=str(tmp_path))
+    attempt = Attempt(job_id=job_id, number=1, phase=Started(at=110.0), devices=("G0",), reserved_mb=4096.0)
+    lack = MemoryLack(shortage=Shortage(where=ShortageKind.DEVICE, says="out of memory", asked_mb=31 * GB))
+    cards = (card(0), card(1, fault=fault))
+    sample = Sample(snapshot=Snapshot(taken_at=0.0, host=Host(), devices=cards))
+    _, verdict = _after_shortage(Live(job=queue_db.job(job_id), attempt=attempt), lack, 1, sample)
+    assert verdict.event is (JobEvent.RETRY if is_retried else JobEvent.FAIL)

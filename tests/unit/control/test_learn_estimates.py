@@ -73,6 +73,15 @@ def test_first_runs_teach_what_to_expect_of_other_programs_and_most_of_those_wit
     assert labels == {"(first runs of any program)", "(first runs with torch)", "(first runs with jax)"}
 
 
+def test_jobs_that_differ_in_what_limits_their_framework_are_estimated_apart(queue_db: QueueDb) -> None:
+    plain, same = queue_db.add(2)
+    (grows,) = queue_db.add(environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    (jax,) = queue_db.add(framework="jax")
+    estimates = LearnedEstimates(queue_db.store)
+    assert estimates.kind_of(plain) == estimates.kind_of(same)
+    assert len({estimates.kind_of(each) for each in (plain, grows, jax)}) == 3
+
+
 def _saved(estimates: LearnedEstimates, queue_db: QueueDb) -> list[tuple[str, Profile]]:
     estimates.save()
     return queue_db.queries.profiles(100)

@@ -26,6 +26,10 @@ def folder(tmp_path: Path) -> Path:
     [
         (("sh", "-c", f"echo ${WORD}"), True),
         (("sh", "-c", "echo"), False),
+        (("/bin/sh", "-c", "python reads.py > out.txt"), True),
+        (("/bin/sh", "-c", "python other.py; (cd . && python -m pkg.module)"), True),
+        (("/bin/sh", "-c", "echo it's; python reads.py"), True),
+        (("/bin/sh", "-c", "python other.py > out.txt"), False),
         (("python", "reads.py"), True),
         (("./reads.py", "--fast"), True),
         (("accelerate", "launch", "--config_file", "c.yaml", "reads.py"), True),

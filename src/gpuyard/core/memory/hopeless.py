@@ -19,13 +19,16 @@ from gpuyard.core.units import format_size
 _POOLED = ("JAX", "TensorFlow")
 # Held by others, this is negligible.
 _NOTHING_MB = 128.0
-# Beside others that have left since the last sample, a job has not filled its device by itself.
-_LARGE_PART = 0.5
+# A job that shared its device had all of it only if it could use this part: others may have left since it ran out.
+_NEARLY_ALL = 0.9
 
 
 def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Sequence[Device]) -> str | None:
-    """Return why the job would run out again on each of these devices; None if more memory may help."""
+    """Return why the job would run out again on each of these devices; None if more memory may help. A device with a
+    fault may work again, so it belongs to them."""
     suitable = [device for device in devices if check_suitable(need, device) is None]
+    if any(not device.healthy or capacity(device) is None for device in suitable):
+        return None
     most_mb = largest_mb(suitable)
     if lack.shortage.where is not ShortageKind.DEVICE or most_mb is None:
         return None
@@ -43,9 +46,15 @@ def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
     peak = attempt.usage.peak_mb if attempt.usage is not None else None
     held = shortage.held_mb
     if held is None and shortage.framework not in _POOLED:
-        held = peak
+        held = _last_measured_mb(attempt)
     wanted = None if shortage.asked_mb is None else (held or 0.0) + shortage.asked_mb
     return max((each for each in (peak, wanted) if each is not None), default=None)
+
+
+def _last_measured_mb(attempt: Attempt) -> float | None:
+    """Return what it held in the last sample; None if it had several devices, as the curve is their sum."""
+    usage = attempt.usage
+    return usage.curve[-1][1] if usage is not None and usage.curve and len(attempt.devices) == 1 else None
 
 
 def _had_all(attempt: Attempt, lack: MemoryLack, suitable: Sequence[Device], most_mb: float) -> bool:
@@ -55,5 +64,10 @@ def _had_all(attempt: Attempt, lack: MemoryLack, suitable: Sequence[Device], mos
         return False
     if any(held is None or held > _NOTHING_MB for _, held in lack.others):
         return False
-    peak = attempt.usage.peak_mb if attempt.usage is not None else None
-    return attempt.reserved_mb is None or (peak or 0.0) >= _LARGE_PART * most_mb
+    if attempt.reserved_mb is None:
+        return True
+    shortage = lack.shortage
+    had = attempt.usage.peak_mb if attempt.usage is not None else None
+    if shortage.held_mb is not None:
+        had = shortage.held_mb + (shortage.free_mb or 0.0)
+    return (had or 0.0) >= _NEARLY_ALL * most_mb

@@ -108,7 +108,11 @@ def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
 
 def is_set_to_grow(framework: str, command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether the user has set how much the framework of this name takes."""
-    return any(_is_limited(each, command, environment) for each in _FRAMEWORKS if each.name == framework)
+    return framework in frameworks_set_to_grow(command, environment)
+
+
+def frameworks_set_to_grow(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(each.name for each in _FRAMEWORKS if _is_limited(each, command, environment))
 
 
 def growth_variables(environment: Mapping[str, str]) -> dict[str, str]:
