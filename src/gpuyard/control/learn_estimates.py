@@ -168,9 +168,9 @@ class LearnedEstimates:
 
     def _learn_for_machine(self, job: Job, run: FinishedRun, beside: RunBeside | None) -> None:
         """Learn from a first run how much memory first runs use, and from any run how much jobs slow each other."""
-        # What a program preallocates says nothing about others.
+        # What a program preallocates says nothing about others, nor does a script that uses no GPU.
         is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
-        is_first = is_first and run.peak_mb is not None and not run.preallocates
+        is_first = is_first and bool(run.peak_mb) and not run.preallocates
         if not is_first and (beside is None or not beside.beside_squares):
             return
         taught = replace(run, seconds=None, load_percent=None, ram_mb=None) if is_first else FinishedRun(at=run.at)

@@ -176,10 +176,18 @@ class UsageTracker:
         uses_memory = usage is not None and bool(usage.peaks_mb)
         if uses_memory and evidence.adjusted == (before, sureness):
             return before
-        running = ((), None) if uses_memory else self.running_like(live.job, now)
+        running = self._running_beside(live, evidence, now)
         shares = self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
         evidence.adjusted = shares, sureness
         return shares
+
+    def _running_beside(self, live: Live, evidence: _Evidence, now: float) -> RunningPeaks:
+        """Return the running jobs like this one, without itself. Where none has shown more than it holds, its own climb
+        says enough."""
+        means_mb, batch = self.running_like(live.job, now)
+        if evidence.shown is not None:
+            means_mb = _without_one(means_mb, evidence.shown[2].mean_mb)
+        return means_mb, batch
 
     def _evidence_of(self, live: Live, now: float) -> _Evidence:
         """Return what is known about the newcomer: the same object as last time while nothing has changed."""
@@ -308,6 +316,11 @@ def _has_foreign(
         if (device.memory_used_mb or 0.0) - known > _NOTHING_MB:
             return True
     return False
+
+
+def _without_one(figures: tuple[float, ...], figure: float) -> tuple[float, ...]:
+    place = figures.index(figure) if figure in figures else len(figures)
+    return (*figures[:place], *figures[place + 1 :])
 
 
 def _largest(figures: Iterable[float | None]) -> float | None:

@@ -125,8 +125,9 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 def asks_for_the_same(one: Need, other: Need) -> bool:
-    """Return whether both need the same, but for what is expected of a job without an estimate: that changes by the
-    second."""
+    """Return whether both need the same, but for what is expected of a job without an estimate, and for what was
+    learned about load: that changes by the second."""
+    other = replace(other, load_percent=one.load_percent, slowdown=one.slowdown)
     if isinstance(one.memory, UncertainMemory) and isinstance(other.memory, UncertainMemory):
         other = replace(other, memory=one.memory)
     return one == other

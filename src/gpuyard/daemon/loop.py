@@ -191,7 +191,8 @@ class SchedulerLoop:
             self._finished = self.controller.transitions.finished
             self._settled = 0
             self.finish_signal.announce()
-        self.sampling.watched = self.controller.memory_guard.watched
+        live = self.controller.transitions.live
+        self.sampling.watched = self.controller.memory_guard.watched if live else frozenset()
         self._schedule_next(step)
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
@@ -219,6 +220,7 @@ class SchedulerLoop:
         """Note the memory of a growing first run, which is read often. A step follows only if a job has to make way."""
         if not self._is_closed and self.problem is None and self.controller.observe(self.sampling.latest):
             self.wake()
+        self.sampling.watched = self.controller.memory_guard.watched
 
     def _check_home(self) -> None:
         if self._home.has_lost_home() and self.controller.closed is None:

@@ -70,7 +70,9 @@ class Newcomer(Struct, frozen=True):
             is_measured = share.device_id in self.usage.peaks_mb
             if not is_measured or self.flat_s < ALONE_FLAT_S or at_most_mb >= device_mb:
                 return share
-        elif not share.spread_mb:  # a part of a device: the rest may be promised to other leases
+        elif not share.spread_mb:  # a part of a device, which never grows again: the rest may be promised to others
+            if self.flat_s < ALONE_FLAT_S:
+                return share
             return replace(share, memory_mb=min(at_most_mb, share.memory_mb or 0.0))
         mean_mb = min(expected.mean_mb, device_mb)
         return replace(share, memory_mb=mean_mb, spread_mb=expected.spread_mb, is_exclusive=False)

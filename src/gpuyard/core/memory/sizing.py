@@ -104,11 +104,17 @@ def _first_run(
         part_mb = _part_of_free_mb(found, need.devices)
         return _alone(need, sizes) if _takes_all(part_mb, need, sizes) else replace(need, memory=WholeDevice(part_mb))
     # Relative to the smallest device, so that an unknown program can run there too.
-    expected = expected_before(known, found.listed[-1])
-    required_mb = expected.at_most_mb(first_runs.sureness)
-    if _takes_all(required_mb, need, sizes):
-        return _alone(need, sizes)
-    return replace(need, memory=UncertainMemory(required_mb, expected.mean_mb, expected.spread_mb))
+    return _share_by_expectation(need, expected_before(known, found.listed[-1]), found, first_runs.sureness)
+
+
+def _share_by_expectation(need: Need, expected: ExpectedPeak, found: "SuitableSizes", sureness: float) -> Need:
+    """Return the need on the devices that have what is expected, or on the largest ones. Alone on a device it needs no
+    more than a part of it: an expectation never keeps a job from running beside a desktop."""
+    enough_mb = min(expected.mean_mb, found.sizes[min(need.devices, len(found.sizes)) - 1])
+    large = [(device_id, size) for device_id, size in found.devices if size >= enough_mb]
+    required_mb = min(expected.at_most_mb(sureness), _FREE_PART * min(size for _, size in large))
+    only = need.only if len(large) == len(found.devices) else tuple(device_id for device_id, _ in large)
+    return replace(need, only=only, memory=UncertainMemory(required_mb, enough_mb, expected.spread_mb))
 
 
 def _part_of_free_mb(found: "SuitableSizes", devices: int) -> float:

@@ -74,7 +74,8 @@ def has_device_elsewhere(need: Need, states: Iterable[DeviceState]) -> bool:
     least_mb = need.least_mb or 0.0
     elsewhere = (
         state.device.healthy
-        and (state.capacity_mb or 0.0) >= least_mb
+        and not state.foreign.is_over
+        and (state.without().free_mb or 0.0) >= least_mb
         and not any(each.is_longest for each in state.promises)
         for state in states
     )
