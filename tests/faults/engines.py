@@ -44,7 +44,7 @@ FAULTS = (
     Fault(
         id="engines-keeper-greets-too-early",
         file=f"{_ENGINES}/local/keeper.py",
-        old="        while self._receive():\n            pass\n",
+        old="        while self._receive_in_reserve():\n            pass\n",
         new="",
         breaks="A new daemon considers jobs that the keeper is about to start as never started, and starts them again.",
         near=(f"{_TESTS}/test_keeper.py",),

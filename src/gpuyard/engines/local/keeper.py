@@ -58,6 +58,7 @@ Launch = tuple[
 ]  # fmt: skip
 
 _CHUNK = 1 << 14
+_RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
 # As in system/clock.py.
@@ -103,9 +104,7 @@ class _KeptJob:
 
     def __init__(self, launch: Launch, lease: int | None) -> None:
         self.key = launch[0]
-        self.logs = {
-            path: cap for path, cap in launch[5] if cap
-        }  # without files of the user, which others may write to
+        self.logs = {path: cap for path, cap in launch[5] if cap}  # not files of the user, which others may write to
         self.lease = lease
         self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
 
@@ -128,19 +127,17 @@ class Keeper:
         """`open_files` is the jobs' limit. Ours is raised as far as it may be: each lease of a job is an open file."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self._me = os.getpid()
-        self._open_files = open_files
+        self._me, self._open_files = os.getpid(), open_files
         self._socket = f"{folder}/{self._me}.sock"
         own = _DaemonLink(socket.socket(fileno=CONNECTION))
         self._daemon: _DaemonLink | None = own
         self._others: list[_DaemonLink] = []
-        self._unread = bytearray()
+        self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(_RESERVE)
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
         self._jobs: dict[int, _KeptJob] = {}  # by the pid of the program
         self._left: dict[int, _KeptJob] = {}  # by the pid of a process that a program left behind
-        self._log_caps = LogCaps()
-        self._children = _open_list_of_children()
+        self._log_caps, self._children = LogCaps(), _open_list_of_children()
         self._unwritten: list[bytes] = []
         self._journal_error = OSError(errno.ENOSPC, "")
         self._listener = user_sockets.bind(self._socket)
@@ -192,7 +189,18 @@ class Keeper:
         if event & select.POLLOUT and self._daemon is not None:
             self._send(self._daemon)
         if event & ~select.POLLOUT:
-            self._receive()
+            self._receive_in_reserve()
+
+    def _receive_in_reserve(self) -> bool:
+        """Receive, if need be with the memory that was kept for this."""
+        try:
+            return self._receive()
+        except MemoryError:
+            if not self._reserve:
+                raise
+        self._reserve = b""
+        self._start_received()
+        return True
 
     def _receive(self) -> bool:
         """Carry out what our own daemon sent. Return False if there is nothing more to read now."""
@@ -207,7 +215,7 @@ class Keeper:
             received, ancillary, flags = b"", [], 0
         if ancillary or flags & socket.MSG_CTRUNC:  # truncated when the limit on open files is reached
             self._arrived.append([number for _, _, content in ancillary for number in _numbers(content)])
-        self._unread += received
+        self._chunk = received
         self._start_received()
         if not received:
             self._forget(CONNECTION)
@@ -216,6 +224,8 @@ class Keeper:
         return bool(received)
 
     def _start_received(self) -> None:
+        self._unread += self._chunk
+        self._chunk = b""
         while len(self._unread) >= 4:
             end = 4 + int.from_bytes(self._unread[:4], "big")
             if len(self._unread) < end:
@@ -264,7 +274,7 @@ class Keeper:
 
     def _accept(self, _: int) -> None:
         """Greet another daemon, after everything that our own daemon sent is carried out."""
-        while self._receive():
+        while self._receive_in_reserve():
             pass
         try:
             link, _ = self._listener.accept()
