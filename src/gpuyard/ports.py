@@ -1,7 +1,7 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -54,6 +54,7 @@ class Probe(Protocol):
         """Read all devices. Raises ProbeError, and no other exception, when that fails."""
 
 
+@runtime_checkable
 class MemoryProbe(Probe, Protocol):
     """A probe that can read the memory of single devices in less than a millisecond."""
 

@@ -182,8 +182,7 @@ class UsageTracker:
         return shares
 
     def _running_beside(self, live: Live, evidence: _Evidence, now: float) -> RunningPeaks:
-        """Return the running jobs like this one, without itself. Where none has shown more than it holds, its own climb
-        says enough."""
+        """Return what running jobs like this one have shown, without itself."""
         means_mb, batch = self.running_like(live.job, now)
         if evidence.shown is not None:
             means_mb = _without_one(means_mb, evidence.shown[2].mean_mb)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
-from gpuyard.ports import Clock, Probe
+from gpuyard.ports import Clock, MemoryProbe, Probe
 from gpuyard.probes.common.device_ids import without_number
 from gpuyard.probes.common.printable_reading import printable_problem, printable_reading
 from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
@@ -78,12 +78,10 @@ class ChainStep:
     def read_memory(self, devices: Sequence[Device], timeout_s: float) -> Sequence[Device]:
         """Return the devices with new memory figures, as far as the probe reads them cheaply and answers in time. A
         failure is left to the next `ask`."""
-        read_memory = getattr(self._probe, "read_memory", None)
-        if (
-            read_memory is None
-            or self.is_late
-            or not self._worker.start(lambda: Reading(devices=tuple(read_memory(devices))))
-        ):
+        probe = self._probe
+        if not isinstance(probe, MemoryProbe) or self.is_late:
+            return ()
+        if not self._worker.start(lambda: Reading(devices=tuple(probe.read_memory(devices)))):
             return ()
         try:
             return printable_reading(self._worker.finish(timeout_s)).devices

@@ -34,6 +34,7 @@ _GROWTH = (1.25, 1.6)
 _RAM_GROWTH = 1.5
 # No job waits for more than this part of the RAM: a machine in use never has more available.
 _MOST_RAM = 0.75
+# Half of a device is enough for the first run of most programs. The few that run out of memory there run again.
 _FREE_PART = 0.5
 # A declared amount this far above the use is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
