@@ -10,8 +10,8 @@ from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
+from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.start_pauses import StartPauses
-from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
@@ -37,7 +37,7 @@ class AttemptEnds:
         self,
         transitions: JobTransitions,
         engines: EngineSet,
-        usage_tracker: UsageTracker,
+        lack_finder: MemoryLackFinder,
         cluster_dispatch: ClusterDispatch,
         start_pauses: StartPauses,
         *,
@@ -45,7 +45,7 @@ class AttemptEnds:
     ) -> None:
         self._transitions = transitions
         self._engines = engines
-        self._usage_tracker = usage_tracker
+        self._lack_finder = lack_finder
         self._cluster_dispatch = cluster_dispatch
         self._start_pauses = start_pauses
         self._boot_id = boot_id
@@ -113,7 +113,7 @@ class AttemptEnds:
         live = self._transitions.live[job_id]
         # The program may have ended while no daemon could record it.
         ended_at = now if ended.at is None else min(now, max(attempt.since, ended.at))
-        lack = self._usage_tracker.lack(live, ended)
+        lack = self._lack_finder.find(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)

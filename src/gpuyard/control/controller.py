@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.control.adjust_leases import LeaseAdjuster
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
@@ -24,6 +25,7 @@ from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
+from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
@@ -74,6 +76,7 @@ class Controller:
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
+        self.lease_adjuster = LeaseAdjuster(self.transitions, self.usage_tracker)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
@@ -87,8 +90,8 @@ class Controller:
         self._clock = clock
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
-            self.transitions, self.engines, self.usage_tracker, self.cluster_dispatch, self.start_pauses,
-            boot_id=me.boot_id,
+            self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
+            self.start_pauses, boot_id=me.boot_id,
         )  # fmt: skip
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
@@ -173,7 +176,7 @@ class Controller:
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
         wants_devices = any(queue.lane.need.devices for queue in queues)
         sureness = self.rules.packing.sureness
-        changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_adjustments(now, sureness)
+        changes_leases = self.suspend_control.has_suspended or self.lease_adjuster.has_adjustments(now, sureness)
         is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
         if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
             try:
@@ -222,7 +225,7 @@ class Controller:
         remade = self.own_leases.wanted(found, self._clock.monotonic())
         amended = [
             *self.suspend_control.release_leases(leases, now),
-            *self.usage_tracker.adjust(leases, now, self.rules.packing.sureness),
+            *self.lease_adjuster.adjust(leases, now, self.rules.packing.sureness),
         ]
         shares = {wanted.amends: wanted.claim.shares for wanted in amended}
         leases = tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
@@ -280,7 +283,7 @@ class Controller:
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: transitions.estimates.need(
-                job_id, devices, rules.first_runs, lambda job: self.usage_tracker.running_like(job, now)
+                job_id, devices, rules.first_runs, lambda job: self.lease_adjuster.running_like(job, now)
             ),
         )
 

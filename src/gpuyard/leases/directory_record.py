@@ -101,11 +101,6 @@ def check_directory(folder: Path) -> None:
             )
 
 
-def queue_directory() -> Path | None:
-    """Return the lease directory of this user's queue, or None if there is no queue."""
-    return next(iter(_recorded()), None)
-
-
 def unlink_lease(folder: Path, name: str) -> None:
     """Remove a lease file of this user, with its links in the recorded directories. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):

@@ -103,7 +103,7 @@ class Simulation:
     def _step(self) -> Step:
         machine = self.machine
         self._engine.update_measurements()
-        due = [job_id for job_id, at in self._controller.usage_tracker.evidence_due().items() if at <= machine.now]
+        due = [job_id for job_id, at in self._controller.lease_adjuster.evidence_due().items() if at <= machine.now]
         machine.read_again(self._engine.devices_of(due))
         return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 
@@ -111,7 +111,7 @@ class Simulation:
         """Return when a sample may show something new. (The daemon takes one every second.)"""
         now = self.machine.now
         times = []
-        evidence_at = min(self._controller.usage_tracker.evidence_due().values(), default=math.inf)
+        evidence_at = min(self._controller.lease_adjuster.evidence_due().values(), default=math.inf)
         if evidence_at < math.inf:
             times.append(now + _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S)) + _ROUNDING_S)
         if self.machine.changed or self._controller.memory_guard.closed():

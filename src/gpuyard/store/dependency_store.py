@@ -16,10 +16,6 @@ class DependencyStore:
         self._column = database.column
         self.has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
 
-    def add_dependencies(self, job_ids: Iterable[int], on: Sequence[Dependency]) -> None:
-        """Add all of these dependencies to each of these jobs."""
-        self.add_pairs((job_id, other) for job_id in job_ids for other in on)
-
     def add_pairs(self, pairs: Iterable[tuple[int, Dependency]]) -> None:
         """Add dependencies, each with the id of the job that has it."""
         self.has_dependencies = True

@@ -46,7 +46,7 @@ def changed(seed: int, verb: str, *, together: bool) -> tuple[ChangeResult, list
             queue_db.store.change_state(job_id, state, ended_at=200.0 if state in FINISHED else None, reason="before")
         if job_id > 1 and dice.random() < 0.3:
             kind = dice.choice(list(DependencyKind))
-            queue_db.store.add_dependencies([job_id], [Dependency(job_id=dice.randrange(1, job_id), kind=kind)])
+            queue_db.store.add_pairs([(job_id, Dependency(job_id=dice.randrange(1, job_id), kind=kind))])
     controller = controller_of(queue_db)
     requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
     if not together:

@@ -72,7 +72,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 def fill(queue_db: QueueDb, graph: Graph) -> JobTransitions:
     for job_id, on in enumerate(graph, 1):
         queue_db.add(state=JobState.BLOCKED if on else JobState.QUEUED)
-        queue_db.store.add_dependencies([job_id], [Dependency(job_id=other, kind=on[other]) for other in on])
+        queue_db.store.add_pairs((job_id, Dependency(job_id=other, kind=on[other])) for other in on)
     return JobTransitions(queue_db.store)
 
 

@@ -34,7 +34,7 @@ _STATE_BY_PROSPECT = {
 
 def waiting_for(queue_db: QueueDb, *kinds: tuple[int, DependencyKind]) -> int:
     (job_id,) = queue_db.add(state=JobState.BLOCKED)
-    queue_db.store.add_dependencies([job_id], [Dependency(job_id=on, kind=kind) for on, kind in kinds])
+    queue_db.store.add_pairs((job_id, Dependency(job_id=on, kind=kind)) for on, kind in kinds)
     return job_id
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import state_dir
 from gpuyard.core.lease import Share
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.directory_record import RECORD, check_directory, move_in, queue_directory
+from gpuyard.leases.directory_record import RECORD, check_directory, move_in
 from gpuyard.leases.drains import add_drain, remove_drains
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.lock_file import LockFile
@@ -27,6 +28,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return one, two, three
 
 
+def recorded_directory() -> Path:
+    """Return the first line of the record: the directory of the queue."""
+    return Path((state_dir() / RECORD).read_text().split("\n")[0])
+
+
 def is_held(path: Path) -> bool:
     with path.open("rb") as file:
         return owner_locks.is_held(file.fileno())
@@ -37,7 +43,7 @@ def test_a_lease_is_held_in_both_directories_and_ends_in_both(folders: tuple[Pat
     lease = LockFile(one / "1-a.lease", b'{"shares": []}')  # without shares: a suspended job's
     os.close(move_in(two))
     assert is_held(two / "1-a.lease")
-    assert queue_directory() == two
+    assert recorded_directory() == two
     lease.release()
     assert not is_held(two / "1-a.lease")
 
@@ -64,7 +70,7 @@ def test_a_directory_that_lost_its_sticky_bit_can_be_left(folders: tuple[Path, P
     lease = LockFile(one / "1-a.lease", b"{}")
     one.chmod(0o777)
     os.close(move_in(two))
-    assert queue_directory() == two
+    assert recorded_directory() == two
     assert is_held(two / "1-a.lease")
     lease.release()
 
@@ -82,7 +88,7 @@ def test_a_directory_that_cannot_be_reached_any_more_can_be_left(
 
     monkeypatch.setattr(os, "stat", closed)
     os.close(move_in(two))
-    assert queue_directory() == two
+    assert recorded_directory() == two
 
 
 def test_a_directory_with_a_link_to_itself_in_its_place_holds_no_leases(folders: tuple[Path, Path, Path]) -> None:
@@ -91,7 +97,7 @@ def test_a_directory_with_a_link_to_itself_in_its_place_holds_no_leases(folders:
     one.symlink_to(one)
     check_directory(two)
     os.close(move_in(two))
-    assert queue_directory() == two
+    assert recorded_directory() == two
 
 
 def test_a_drain_that_was_removed_does_not_come_back_with_its_directory(folders: tuple[Path, Path, Path]) -> None:
@@ -139,4 +145,4 @@ def test_a_record_that_names_no_directory_refuses_nothing(folders: tuple[Path, P
     (one.parent / "home" / RECORD).write_bytes(content)
     check_directory(two)
     os.close(move_in(two))
-    assert queue_directory() == two
+    assert recorded_directory() == two

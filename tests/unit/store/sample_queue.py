@@ -128,7 +128,8 @@ def _add_plain(store: JobStore) -> None:
     submit(store, like(), token="sent-once")  # 1, queued
     submit(store, replace(like(state=JobState.HELD), reason="submitted as held"))  # 2
     blocked = submit(store, like(state=JobState.BLOCKED))  # 3
-    store.add_dependencies([blocked], [Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)])
+    blocks = Dependency(job_id=1), Dependency(job_id=2, kind=DependencyKind.ANY)
+    store.add_pairs((blocked, other) for other in blocks)
     delayed = submit(store, like())  # 4
     store.start_attempt(attempt(delayed))
     end_attempt(store, delayed, 1, FAILED, 1020.0)
@@ -153,7 +154,7 @@ def _add_plain(store: JobStore) -> None:
     cancelled = submit(store, like())  # 9
     store.change_state(cancelled, JobState.CANCELLED, reason="cancelled", ended_at=1040.0)
     rejected = submit(store, replace(like(state=JobState.REJECTED), reason="never satisfied", ended_at=1001.0))  # 10
-    store.add_dependencies([rejected], [Dependency(job_id=7, kind=DependencyKind.FAILED)])
+    store.add_pairs([(rejected, Dependency(job_id=7, kind=DependencyKind.FAILED))])
     swept = [
         ArrayElement(values={"lr": "1e-3"}),
         ArrayElement(index=7),

@@ -65,10 +65,10 @@ def test_a_cycle_of_dependencies_cannot_be_stored(pairs: list[tuple[int, int]]) 
     queue_db.add(6)
     for job_id, on in pairs:
         if on < job_id:
-            queue_db.store.add_dependencies([job_id], [Dependency(job_id=on)])
+            queue_db.store.add_pairs([(job_id, Dependency(job_id=on))])
         else:
             with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-                queue_db.store.add_dependencies([job_id], [Dependency(job_id=on)])
+                queue_db.store.add_pairs([(job_id, Dependency(job_id=on))])
     waits_for = {job_id: [other for other, _, _ in queue_db.store.dependencies(job_id)] for job_id in range(1, 7)}
     queue_db.db.close()
     for job_id, others in waits_for.items():
@@ -80,8 +80,8 @@ def test_a_cycle_of_dependencies_cannot_be_stored(pairs: list[tuple[int, int]]) 
 
 def test_a_dependency_is_kept_once(queue_db: QueueDb) -> None:
     first, second = queue_db.add(2)
-    queue_db.store.add_dependencies([second], [Dependency(job_id=first)] * 2)
-    queue_db.store.add_dependencies([second], [Dependency(job_id=first, kind=DependencyKind.ANY)])
+    queue_db.store.add_pairs([(second, Dependency(job_id=first))] * 2)
+    queue_db.store.add_pairs([(second, Dependency(job_id=first, kind=DependencyKind.ANY))])
     assert queue_db.store.dependencies(second) == [
         (first, DependencyKind.ANY, JobState.QUEUED),
         (first, DependencyKind.OK, JobState.QUEUED),
@@ -203,7 +203,7 @@ def test_a_lane_costs_one_index_lookup_at_any_length(queue_db: QueueDb) -> None:
 
 def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
     first, second = queue_db.add(2)
-    queue_db.store.add_dependencies([second], [Dependency(job_id=first)])
+    queue_db.store.add_pairs([(second, Dependency(job_id=first))])
     queue_db.run(first)
     store = queue_db.store
     for act in (
@@ -254,7 +254,7 @@ def test_a_job_whose_priority_changes_while_its_submission_arrives_still_waits_f
 def test_an_unacknowledged_submission_is_dropped_and_its_ids_are_not_reused(queue_db: QueueDb) -> None:
     (kept,) = queue_db.add()
     lost = queue_db.add(3, batch=True, complete=False)
-    queue_db.store.add_dependencies(lost, [Dependency(job_id=kept)])
+    queue_db.store.add_pairs((job_id, Dependency(job_id=kept)) for job_id in lost)
     JobStore(queue_db.db).drop_incomplete_submissions()
     assert [queue_db.store.job(job_id) for job_id in lost] == [None] * 3
     assert queue_db.store.dependants(kept) == []

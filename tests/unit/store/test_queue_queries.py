@@ -178,8 +178,8 @@ def deleted(queue_db: QueueDb, before: float) -> list[int]:
 
 def test_an_old_job_is_deleted_once_no_job_depends_on_it(queue_db: QueueDb) -> None:
     old, awaited, between, new, waiting = queue_db.add(5)
-    queue_db.store.add_dependencies([between], [Dependency(job_id=awaited)])
-    queue_db.store.add_dependencies([waiting], [Dependency(job_id=between)])
+    queue_db.store.add_pairs([(between, Dependency(job_id=awaited))])
+    queue_db.store.add_pairs([(waiting, Dependency(job_id=between))])
     for job_id, at in ((old, 10.0), (awaited, 11.0), (between, 12.0), (new, 99.0)):
         queue_db.finish(job_id, at)
     assert deleted(queue_db, 50.0) == [old]
@@ -191,7 +191,7 @@ def test_an_old_job_is_deleted_once_no_job_depends_on_it(queue_db: QueueDb) -> N
 def test_a_long_chain_and_jobs_of_many_pieces_are_deleted_whatever_ended_first(queue_db: QueueDb) -> None:
     ids = queue_db.add(130)
     for earlier, later in pairwise(ids):
-        queue_db.store.add_dependencies([later], [Dependency(job_id=earlier)])
+        queue_db.store.add_pairs([(later, Dependency(job_id=earlier))])
     for job_id in ids:
         queue_db.finish(job_id, 200.0 - job_id if job_id % 2 else 5.0)
     assert deleted(queue_db, 300.0) == ids
@@ -213,7 +213,7 @@ def test_a_piece_of_deleting_costs_the_same_however_many_jobs_there_are(queue_db
 def test_deleting_a_job_deletes_all_its_rows_and_no_others(queue_db: QueueDb) -> None:
     gone, stays = queue_db.add(2)
     (alone,) = queue_db.add(command=("alone",))
-    queue_db.store.add_dependencies([stays], [Dependency(job_id=gone)])
+    queue_db.store.add_pairs([(stays, Dependency(job_id=gone))])
     for job_id in (gone, stays, alone):
         queue_db.run(job_id)
         end_attempt(queue_db.store, job_id, 1, Outcome(kind=OutcomeKind.SUCCEEDED), 10.0)
