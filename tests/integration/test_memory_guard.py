@@ -21,7 +21,9 @@ def queue_on(
     """A queue with one card, that keeps no RAM free."""
     monkeypatch.setenv("GPUYARD_SIMULATE", request.param)
     own_queue.home.mkdir(mode=0o700)
-    (own_queue.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
+    target = f'echo "$GPUYARD_TITLE" > {own_queue.home}/message; cat >> {own_queue.home}/message'
+    notify = f"[notify]\non = ['memory-guard']\nto = ['{target}']\n"
+    (own_queue.home / "config.toml").write_text(f"[suspend]\nram_reserve_mb = 0\n{notify}")
     own_queue.start()
     return own_queue
 
@@ -74,6 +76,10 @@ def test_a_job_that_outgrows_its_card_is_suspended_and_goes_on_later(queue_on: Q
     assert "while it grew" in text
     assert text in run("why", str(second)).stdout
     assert text in run("show", str(second)).stdout
+    message = queue_on.home / "message"
+    until(lambda: message.exists() and "It goes on" in message.read_text(), "a notification")
+    assert f"Job {second} is suspended before its GPU runs out of memory" in message.read_text()
+    assert text in message.read_text()
     finish_both(queue_on, tmp_path, first, second)
     assert [kind for kind, _ in events_of(second)].count("suspending") == 1
     assert len(queue_on.job(second)["attempts"]) == 1

@@ -24,7 +24,7 @@ def test_the_default_sends_nothing_and_a_target_gets_failures_and_the_end_of_the
     [
         (
             {"on": ["failed", "done"]},
-            "there is no event 'done'; events are finished, failed, out-of-memory, queue-empty",
+            "there is no event 'done'; events are finished, failed, out-of-memory, memory-guard",
         ),
         ({"to": ["ntfy://hidden", " "]}, "a notification needs a target"),
         ({"to": ["hidden" * 1000]}, "at most 4,000 characters"),

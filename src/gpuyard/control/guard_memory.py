@@ -121,6 +121,7 @@ class MemoryGuard:
             self._transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
             self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
+            self._transitions.publish_made_way(live.job.id, now, text)
         else:
             self._kept_at[live.job.id] = now + _TRY_AGAIN_S
 
@@ -136,6 +137,7 @@ class MemoryGuard:
         self.suspended += 1
         self._left_at[live.job.id] = now
         self._transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
+        self._transitions.publish_made_way(live.job.id, now, text)
 
     def _why_this_job(self, live: Live) -> str:
         if live.job.id in self._transitions.live.unpredicted:

@@ -109,6 +109,11 @@ class JobTransitions:
     def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
         self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
 
+    def publish_made_way(self, job_id: int, now: float, text: str) -> None:
+        """Publish that the memory guard suspends or stops a job, and why; people may want to know."""
+        live, kind = self.live[job_id], PublishedEventKind.MADE_WAY
+        self.events.append(PublishedEvent(kind=kind, job=live.job, at=now, attempt=live.attempt, text=text))
+
     def update_site(self, live: Live, attempt: Attempt, reason: str) -> None:
         """Record where a cluster engine has the attempt: it runs, or waits there for `reason`."""
         job = live.job

@@ -10,7 +10,7 @@ from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, Started, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, PublishedEventKind, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -119,6 +119,9 @@ def test_the_youngest_is_suspended_and_resumes_where_clearly_more_is_free(guard:
     reason = "GPU 0 had 205 MB left while it grew; it was the youngest first run"
     assert guard.queue_db.job(second).reason == reason
     assert guard.guard.suspended == 1
+    (published,) = guard.transitions.take_events()
+    assert (published.kind, published.job.id, published.text) == (PublishedEventKind.MADE_WAY, second, reason)
+    assert published.job.state is JobState.SUSPENDING
     assert not guard.read(111.1, job1=8.0, job2=15.8), "its memory will be free soon"
     guard.move_out(second, 112.0)
     assert guard.transitions.live[second].attempt.reserved_mb == pytest.approx(1.25 * 15.8 * GB)
@@ -191,6 +194,9 @@ def test_a_young_job_is_stopped_where_it_cannot_be_suspended(queue_db: QueueDb, 
     job = queue_db.job(second)
     assert job.growth.memory_mb == pytest.approx(1.25 * 15.8 * GB)
     assert job.growth.count == 0
+    (published,) = guard.transitions.take_events()
+    assert (published.kind, published.job.state) == (PublishedEventKind.MADE_WAY, JobState.STOPPING)
+    assert "GPU 0 had 205 MB left while it grew" in published.text
 
 
 def test_a_stopped_job_asks_for_no_more_than_is_free_without_jobs(queue_db: QueueDb) -> None:

@@ -338,17 +338,20 @@ class PublishedEventKind(StrEnum):
     STARTED = "started"
     ENDED = "ended"  # an attempt: its job may run again
     FINISHED = "finished"  # a job: it will not run again
+    MADE_WAY = "made-way"  # a job that the memory guard suspends or stops
 
 
 class PublishedEvent(Struct, frozen=True, kw_only=True):
     """What the controller publishes after a step, for metrics and notifications. `job` is the job after the event;
-    `attempt` is its last attempt, if it had one. `jobs` that were cancelled together are one event, with the first."""
+    `attempt` is its last attempt, if it had one. `jobs` that were cancelled together are one event, with the first.
+    `text` says what the memory guard saw."""
 
     kind: PublishedEventKind
     job: Job
     at: float
     attempt: Attempt | None = None
     jobs: int = 1
+    text: str = ""
 
     @property
     def outcome(self) -> Outcome | None:

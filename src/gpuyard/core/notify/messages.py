@@ -3,6 +3,7 @@
 - An `Occurrence` is an event that users may subscribe to; a `Message` is the text that is sent for it.
 - A cancelled job has not failed.
 - A job that ran out of memory for the last time has failed as well: a target that gets both events gets one message.
+- A job that the memory guard suspends or stops is no failure: the message says what happens to it next.
 - A message never contains control characters, no matter what a job is called.
 """
 
@@ -26,11 +27,13 @@ _MAX_LENGTH = 500
 _EVENT_OF_STATE = {
     JobState.SUCCEEDED: Event.FINISHED, JobState.FAILED: Event.FAILED, JobState.REJECTED: Event.FAILED,
 }  # fmt: skip
+_GOES_ON = "It goes on from where it was once clearly more memory than it held is free."
+_STARTS_AGAIN = "It starts again, from its beginning, once that much memory is free. That uses up no retry."
 _STATE_TEXT = {JobState.SUCCEEDED: "finished", JobState.FAILED: "failed", JobState.CANCELLED: "cancelled"}
 
 
 class Occurrence(Struct, frozen=True, kw_only=True):
-    """An event of a job, or of the machine; `text` describes an event that belongs to no job."""
+    """An event of a job, or of the machine; `text` describes an event of the machine, or what the memory guard saw."""
 
     event: Event
     at: float
@@ -62,9 +65,11 @@ def occurrence_of(published: PublishedEvent) -> Occurrence | None:
         event = Event.OUT_OF_MEMORY
     elif published.kind is PublishedEventKind.FINISHED and job.state in _EVENT_OF_STATE:
         event = _EVENT_OF_STATE[job.state]
+    elif published.kind is PublishedEventKind.MADE_WAY:
+        event = Event.MEMORY_GUARD
     else:
         return None
-    return Occurrence(event=event, at=published.at, job=job, attempt=published.attempt)
+    return Occurrence(event=event, at=published.at, job=job, attempt=published.attempt, text=published.text)
 
 
 def targets_of(occurrence: Occurrence, on: Sequence[str], to: Sequence[str]) -> tuple[str, ...]:
@@ -117,13 +122,19 @@ def _what_happened(event: Event, job: Job) -> str:
     if event is Event.OUT_OF_MEMORY:
         next_step = "will not run again" if job.state in FINISHED else "will run again with more"
         return f"ran out of memory and {next_step}"
+    if event is Event.MEMORY_GUARD:
+        is_stopped = job.state is JobState.STOPPING
+        return f"is {'stopped and queued again' if is_stopped else 'suspended'} before its GPU runs out of memory"
     return "will never start" if job.state is JobState.REJECTED else str(event)
 
 
 def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
     is_finished = occurrence.event is Event.FINISHED
     yield plain(shlex.join(job.argv))
-    if job.reason and not is_finished:
+    if occurrence.event is Event.MEMORY_GUARD:
+        yield plain(occurrence.text)
+        yield _STARTS_AGAIN if job.state is JobState.STOPPING else _GOES_ON
+    elif job.reason and not is_finished:
         yield plain(job.reason)
     if occurrence.attempt is not None and occurrence.attempt.started is not None:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."

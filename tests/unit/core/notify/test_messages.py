@@ -31,7 +31,7 @@ from gpuyard.core.notify.messages import (
     targets_of,
 )
 from gpuyard.core.notify.rate_limit import MINUTE_S, Outbox
-from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Subscription, parse_subscription
+from gpuyard.core.notify.subscriptions import DEFAULT_EVENTS, JOB_EVENTS, Event, Subscription, parse_subscription
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)
@@ -94,6 +94,45 @@ def test_a_message_about_lack_of_memory_says_whether_the_job_will_run_again() ->
     assert message_of(over, "lab").title == "Job 17 ran out of memory and will not run again on lab"
 
 
+def made_way(state: JobState, text: str) -> PublishedEvent:
+    kind, guarded = PublishedEventKind.MADE_WAY, job(state=state, reason="stopping: as below")
+    return PublishedEvent(kind=kind, job=guarded, at=300.0, attempt=attempt(), text=text)
+
+
+@pytest.mark.parametrize(
+    ("state", "title", "next_step"),
+    [
+        (
+            JobState.SUSPENDING,
+            "Job 17 is suspended before its GPU runs out of memory on lab",
+            "goes on from where it was",
+        ),
+        (
+            JobState.STOPPING,
+            "Job 17 is stopped and queued again before its GPU runs out of memory on lab",
+            "starts again, from its beginning",
+        ),
+    ],
+)
+def test_a_message_of_the_memory_guard_says_what_was_left_and_what_happens_next(
+    state: JobState, title: str, next_step: str
+) -> None:
+    found = occurrence(made_way(state, "GPU 0 had 205 MB left while job 12 grew; it was the youngest first run"))
+    message = message_of(found, "lab")
+    assert (message.events, message.title, message.jobs, message.state) == ("memory-guard", title, "17", state)
+    lines = message.body.split("\n")
+    assert lines[1] == "GPU 0 had 205 MB left while job 12 grew; it was the youngest first run"
+    assert next_step in lines[2]
+    assert lines[3:] == ["It ran for 3m 20s.", "Log: /logs/17.1.log"]
+
+
+def test_the_memory_guard_notifies_only_targets_that_ask_for_it() -> None:
+    published = made_way(JobState.SUSPENDING, "GPU 0 had 205 MB left")
+    asked = replace(published, job=job(17, JobState.SUSPENDING, "all job events", "memory-guard=mine"))
+    assert targets_of(occurrence(asked), ON, TO) == ("mine",)
+    assert targets_of(occurrence(published), ("memory-guard",), TO) == TO
+
+
 def test_a_target_gets_each_event_once() -> None:
     subscriptions = ("failed", "failed=mine", "everybody ", "finished=other")
     failed = occurrence(finished(job(17, JobState.FAILED, *subscriptions)))
@@ -151,7 +190,10 @@ def test_an_empty_queue_says_how_its_jobs_ended() -> None:
 
 
 def happened(event: Event, job_id: int = 17) -> Occurrence:
-    states = {Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED}
+    states = {
+        Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED,
+        Event.MEMORY_GUARD: JobState.SUSPENDING,
+    }  # fmt: skip
     if event in states:
         return Occurrence(event=event, at=0.0, job=job(job_id, states[event]))
     return Occurrence(event=event, at=0.0, text=f"GPU {job_id}")
@@ -228,8 +270,11 @@ def test_a_retried_message_goes_first_after_its_delay_and_counts_for_the_rate_li
 STEPS = st.lists(
     st.tuples(st.floats(min_value=0.0, max_value=40.0), st.lists(st.sampled_from(Event), max_size=20)), max_size=60
 )
-COUNTED = re.compile(r"(\d+) (?:jobs? )?(finished|failed|ran out of memory)")
-EVENTS = {"finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY}
+EVENTS = {
+    "finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY,
+    "made way on a full GPU": Event.MEMORY_GUARD,
+}  # fmt: skip
+COUNTED = re.compile(rf"(\d+) (?:jobs? )?({'|'.join(EVENTS)})")
 
 
 @given(steps=STEPS, per_minute=st.integers(min_value=1, max_value=8))
@@ -296,5 +341,5 @@ def test_a_gpu_with_a_desktop_counts_as_free_and_a_faulty_gpu_does_not() -> None
     assert len(freed.update(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
 
 
-def test_a_subscription_without_events_gets_all_job_events() -> None:
-    assert Subscription().events == JOB_EVENTS
+def test_a_subscription_without_events_gets_the_ends_of_jobs_and_of_memory() -> None:
+    assert Subscription().events == DEFAULT_EVENTS
