@@ -2,12 +2,13 @@
 
 import errno
 import os
-import shlex
 import shutil
 import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
+
+from gpuyard.system.shell_commands import shell_commands
 
 # What is read at most: a script that reads a variable names it near its beginning.
 _MOST_FILES, _MOST_BYTES = 16, 1 << 20
@@ -42,7 +43,10 @@ def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | Non
 
 def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None) -> bool | None:
     is_unknown, files = False, 0
-    for path in _named_files(command, cwd, search_path):
+    for path in dict.fromkeys(_named_files(command, cwd, search_path)):
+        if path is None:
+            is_unknown = True
+            continue
         try:
             content = _read(path)
         except ValueError:  # no name of a file
@@ -58,9 +62,9 @@ def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None
     return None if is_unknown or not files else False
 
 
-def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> Iterator[str]:
+def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> Iterator[str | None]:
     """Yield where files may be that the command names: the program, its arguments, a module of Python, and
-    those that a line of a shell among its arguments names."""
+    those that a line of a shell among its arguments names; None for those in a folder that cannot be told."""
     if command and "/" not in command[0]:
         program = None if search_path is None else shutil.which(command[0], path=search_path)
         if program is not None:
@@ -71,18 +75,11 @@ def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> I
         if place and command[place - 1] == "-m":
             module = os.path.join(cwd, *each.split("."))
             yield from (f"{module}.py", f"{module}/__main__.py")
-        words = _shell_words(each)
-        if len(words) > 1:
-            yield from _named_files(words, cwd, search_path)
-
-
-def _shell_words(line: str) -> list[str]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    try:
-        return list(lexer)
-    except ValueError:  # a quote without its end
-        return line.split()
+        for words, folder in shell_commands(each, cwd):
+            if folder is None:
+                yield None
+            elif words != [each]:
+                yield from _named_files(words, folder, search_path)
 
 
 def _read(path: str) -> bytes:
