@@ -128,9 +128,6 @@ class MemoryGuard:
     def _why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         if live.job.spec.on_preempt is OnPreempt.REQUEUE:
             return "--on-preempt requeue"
-        sizes = [_figures(device)[1] for device in map(sample.snapshot.device, live.attempt.devices) if device]
-        if any(0.0 < size < _peak_mb(live) for size in sizes):  # each of its devices would have to have that free
-            return "its GPUs are of different sizes, and it held more than the smallest has"
         return self._suspend_control.why_not(live, sample, rules)
 
     def _suspend(self, live: Live, text: str, now: float) -> None:

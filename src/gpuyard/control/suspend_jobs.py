@@ -15,7 +15,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
-from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, UncertainMemory, WholeDevice
+from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, UncertainMemory, WholeDevice
 from gpuyard.core.memory.memory_guard import MOVED_OUT_MB_S, room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -247,19 +247,29 @@ def _waits_for_memory(live: Live) -> bool:
 
 
 def resume_need(live: Live) -> Need:
-    """Return the need of a suspended job: its former devices, alone if it was alone. The driver can restore its memory
-    only if that much is free; for a job that was never measured, the amount is unknown."""
+    """Return the need of a suspended job: its former devices, alone if it was alone, and on each what it held there
+    (ADR 73). The driver can restore its memory only if that much is free; for a job that was never measured, the amount
+    is unknown."""
     job, attempt = live.job, live.attempt
     was_alone = attempt.reserved_mb is None or isinstance(job.spec.need.memory, WholeDevice)
     # What is expected of a job without an estimate may be more than any device has: alone it needs what it held.
     # So does a job of the memory guard: it outgrew its estimate, or was expected to.
     is_first_run = job.spec.learns_memory and attempt.predicted_mb is None and attempt.usage is not None
     is_uncertain = is_first_run or attempt.parked is SuspendedBy.MEMORY_GUARD
-    held = max((*_held_mb(attempt).values(), 0.0 if is_uncertain else attempt.reserved_mb or 0.0))
-    expected = max(held, attempt.reserved_mb or 0.0)
-    shared = UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)
-    memory = WholeDevice(held or None) if was_alone else shared
-    return Need(devices=len(attempt.devices), memory=memory, only=attempt.devices, is_resumed=True)
+    reserved, held_mb = attempt.reserved_mb or 0.0, _held_mb(attempt)
+    is_measured = any(held_mb.values())
+
+    def memory_on(held: float) -> MemoryNeed:
+        held = held if is_uncertain else max(held, reserved)
+        if was_alone:
+            return WholeDevice(held if is_measured else None)
+        expected = max(held, reserved)
+        return UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)
+
+    needed = {device_id: memory_on(held) for device_id, held in held_mb.items()}
+    least = min(needed.values(), key=lambda memory: memory.required_mb or 0.0)
+    on_each = tuple(needed.items()) if len(set(needed.values())) > 1 else ()
+    return Need(devices=len(needed), memory=least, only=attempt.devices, is_resumed=True, memory_on=on_each)
 
 
 def _held_mb(attempt: Attempt) -> dict[str, float]:

@@ -68,6 +68,7 @@ class Need(Struct, frozen=True, kw_only=True):
     model: a part of the device's name.
     only_discrete: no integrated graphics.
     is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
+    memory_on: how much memory of each device by its id, where that differs; `memory` is then the least of them.
     """
 
     devices: int = 1
@@ -88,6 +89,12 @@ class Need(Struct, frozen=True, kw_only=True):
     min_host_memory_mb: float | None = None
     ignores_health: bool = False
     is_resumed: bool = False
+    memory_on: tuple[tuple[str, MemoryNeed], ...] = ()
+
+    def on(self, device_id: str) -> "Need":
+        """Return what is needed of one device."""
+        memory = dict(self.memory_on).get(device_id) if self.memory_on else None
+        return self if memory is None else replace(self, memory=memory, memory_on=())
 
     @property
     def is_exclusive(self) -> bool:

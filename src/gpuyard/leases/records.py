@@ -178,10 +178,12 @@ def _check_holder(found: HeldFile, holder: Holder) -> Holder:
 
 def _check_need(need: Need) -> None:
     _check_count("devices", need.devices, 0, MAX_DEVICES)
-    for figure in (need.required_mb, need.least_mb, need.spread_mb):
-        _check_figure("the memory", figure, _MAX_MB)
-    if isinstance(need.memory, PartOfDevice):
-        _check_figure("part", need.memory.part, 1.0)
+    _check_count("the number of devices with memory", len(need.memory_on), 0, MAX_DEVICES)
+    for each in (need, *(replace(need, memory=memory) for _, memory in need.memory_on)):
+        for figure in (each.required_mb, each.least_mb, each.spread_mb):
+            _check_figure("the memory", figure, _MAX_MB)
+        if isinstance(each.memory, PartOfDevice):
+            _check_figure("part", each.memory.part, 1.0)
     for name in (
         "load_percent", "slowdown", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent",
         "min_host_memory_mb",
@@ -189,7 +191,7 @@ def _check_need(need: Need) -> None:
         _check_figure(name, getattr(need, name))
     ids = (*(need.only or ()), *need.banned)
     _check_count("the number of device ids", len(ids), 0, 2 * MAX_DEVICES)
-    for device_id in ids:
+    for device_id in (*ids, *(device_id for device_id, _ in need.memory_on)):
         _check_device_id(device_id)
     _check_text("model", need.model)
 

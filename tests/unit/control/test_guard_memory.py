@@ -208,8 +208,7 @@ def test_a_stopped_job_asks_for_no_more_than_is_free_without_jobs(queue_db: Queu
     assert queue_db.job(second).growth.memory_mb == pytest.approx(18.5 * GB)
 
 
-def test_a_job_that_held_more_than_its_smallest_card_has_is_not_suspended(guard: Guard) -> None:
-    """To resume, each of its cards would have to have as much free as it held on one of them."""
+def test_a_job_that_held_more_than_its_smallest_card_has_resumes_with_what_it_held_on_each(guard: Guard) -> None:
     guard.more_devices = (Device(id="G1", vendor=Vendor.NVIDIA, index=1, memory_total_mb=12 * GB, memory_used_mb=0.0,
                                  memory_free_mb=12 * GB),)  # fmt: skip
     guard.start()
@@ -218,8 +217,12 @@ def test_a_job_that_held_more_than_its_smallest_card_has_is_not_suspended(guard:
     guard.transitions.keep_attempt(live, replace(live.attempt, devices=("G0", "G1")))
     guard.read(110.0, job1=8.0, job2=14.0)
     assert guard.read(111.0, job1=8.0, job2=15.8)
-    assert guard.state(second) is JobState.STOPPING
-    assert "its GPUs are of different sizes" in (guard.queue_db.job(second).reason or "")
+    assert guard.state(second) is JobState.SUSPENDING
+    live = guard.transitions.live[second]
+    guard.transitions.note_usage(second, Usage(peaks_mb={"G0": 15.8 * GB, "G1": 4 * GB}))
+    guard.move_out(second, 112.0)
+    (queue,) = guard.suspend_control.queues(113.0)
+    assert [queue.lane.need.on(device_id).required_mb for device_id in ("G0", "G1")] == [15.8 * GB, 4 * GB]
 
 
 def test_a_job_that_has_run_for_long_is_left_to_run(queue_db: QueueDb) -> None:

@@ -182,6 +182,7 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
+    need = need.on(state.device.id)
     remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
     describe = _describe_slowdown if kind in (ReasonKind.NO_GAIN, ReasonKind.LONGEST) else _describe
     return replace(describe(kind, need, state, packing), remedy=remedy)

@@ -363,6 +363,7 @@ def _claimed_share(need: Need, state: DeviceState) -> Share:
 
 
 def _share(need: Need, device: Device) -> Share:
+    need = need.on(device.id)
     return Share(
         device_id=device.id,
         memory_mb=need.reserved_mb,

@@ -1,0 +1,83 @@
+"""What a suspended job needs to resume. G0 has 24 GB, G1 has 12 GB."""
+
+import pytest
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.suspend_jobs import resume_need
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, SuspendedBy, Usage
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
+from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.snapshot import Device
+from tests.unit.core.scheduling.test_placement import GB, card, lease, machine
+
+SMALL = card(1, memory_total_mb=12 * GB, memory_free_mb=12 * GB)
+
+
+def suspended(
+    memory: MemoryNeed, held_gb: dict[str, float], *, reserved_gb: float | None = None, by: SuspendedBy | None = None
+) -> Live:
+    spec = JobSpec(command=("train",), cwd="/", environment={}, need=Need(devices=2, memory=memory))
+    job = Job(id=1, spec=spec, state=JobState.SUSPENDED, priority=0, user="ada", submitted_at=0.0)
+    attempt = Attempt(
+        job_id=1,
+        number=1,
+        phase=Started(at=1.0, keeper_pid=9),
+        boot_id="b",
+        devices=("G0", "G1"),
+        reserved_mb=None if reserved_gb is None else reserved_gb * GB,
+        usage=Usage(peaks_mb={device_id: gb * GB for device_id, gb in held_gb.items()}) if held_gb else None,
+        parked=by or SuspendedBy.FOR_ROOM,
+    )
+    return Live(job=job, attempt=attempt)
+
+
+def granted_gb(live: Live, small: Device = SMALL, *leases: str) -> dict[str, float | None] | None:
+    """Return the memory of each share that the job is granted, or None if it has to wait. Each of `leases` reserves
+    10 GB of G0."""
+    others = tuple(lease(name, "G0", memory_mb=10 * GB) for name in leases)
+    claim = choose(resume_need(live), PlacementView(now=0.0, snapshot=machine(card(0), small), leases=others)).claim
+    if claim is None:
+        return None
+    return {each.device_id: each.memory_mb and each.memory_mb / GB for each in claim.shares}
+
+
+@pytest.mark.parametrize(
+    ("live", "granted"),
+    [
+        pytest.param(suspended(WholeDevice(), {"G0": 20, "G1": 8}), {"G0": 20, "G1": 8}, id="alone"),
+        pytest.param(suspended(WholeDevice(), {"G0": 20, "G1": 0}), {"G0": 20, "G1": 0}, id="one card was not used"),
+        pytest.param(
+            suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 8}, reserved_gb=6), {"G0": 20, "G1": 8}, id="it outgrew it"
+        ),
+        pytest.param(
+            suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 2}, reserved_gb=6), {"G0": 20, "G1": 6}, id="declared"
+        ),
+        pytest.param(
+            suspended(UnknownMemory(), {"G0": 20, "G1": 8}, reserved_gb=9), {"G0": 20, "G1": 9}, id="a first run"
+        ),
+        pytest.param(
+            suspended(UnknownMemory(), {"G0": 20, "G1": 8}, reserved_gb=25, by=SuspendedBy.MEMORY_GUARD),
+            {"G0": 25, "G1": 25},
+            id="the memory guard asked for room, and alone it gets what there is",
+        ),
+    ],
+)
+def test_a_job_on_unequal_cards_gets_back_on_each_what_it_held_there(live: Live, granted: dict[str, float]) -> None:
+    assert granted_gb(live) == granted
+
+
+def test_a_job_waits_where_one_of_its_cards_lacks_what_it_held_there() -> None:
+    live = suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 8}, reserved_gb=6)
+    assert granted_gb(live, SMALL, "L") is None
+    full = card(1, memory_total_mb=12 * GB, memory_used_mb=5 * GB, memory_free_mb=7 * GB)
+    assert granted_gb(live, full) is None
+    reasons = choose(resume_need(live), PlacementView(now=0.0, snapshot=machine(card(0), full))).reasons
+    assert "7 GB free, 8 GB needed" in reasons[0].text
+
+
+def test_a_job_that_was_never_measured_gets_nearly_empty_cards() -> None:
+    live = suspended(WholeDevice(), {})
+    assert granted_gb(live) == {"G0": None, "G1": None}
+    occupied = card(1, used=2 * GB, memory_total_mb=12 * GB, memory_free_mb=10 * GB)
+    assert granted_gb(live, occupied) is None
