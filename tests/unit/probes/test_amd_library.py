@@ -12,6 +12,7 @@ from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
 
+NOWHERE = Path("/nonexistent")  # no kernel files
 UUID = "a1ff740f-0000-1000-80b2-c3d4e5f60718"
 
 
@@ -55,7 +56,7 @@ def amdsmi(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def read_one() -> Device:
-    (device,) = AmdSmiLibrary().read(5).devices
+    (device,) = AmdSmiLibrary(NOWHERE).read(5).devices
     return device
 
 
@@ -142,13 +143,13 @@ def test_processes_given_as_handles_are_queried(amdsmi: Any) -> None:
 
 def test_the_memory_of_a_process_with_the_same_figure_on_two_cards_is_unknown(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
-    devices = AmdSmiLibrary().read(5).devices
+    devices = AmdSmiLibrary(NOWHERE).read(5).devices
     assert [device.processes for device in devices] == [(Process(pid=12, name="python3"),)] * 2
 
 
 def test_partitions_of_one_card_have_unique_ids(amdsmi: Any) -> None:
     amdsmi.amdsmi_get_processor_handles = answer(["first", "second"])
-    devices = AmdSmiLibrary().read(5).devices
+    devices = AmdSmiLibrary(NOWHERE).read(5).devices
     assert [device.id for device in devices] == ["GPU-a1b2c3d4e5f60718#0", "GPU-a1b2c3d4e5f60718#1"]
 
 

@@ -3,6 +3,8 @@
 Rules:
 - It is imported at the first read: the import loads libamd_smi.so, and fails in many ways if that is missing.
 - It stays initialised between reads, and is initialised again after a failure.
+- Memory that is read often comes from kernel files, else from the library's call for one card. The library's list of
+  processes is never read often: it looks through the open files of every process on the machine.
 - A figure that a card, a release or our permissions do not provide is unknown; only a missing card list is an error.
 """
 
@@ -12,13 +14,16 @@ import importlib
 import io
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.probes.amd.card_fields import Record, device_of, process_of, without_repeated_memory
+from gpuyard.probes.amd.card_fields import Record, device_of, memory, process_of, without_repeated_memory
+from gpuyard.probes.amd.kernel_memory import KernelMemory
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import with_distinct_ids
 
@@ -37,15 +42,33 @@ class AmdSmiLibrary:
     vendor = Vendor.AMD
     may_hang = True
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._session: _LibrarySession | None = None
+        self._handles: dict[str, Any] = {}
+        self._kernel = KernelMemory(root)
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         session, self._session = self._session or _LibrarySession(_import_amdsmi()), None
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
-        self._session = session
-        return Reading(devices=without_repeated_memory(devices))
+        self._session, self._handles = session, {device.id: handles[number] for number, device in enumerate(devices)}
+        self._kernel.find_cards()
+        return Reading(devices=tuple(self._kernel.with_processes(without_repeated_memory(devices))))
+
+    def read_memory(self, devices: Sequence[Device]) -> list[Device]:
+        """Read how much of each card is used, and what each computing process holds (`KernelMemory`)."""
+        read = ((device, self._kernel.used_mb(device) or self._ask_memory(device)) for device in devices)
+        found = [replace(device, **memory(*figures)) for device, figures in read if figures is not None]
+        return self._kernel.with_processes(found)
+
+    def _ask_memory(self, device: Device) -> tuple[float, float] | None:
+        """Return the memory of the card and how much of it is used, by a call that reads one file of the kernel."""
+        session, handle = self._session, self._handles.get(device.id)
+        if session is None or handle is None or device.memory_total_mb is None:
+            return None
+        vram = session.constant("AmdSmiMemoryType", "VRAM")
+        used = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "B")
+        return None if used is None else (device.memory_total_mb, used)
 
 
 class _LibrarySession:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from gpuyard.core.snapshot import Vendor
 
+FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel for the initial namespace; containers have others
 _VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}
 # Displays and accelerators. Intel's accelerators are NPUs and FPGAs; its GPUs are displays, even without an output.
 _GPU_CLASSES = {Vendor.NVIDIA: ("0x03", "0x12"), Vendor.AMD: ("0x03", "0x12"), Vendor.INTEL: ("0x03",)}

@@ -25,12 +25,11 @@ from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeMissing
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.kernel_files import read_text
+from gpuyard.probes.common.kernel_files import FIRST_PID_NAMESPACE, read_text
 from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
 
 NAME = "sysfs"
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel for the initial namespace; containers have others
 _DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*", re.ASCII)
 _ENGINE = re.compile(r"drm-(engine-capacity|engine|total-cycles|cycles)-(.+)", re.ASCII)
 
@@ -146,7 +145,7 @@ def _scan_clients(proc: Path, deadline: Deadline, now: float) -> FdinfoScan:
         pids = sorted(int(name) for name in os.listdir(proc) if name.isascii() and name.isdigit())
     except OSError:
         pids = []
-    is_whole = 1 in pids and _link(proc / "self/ns/pid") == _FIRST_PID_NAMESPACE
+    is_whole = 1 in pids and _link(proc / "self/ns/pid") == FIRST_PID_NAMESPACE
     for pid in pids:
         if deadline.is_over():
             is_whole = False
