@@ -91,8 +91,8 @@ def test_twenty_jobs_share_the_card_by_priority_and_a_running_one_is_cancelled(t
 
 
 def test_an_exclusive_job_starts_at_once_on_a_card_that_was_just_busy(tmp_path: Path) -> None:
-    first = submit(tmp_path, 4, sign="first")
-    second = submit(tmp_path, 4, sign="second")
+    first = submit(tmp_path, 4, "--exclusive", sign="first")
+    second = submit(tmp_path, 4, "--exclusive", sign="second")
     until(lambda: is_ready(first), "the first job's memory")
     assert shown("show", str(second))["state"] == "queued"
     assert f"job {first}" in gpuyard("why", str(second))
