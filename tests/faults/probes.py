@@ -71,6 +71,22 @@ FAULTS = (
         near=("tests/unit/test_simulated_usage.py",),
     ),
     Fault(
+        id="probes-amd-memory-from-two-sources",
+        file="src/gpuyard/probes/amd/amdsmi_library.py",
+        old="Reading(devices=tuple(self._kernel.with_processes(without_repeated_memory(devices))))",
+        new="Reading(devices=without_repeated_memory(devices))",
+        breaks="On AMD, a job seems to grow each second by the difference of two sources, and is suspended.",
+        near=(f"{_TESTS}/test_amd_kernel_memory.py",),
+    ),
+    Fault(
+        id="probes-amd-pids-outside-of-the-container",
+        file="src/gpuyard/probes/amd/kernel_memory.py",
+        old=" if self._has_own_pids() else {}",
+        new="",
+        breaks="In a container with an AMD card, the memory of other programs is counted for a job.",
+        near=(f"{_TESTS}/test_amd_kernel_memory.py",),
+    ),
+    Fault(
         id="probes-impossible-load-of-a-process",
         file="src/gpuyard/probes/nvidia/nvml.py",
         old="        if is_newer and sample.smUtil <= _WHOLE:\n",

@@ -1,6 +1,7 @@
 """Stores results in a file, a JSON object per line, so that a run can be continued; and reports them in Markdown."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,19 @@ _HEAD = """# Planted faults
 
 `scripts/plant-faults` plants each of these faults in a copy of the working tree, one at a time, and runs tests until
 one fails twice: first the tests *near* the fault, then all of `make test`, then all of `make test-full`. The result
-shows which faults `make test` would miss. The faults are defined in `tests/faults/`; `scripts/plant-faults --write
-docs/planted-faults.md` writes this page.
+shows which faults `make test` would miss. The faults are defined in `tests/faults/`; `scripts/plant-faults --update
+docs/planted-faults.md` writes this page, and with `--only` or `--area` a part of it. A result belongs to the version of
+its fault: a fault that is new, or has changed since, is listed as *not tried*.
 """
+_NOT_TRIED, _SURVIVED = "not tried", "survived"
+_CELLS = re.compile(r"(?<!\\)\|")
+_COLUMNS = ("fault", "what breaks", "caught by", "stage", "s", "version")
+# What the page says about a stage, with the last stage that was tried and the one that caught the fault.
+_STAGES_BY_TEXT: dict[str, tuple[Stage, Stage | None]] = {
+    **{str(stage): (stage, stage) for stage in STAGES},
+    **{f"not in {stage}": (stage, None) for stage in STAGES},
+    _SURVIVED: (Stage.FULL, None),
+}
 
 
 def read_results(path: Path, faults: Iterable[Fault]) -> dict[str, Result]:
@@ -62,19 +73,41 @@ def stage_of(result: Result) -> str:
     """Return the stage that caught the fault, `survived`, or `not in` the last stage that was tried."""
     if result.caught is not None:
         return result.caught
-    return "survived" if result.tried is Stage.FULL else f"not in {result.tried}"
+    return _SURVIVED if result.tried is Stage.FULL else f"not in {result.tried}"
+
+
+def read_report(page: str, faults: Iterable[Fault]) -> dict[str, Result]:
+    """Return the results on a page for faults that have not changed since."""
+    digests = {fault.id: fault.digest for fault in faults}
+    found = filter(None, map(_parse_row, page.splitlines()))
+    return {result.id: result for result in found if digests.get(result.id) == result.digest}
+
+
+def _parse_row(line: str) -> Result | None:
+    cells = [cell.strip().strip("`").replace("\\|", "|") for cell in _CELLS.split(line)[1:-1]]
+    if len(cells) != len(_COLUMNS) or cells[3] not in _STAGES_BY_TEXT:
+        return None
+    fault_id, _, test, stage, seconds, digest = cells
+    tried, caught = _STAGES_BY_TEXT[stage]
+    return Result(
+        id=fault_id,
+        digest=digest,
+        tried=tried,
+        caught=caught,
+        test=None if test == "-" else test,
+        seconds=float(seconds),
+    )
 
 
 def report(areas: Mapping[str, Sequence[Fault]], results: Mapping[str, Result]) -> str:
     """Return the page: totals by area, then every fault with the test that caught it."""
-    known = {area: [fault for fault in faults if fault.id in results] for area, faults in areas.items()}
-    parts = [_HEAD, _totals({area: [results[fault.id] for fault in faults] for area, faults in known.items()})]
-    parts += [_table(area, faults, results) for area, faults in known.items() if faults]
+    parts = [_HEAD, _totals({area: [results.get(fault.id) for fault in faults] for area, faults in areas.items()})]
+    parts += [_table(area, faults, results) for area, faults in areas.items() if faults]
     return "\n".join(parts)
 
 
-def _totals(by_area: Mapping[str, Sequence[Result]]) -> str:
-    columns = [*STAGES, "not caught"]
+def _totals(by_area: Mapping[str, Sequence[Result | None]]) -> str:
+    columns = [*STAGES, "not caught", _NOT_TRIED]
     lines = [_row("area", "faults", *columns), _row(*["---"] * (2 + len(columns)))]
     for area, results in by_area.items():
         lines.append(_row(area, len(results), *_counts(results)))
@@ -83,17 +116,22 @@ def _totals(by_area: Mapping[str, Sequence[Result]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _counts(results: Sequence[Result]) -> list[int]:
-    return [sum(result.caught == stage for result in results) for stage in (*STAGES, None)]
+def _counts(results: Sequence[Result | None]) -> list[int]:
+    known = [result for result in results if result is not None]
+    return [*(sum(result.caught == stage for result in known) for stage in (*STAGES, None)), len(results) - len(known)]
 
 
 def _table(area: str, faults: Sequence[Fault], results: Mapping[str, Result]) -> str:
-    lines = [f"## {area}\n", _row("fault", "what breaks", "caught by", "stage", "s"), _row(*["---"] * 5)]
+    lines = [f"## {area}\n", _row(*_COLUMNS), _row(*["---"] * len(_COLUMNS))]
     for fault in faults:
-        result = results[fault.id]
-        test = "-" if result.test is None else f"`{_escaped(result.test)}`"
-        lines.append(_row(f"`{fault.id}`", _escaped(fault.breaks), test, stage_of(result), f"{result.seconds:.0f}"))
+        known = _result_cells(results[fault.id]) if fault.id in results else ("-", _NOT_TRIED, "-", "-")
+        lines.append(_row(f"`{fault.id}`", _escaped(fault.breaks), *known))
     return "\n".join(lines) + "\n"
+
+
+def _result_cells(result: Result) -> tuple[str, ...]:
+    test = "-" if result.test is None else f"`{_escaped(result.test)}`"
+    return test, stage_of(result), f"{result.seconds:.0f}", f"`{result.digest}`"
 
 
 def _row(*cells: object) -> str:

@@ -1,11 +1,13 @@
 """All planted faults, by area."""
 
-from tests.faults import control, core, daemon, engines, leases, probes, recipes, residency, store, ui
+from tests.faults import control, core, daemon, engines, guard, leases, probes, recipes, residency, sharing, store, ui
 from tests.faults.fault import Fault
 
 AREAS: dict[str, tuple[Fault, ...]] = {
     "core": core.FAULTS,
     "control": control.FAULTS,
+    "guard": guard.FAULTS,
+    "sharing": sharing.FAULTS,
     "leases": leases.FAULTS,
     "engines": engines.FAULTS,
     "store": store.FAULTS,

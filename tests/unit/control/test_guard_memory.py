@@ -10,7 +10,16 @@ from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, PublishedEventKind, Started, SuspendedBy, Usage
+from gpuyard.core.job.job import (
+    Attempt,
+    OnPreempt,
+    Outcome,
+    OutcomeKind,
+    PublishedEventKind,
+    Started,
+    SuspendedBy,
+    Usage,
+)
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -274,3 +283,47 @@ def test_a_resumed_job_is_spared_for_a_minute_unless_it_grows(guard: Guard) -> N
     guard.read(130.0, job1=8.0, job2=6.0, job3=9.3)
     assert guard.read(131.0, job1=8.0, job2=6.4, job3=9.3)
     assert guard.state(second) is JobState.SUSPENDING
+
+
+def resume(guard: Guard, job_id: int, at: float) -> None:
+    with guard.queue_db.store.transaction():
+        guard.transitions.move_suspension(job_id, JobEvent.RESUME, at)
+        guard.transitions.move_suspension(job_id, JobEvent.CONTINUE, at)
+
+
+def test_memory_that_was_put_back_is_no_growth(guard: Guard) -> None:
+    guard.start()
+    second = guard.start()
+    guard.read(110.0, job1=14.0, job2=8.0)
+    guard.read(111.0, job1=14.0, job2=9.8)
+    guard.read(111.5, job1=14.0, job2=0.0)  # while it is moved out
+    guard.move_out(second, 112.0)
+    guard.read(112.5, job1=14.0, job2=0.0)
+    resume(guard, second, 113.0)
+    assert not guard.read(113.1, job1=14.0, job2=9.8)
+    assert guard.state(second) is JobState.RUNNING
+
+
+def test_a_job_is_spared_for_a_minute_from_when_it_was_resumed(guard: Guard) -> None:
+    guard.start()
+    second, third = guard.start(), guard.start()
+    guard.read(110.0, job1=8.0, job2=6.0, job3=8.0)
+    guard.read(111.0, job1=8.0, job2=6.0, job3=9.8)
+    guard.move_out(third, 112.0)
+    guard.read(300.0, job1=8.0, job2=6.0, job3=0.0)
+    resume(guard, third, 300.5)
+    guard.read(301.0, job1=8.0, job2=6.0, job3=9.3)
+    assert guard.read(302.0, job1=8.0, job2=6.4, job3=9.3)
+    assert (guard.state(second), guard.state(third)) == (JobState.SUSPENDING, JobState.RUNNING)
+
+
+def test_nothing_happens_if_a_job_has_ended_since_the_alarm(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = guard.start(), guard.start()
+    guard.read(110.0, job1=8.0, job2=14.0)
+    act = guard.guard.act
+    monkeypatch.setattr(guard.guard, "act", lambda *_: None)
+    assert guard.read(111.0, job1=8.0, job2=15.8)
+    with guard.queue_db.store.transaction():
+        guard.transitions.end(second, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 111.2)
+        act(RULES, 111.2)
+    assert guard.state(first) is JobState.RUNNING

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.faults.fault import Fault
-from tests.faults.results import append_result, is_settled, read_results, report
+from tests.faults.results import append_result, is_settled, read_report, read_results, report
 from tests.faults.sandbox import Run, Sandbox
 from tests.faults.trials import THE_WHOLE_RUN, BrokenRun, Result, Stage, Trials
 
@@ -125,16 +126,35 @@ def test_a_report_counts_by_area_and_names_the_test_that_caught_each(tmp_path: P
     other = Fault(id="core-y", file="y.py", old="a", new="b", breaks="A | B.", near=("tests/test_y.py",))
     results = {
         FAULT.id: Result(
-            id=FAULT.id, digest="", tried=Stage.NEAR, caught=Stage.NEAR, test="tests/test_x.py::one", seconds=2.4
+            id=FAULT.id, digest="12ab", tried=Stage.NEAR, caught=Stage.NEAR, test="tests/test_x.py::one", seconds=2.4
         ),
-        other.id: Result(id=other.id, digest="", tried=Stage.FULL, seconds=90.0),
+        other.id: Result(id=other.id, digest="34cd", tried=Stage.FULL, seconds=90.0),
     }
-    lines = report({"core": [FAULT, other], "store": []}, results).splitlines()
-    assert "| core | 2 | 1 | 0 | 0 | 1 |" in lines
-    assert "| **all** | 2 | 1 | 0 | 0 | 1 |" in lines
-    assert "| `core-x` | It breaks. | `tests/test_x.py::one` | near | 2 |" in lines
-    assert "| `core-y` | A \\| B. | - | survived | 90 |" in lines
+    untried = replace(other, id="core-z")
+    lines = report({"core": [FAULT, other, untried], "store": []}, results).splitlines()
+    assert "| core | 3 | 1 | 0 | 0 | 1 | 1 |" in lines
+    assert "| **all** | 3 | 1 | 0 | 0 | 1 | 1 |" in lines
+    assert "| `core-x` | It breaks. | `tests/test_x.py::one` | near | 2 | `12ab` |" in lines
+    assert "| `core-y` | A \\| B. | - | survived | 90 | `34cd` |" in lines
+    assert "| `core-z` | A \\| B. | - | not tried | - | - |" in lines
     assert "## store" not in lines
+
+
+@pytest.mark.parametrize(
+    ("tried", "caught", "test"),
+    [
+        (Stage.NEAR, Stage.NEAR, "tests/test_x.py::one[a|b]"),
+        (Stage.FULL, Stage.FULL, "tests/test_x.py::one"),
+        (Stage.NEAR, None, None),
+        (Stage.FULL, None, None),
+    ],
+)
+def test_a_page_keeps_the_results_of_unchanged_faults(tried: Stage, caught: Stage | None, test: str | None) -> None:
+    result = Result(id=FAULT.id, digest=FAULT.digest, tried=tried, caught=caught, test=test, seconds=3.0)
+    page = report({"core": [FAULT]}, {FAULT.id: result})
+    assert read_report(page, [FAULT]) == {FAULT.id: result}
+    assert read_report(page, [replace(FAULT, new="a == b")]) == {}, "it has changed"
+    assert read_report(report({"core": [FAULT]}, {}), [FAULT]) == {}, "it was not tried"
 
 
 def test_a_sandbox_runs_its_own_package_in_any_environment(tmp_path: Path) -> None:

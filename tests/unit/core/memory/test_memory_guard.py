@@ -188,8 +188,8 @@ def test_a_single_allocation_is_growth_and_no_steady_climb() -> None:
 def test_flat_and_shrinking_memory_does_not_grow() -> None:
     flat = MemoryClimb()
     for tenth in range(40):
-        flat = flat.add(tenth / 10, 5000.0 + 2.0 * (tenth % 3))
-    assert flat.rate_mb_s == 0.0
+        flat = flat.add(tenth / 10, 5000.0 + 2.0 * (tenth % 5))
+        assert flat.rate_mb_s == 0.0, "drivers count in pages"
     assert flat.add(4.0, 1000.0).rate_mb_s == 0.0
 
 

@@ -1,0 +1,290 @@
+"""Faults of the memory guard: when it acts, which job makes way, what follows, and which devices are read often."""
+
+from tests.faults.fault import Fault
+
+_MEMORY, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/control"
+_GUARD, _CARDS = f"{_MEMORY}/memory_guard.py", f"{_CONTROL}/guard_memory.py"
+_GUARD_TESTS = ("tests/unit/core/memory/test_memory_guard.py",)
+_CARD_TESTS = ("tests/unit/control/test_guard_memory.py",)
+_WATCH_TESTS = ("tests/unit/core/memory/test_watch_rate.py",)
+
+_WHEN_THE_GUARD_ACTS = (
+    Fault(
+        id="guard-waits-for-the-last-byte",
+        file=_GUARD,
+        old="    return max(_RESERVE_MB, _RESERVE_PART * capacity_mb)\n",
+        new="    return 0.0\n",
+        breaks="A card is full before the memory guard acts, and a program runs out of memory.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-takes-a-loaded-model-for-a-climb",
+        file=_GUARD,
+        old="sum(job.steady_mb_s for job in staying if job.is_first_run)",
+        new="sum(job.rate_mb_s for job in staying if job.is_first_run)",
+        breaks="A job is suspended when another one loads its model, though both fit.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-suspends-a-job-that-is-alone",
+        file=_GUARD,
+        old=" or (len(staying) == 1 and not has_other_leases())",
+        new="",
+        breaks="A job that has its card alone is suspended when it nearly fills it, and never gets further.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-takes-noise-for-growth",
+        file=_GUARD,
+        old="if grown > _NOISE_MB and seconds > 0.0",
+        new="if grown > 0.0 and seconds > 0.0",
+        breaks="A job on a full card is suspended because the driver rounds its figures.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-takes-old-memory-for-growth",
+        file=_GUARD,
+        old="if not points and began_at is not None and at - began_at < _YOUNG_S:",
+        new="if not points and began_at is not None:",
+        breaks="After a restart of the daemon, jobs that have long been flat are suspended.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-takes-restored-memory-for-growth",
+        file=_CARDS,
+        old="                if is_away or held is None:\n",
+        new="                if held is None:\n",
+        breaks="A job is suspended again as soon as its memory has been put back.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-is-blind-where-processes-are-hidden",
+        file=_CARDS,
+        old="        if device.hides_processes and card is not None:\n",
+        new="        if False:\n",
+        breaks="Where the driver lists no processes, the memory guard never acts.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-ignores-jobs-that-outgrew-their-memory",
+        file=_CARDS,
+        old="(live.job.id in live_jobs.unpredicted or holds_more_than_reserved(live.attempt))",
+        new="live.job.id in live_jobs.unpredicted",
+        breaks="A job that takes more than it declared makes its neighbours run out of memory.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-counts-any-lease",
+        file=_CARDS,
+        old="        if foreign is None or foreign < reserve_mb(_figures(device)[1]):\n            return False\n",
+        new="",
+        breaks="Any user can have the jobs of others suspended with a small lease on their card.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-counts-younger-leases",
+        file=_CARDS,
+        old=" and self._from_wall(lease.since) <= first for lease in others",
+        new=" for lease in others",
+        breaks="A job is suspended for a script of another user that came later.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-acts-for-a-job-that-has-ended",
+        file=_CARDS,
+        old="            alarm = self._alarm(device, first_runs, now)\n            if alarm",
+        new="            alarm = self._alarms[device.id]\n            if alarm",
+        breaks="The daemon's step fails if a job ends between an alarm and the step that follows.",
+        near=_CARD_TESTS,
+    ),
+)
+
+_WHICH_JOB_MAKES_WAY = (
+    Fault(
+        id="guard-moves-the-oldest",
+        file=_GUARD,
+        old="victim, first = max(movable, key=_age), min(staying, key=_age)",
+        new="victim, first = min(movable, key=_age), min(staying, key=_age)",
+        breaks="The job that was there first makes way for one that came later.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-moves-jobs-within-their-memory",
+        file=_GUARD,
+        old="movable = [job for job in staying if job.is_first_run and job.may_be_moved",
+        new="movable = [job for job in staying if job.may_be_moved",
+        breaks="A job that stays within its declared memory is suspended because another one grows.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-moves-jobs-against-their-user",
+        file=_GUARD,
+        old="job.is_first_run and job.may_be_moved and _may_move_again(job)",
+        new="job.is_first_run and _may_move_again(job)",
+        breaks="A job with --on-preempt never is suspended.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-moves-several-for-one",
+        file=_GUARD,
+        old="expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)",
+        new="expected = free_mb",
+        breaks="While one job makes way, the others on the card are suspended one after the other.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-moves-a-resumed-job-again",
+        file=_GUARD,
+        old="    return not job.is_spared or job.rate_mb_s > 0.0\n",
+        new="    return True\n",
+        breaks="The same job is suspended and resumed over and over.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-spares-from-the-suspension-on",
+        file=_CARDS,
+        old="                self._left_at[each.job.id] = now\n        for known",
+        new="                pass\n        for known",
+        breaks="A job that was suspended for some minutes is suspended again right after it was resumed.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-moves-out-too-late",
+        file=_GUARD,
+        old="is_late = victim.held_mb / MOVED_OUT_MB_S > free_mb / alarm.rate_mb_s",
+        new="is_late = False",
+        breaks="A fast job fills the card while the memory of a large one is still being moved out.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-trusts-a-long-grace",
+        file=_GUARD,
+        old="0.0 <= now - at < _STOPS_WITHIN_S",
+        new="0.0 <= now - at",
+        breaks="A job that saves its work for ten minutes after SIGTERM keeps the memory guard off.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-tries-at-each-reading",
+        file=_CARDS,
+        old="self._kept_at[live.job.id] = now + _TRY_AGAIN_S",
+        new="self._kept_at[live.job.id] = now",
+        breaks="The daemon runs a step ten times a second for a job that can neither be suspended nor stopped.",
+        near=_CARD_TESTS,
+    ),
+)
+
+_WHAT_FOLLOWS = (
+    Fault(
+        id="guard-stops-the-first-job",
+        file=_GUARD,
+        old="    return not alarm.is_first and ran_s <= _MOST_LOST_S\n",
+        new="    return ran_s <= _MOST_LOST_S\n",
+        breaks="Where jobs cannot be suspended, the job that was there first is stopped.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-stops-long-runs",
+        file=_GUARD,
+        old="    return not alarm.is_first and ran_s <= _MOST_LOST_S\n",
+        new="    return not alarm.is_first\n",
+        breaks="Where jobs cannot be suspended, a job loses hours of work.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-resumes-where-just-enough-is-free",
+        file=_GUARD,
+        old="    return max(held_mb * _CLEARLY_MORE, held_mb + _CLEARLY_MORE_MB, expected_mb)\n",
+        new="    return held_mb\n",
+        breaks="A job that still grows is resumed on a card that is full a moment later.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-asks-for-more-than-is-ever-free",
+        file=_GUARD,
+        old="most = min(_MOST_SHARED * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))",
+        new="most = capacity_mb",
+        breaks="A stopped job waits for ever on a card with a desktop.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-forgets-what-a-stopped-job-needs",
+        file=_CARDS,
+        old="            self._transitions.set_growth(live.job.id, growth)\n",
+        new="",
+        breaks="A stopped job starts again beside the same neighbours, and is stopped again.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-leaves-the-card-open",
+        file=_CARDS,
+        old="            self._note_gate(device, alarm, now)\n",
+        new="",
+        breaks="New jobs start on the card whose memory has just run out.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-opens-the-card-at-once",
+        file=_GUARD,
+        old="alarm is None and free_mb >= reserve_mb(capacity_mb), now, _REOPEN_AFTER_S)",
+        new="alarm is None and free_mb >= reserve_mb(capacity_mb), now, 0.0)",
+        breaks="The memory that a suspended job has left is given to a new job while the others still grow.",
+        near=_GUARD_TESTS,
+    ),
+    Fault(
+        id="guard-does-not-tell-of-a-stop",
+        file=_CARDS,
+        old=(
+            "            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n"
+            "            self._transitions.publish_made_way(live.job.id, now, text)\n"
+        ),
+        new="            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n",
+        breaks="A user who asked for it is not notified that a job was stopped and queued again.",
+        near=_CARD_TESTS,
+    ),
+    Fault(
+        id="guard-notifies-every-target",
+        file="src/gpuyard/core/notify/subscriptions.py",
+        old="    events: tuple[Event, ...] = DEFAULT_EVENTS\n",
+        new="    events: tuple[Event, ...] = JOB_EVENTS\n",
+        breaks="Everyone with --notify gets a message each time that a job is suspended for a moment.",
+        near=("tests/unit/core/notify/test_messages.py",),
+    ),
+    Fault(
+        id="guard-resumed-with-less-than-it-held",
+        file=f"{_CONTROL}/suspend_jobs.py",
+        old="on_each = tuple(needed.items()) if len(set(needed.values())) > 1 else ()",
+        new="on_each = ()",
+        breaks="A job on several GPUs is resumed where less is free than it held, and is lost.",
+        near=("tests/unit/control/test_suspend_jobs.py",),
+    ),
+)
+
+_WATCHED_DEVICES = (
+    Fault(
+        id="guard-flat-memory-is-read-often",
+        file=f"{_MEMORY}/watch_rate.py",
+        old="    return ran_s - usage.grew_at_s < FLAT_S\n",
+        new="    return True\n",
+        breaks="The daemon reads the GPUs ten times a second for as long as a first run lasts.",
+        near=_WATCH_TESTS,
+    ),
+    Fault(
+        id="guard-unused-devices-are-read-often",
+        file=f"{_MEMORY}/watch_rate.py",
+        old="        return ran_s < _UNUSED_S\n",
+        new="        return True\n",
+        breaks="The daemon reads the GPUs ten times a second for a program that never uses them.",
+        near=_WATCH_TESTS,
+    ),
+    Fault(
+        id="guard-rounded-figures-count-as-outgrown",
+        file=f"{_MEMORY}/watch_rate.py",
+        old="peak > reserved * _OVER",
+        new="peak > reserved",
+        breaks="A job that uses exactly what it declared is suspended.",
+        near=_WATCH_TESTS,
+    ),
+)
+
+FAULTS = (*_WHEN_THE_GUARD_ACTS, *_WHICH_JOB_MAKES_WAY, *_WHAT_FOLLOWS, *_WATCHED_DEVICES)
