@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from gpuyard.core.lease import FixedMemory, Lease, Need, Share
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.load_gates import Smoothed
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
@@ -137,6 +139,15 @@ def test_a_job_that_is_slowed_more_gains_less(
 LONG = {"G0-0": 33 * 86_400.0}
 
 
+def test_a_program_outside_of_gpuyard_slows_the_jobs_on_its_card() -> None:
+    """Beside it, a job does the work of two thirds of one."""
+    busy = ForeignLoad(average=Smoothed(value=100.0))
+    present = [PromisedShare(share=share(job(0.5)), holder=ALICE, measured_mb=0.0)]
+    found = forecast(job(0.5), DeviceState(card(0), present, None, busy))
+    assert found.before == pytest.approx(1 / 1.5)
+    assert found.after == pytest.approx(2 / 2.0)
+
+
 def test_no_job_joins_the_longest_one_if_that_slows_it() -> None:
     heavy, light = job(0.5, 60.0), job(0.5, 1.0)
     leases = (*running(heavy), *running(heavy, heavy, device_id="G1"))
@@ -159,6 +170,8 @@ def test_a_job_that_could_run_nowhere_else_joins_the_longest_one() -> None:
     only_there = replace(job(0.5), only=("G0",))
     assert devices_of(ask(only_there, *running(job(0.5)), cards=2, longest=LONG)) == ("G0",)
     assert devices_of(ask(job(0.5), *running(job(0.5)), cards=1, longest=LONG)) == ("G0",)
+    faulty = machine(card(0), card(1, fault="it has vanished"))
+    assert devices_of(ask(job(0.5), *running(job(0.5)), snapshot=faulty, longest=LONG)) == ("G0",)
     two = replace(shared(GB), devices=2)
     assert devices_of(ask(two, *running(job(0.5)), cards=2, longest=LONG)) == ("G0", "G1")
 
