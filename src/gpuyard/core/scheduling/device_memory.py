@@ -116,7 +116,7 @@ class DeviceState:
     def needed_mb(self, need: Need) -> float | None:
         """Return the memory that the need asks for, in view of the uncertain needs on this device; None if it does not
         say."""
-        need = need.on(self.device.id)
+        need = need.on(self.device.id) if need.memory_on else need
         reserved, spread = need.reserved_mb, need.spread_mb
         # Alone on a device, a job gets all of it, however much it may come to need.
         if reserved is None or not spread or not self.promises:
