@@ -56,7 +56,7 @@ class UnknownMemory(Struct, frozen=True, tag="unknown"):
 MemoryNeed: TypeAlias = FixedMemory | UncertainMemory | PartOfDevice | WholeDevice | UnknownMemory
 
 
-class Need(Struct, frozen=True, kw_only=True):
+class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     """The devices that a piece of work asks for: how many, how much memory of each, and under which conditions.
 
     A limit that is None does not apply. A limit whose figure no probe can read counts as met.

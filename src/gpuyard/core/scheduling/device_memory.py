@@ -11,6 +11,7 @@ Load follows the same rule: the larger of the measured load, and the sum of the 
 foreign processes.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -27,6 +28,8 @@ from gpuyard.core.snapshot import Device
 UNKNOWN_PERCENT = 100.0
 # Nine of ten groups of jobs of uncertain need stay within what is expected and this many standard deviations.
 SURENESS = 1.2816
+# How many sets of ended leases a state remembers itself without.
+_MOST_REMEMBERED = 16
 
 
 class PromisedShare(Struct, frozen=True, kw_only=True):
@@ -40,6 +43,22 @@ class PromisedShare(Struct, frozen=True, kw_only=True):
     is_longest: bool = False  # its job decides when all work is over (`longest_job`)
 
 
+class FitMark:
+    """A name for all states of a device that refuse the same needs, but for needs of whole devices and needs that limit
+    load, power or used memory: these also depend on what was measured (`fits_alike`)."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next: tuple[PromisedShare, FitMark] | None = None
+
+    def after(self, promise: PromisedShare) -> "FitMark":
+        """Return the mark of such a state with one more promise."""
+        if self._next is None or self._next[0] != promise:
+            self._next = promise, FitMark()
+        return self._next[1]
+
+
 class DeviceState:
     """A device and its promised shares, with their sums. Never changes after construction.
 
@@ -48,12 +67,13 @@ class DeviceState:
     lease_count: promised shares without reservations.
     rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id.
     refusals, reasons: remembered for each need by the placement.
+    mark: common to states that fit alike.
     """
 
     __slots__ = (
-        "_emptied", "_next", "capacity_mb", "device", "expected_percent", "foreign", "free_mb", "is_exclusive",
-        "is_loaded", "lease_count", "load_percent", "margin_mb", "measured_percent", "promises", "rank", "reasons",
-        "refusals", "spreads", "squares", "sureness",
+        "_next", "_without", "capacity_mb", "device", "expected_percent", "foreign", "foreign_mb", "free_mb",
+        "is_exclusive", "is_loaded", "lease_count", "load_percent", "margin_mb", "mark", "measured_percent", "promises",
+        "rank", "reasons", "refusals", "spreads", "squares", "sureness",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +90,8 @@ class DeviceState:
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
-        self._emptied: DeviceState | None = None
+        self.mark = FitMark()
+        self._without: dict[frozenset[str] | None, DeviceState] = {}
         self._next: tuple[PromisedShare, DeviceState] | None = None
         self.refusals: dict[Need, ReasonKind | None] = {}
         self.reasons: dict[Need, Reason] = {}
@@ -94,11 +115,9 @@ class DeviceState:
         self.is_loaded = bool(promises) or foreign_percent > 0.0
         self.margin_mb = margin_mb(self.spreads, self.squares, sureness) if self.spreads else 0.0
         size = self.capacity_mb
-        self.free_mb = (
-            None
-            if size is None
-            else size - self.foreign_mb - self.margin_mb - sum(charged_mb(promise, size) for promise in promises)
-        )
+        self.foreign_mb = self._find_foreign_mb()
+        charged = sum([charged_mb(promise, size) for promise in promises]) if size is not None else 0.0
+        self.free_mb = None if size is None else size - self.foreign_mb - self.margin_mb - charged
         expected_load = self.expected_percent if self.is_loaded else -math.inf
         free_mb = math.inf if self.free_mb is None else self.free_mb
         self.rank = (expected_load, free_mb, device.index or 0, device.id)
@@ -134,20 +153,23 @@ class DeviceState:
         if self._next is None or self._next[0] != promise:
             promises = [*self.promises, promise]
             state = DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
+            state.mark = self.mark.after(promise)
             self._next = promise, state
         return self._next[1]
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
-        if lease_ids is not None:
-            return self._with_only([each for each in self.promises if each.lease_id not in lease_ids])
-        if self.promises and self._emptied is None:
-            self._emptied = self._with_only([])
-        return self._emptied or self
+        found = self._without.get(lease_ids)
+        if found is None:
+            left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
+            if len(left) == len(self.promises):
+                return self
+            if len(self._without) >= _MOST_REMEMBERED:
+                self._without.clear()
+            found = self._without[lease_ids] = self._with_only(left)
+        return found
 
     def _with_only(self, left: list[PromisedShare]) -> "DeviceState":
-        if len(left) == len(self.promises):
-            return self
         foreign = self.foreign_mb
         used = foreign + min(self._leased_use_mb(left), (self.device.memory_used_mb or 0.0) - foreign)
         device = replace(
@@ -159,9 +181,9 @@ class DeviceState:
         )
         return DeviceState(device, left, None, self.foreign, self.sureness)
 
-    @property
-    def foreign_mb(self) -> float:
-        """Memory of foreign processes: all use, less what leases were measured to use or may use unmeasured."""
+    def _find_foreign_mb(self) -> float:
+        """Return the memory of foreign processes: all use, less what leases were measured to use or may use
+        unmeasured."""
         used = self.device.memory_used_mb or 0.0
         unexplained = max(0.0, used - self._leased_use_mb(self.promises))
         if not self.device.hides_processes:
@@ -178,6 +200,34 @@ class DeviceState:
             elif not each.is_reservation:
                 total += charged_mb(each, size)
         return total
+
+
+def fits_alike(before: DeviceState, after: DeviceState, *, limits_load: bool) -> bool:
+    """Return whether two states of a device can have the same mark. That still holds with equal promises added.
+    `limits_load`: whether the measured load of devices is limited."""
+    one, other = before.device, after.device
+    return (
+        before.free_mb == after.free_mb
+        and before.capacity_mb == after.capacity_mb
+        and before.foreign_mb == after.foreign_mb
+        and before.foreign == after.foreign
+        and before.sureness == after.sureness
+        and (not limits_load or (before.measured_percent == after.measured_percent))
+        and (one.healthy, one.vendor, one.name, one.is_integrated, one.hides_processes)
+        == (other.healthy, other.vendor, other.name, other.is_integrated, other.hides_processes)
+        and len(before.promises) == len(after.promises)
+        and all(map(_is_charged_alike, before.promises, after.promises, itertools.repeat(after.capacity_mb or 0.0)))
+    )
+
+
+def _is_charged_alike(before: PromisedShare, after: PromisedShare, capacity_mb: float) -> bool:
+    return before is after or (
+        before.share == after.share
+        and before.is_longest == after.is_longest
+        and before.is_reservation == after.is_reservation
+        and before.lease_id == after.lease_id
+        and charged_mb(before, capacity_mb) == charged_mb(after, capacity_mb)
+    )
 
 
 def charged_mb(promise: PromisedShare, capacity_mb: float) -> float:

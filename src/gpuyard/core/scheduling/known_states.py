@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, fits_alike
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.known_refusals import KnownRefusals
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Snapshot
 
@@ -44,6 +45,7 @@ class KnownStates:
     """The states of the last placement, by device id. What states remember holds for one `packing` and `closed`."""
 
     def __init__(self) -> None:
+        self.refusals = KnownRefusals()
         self._states: dict[str, DeviceState] = {}
         self._promises: dict[tuple[str, str], PromisedShare] = {}
         self._terms: tuple[Packing, Mapping[str, Reason]] | None = None
@@ -54,6 +56,7 @@ class KnownStates:
         known = self._states if terms == self._terms else {}
         self._terms = terms
         promises = self._leased_shares(view)
+        limits_load = view.packing.max_load_percent is not None
         self._states = {}
         for device in view.snapshot.unsplit_devices():
             here, load = promises.get(device.id, []), view.loads.get(device.id)
@@ -65,7 +68,9 @@ class KnownStates:
                 and state.measured_percent == load
                 and state.foreign == foreign
             ):
-                state = DeviceState(device, here, load, foreign, view.packing.sureness)
+                before, state = state, DeviceState(device, here, load, foreign, view.packing.sureness)
+                if before is not None and fits_alike(before, state, limits_load=limits_load):
+                    state.mark = before.mark
             self._states[device.id] = state
         return dict(self._states)
 

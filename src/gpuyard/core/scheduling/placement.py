@@ -12,7 +12,6 @@ so that large gaps stay free for large jobs.
 
 import copy
 import heapq
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -32,10 +31,12 @@ from gpuyard.core.scheduling.device_fit import (
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, of_one_vendor, share_of
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.known_refusals import FitQuestion
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
-from gpuyard.core.scheduling.sharing_gain import has_device_elsewhere
+from gpuyard.core.scheduling.sharing_limits import SharingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_count
@@ -46,6 +47,8 @@ _NO_HOLDER = Holder(uid=0, user="", pid=0)
 _MOST_EXPLAINED_DEVICES = 64
 # A device state remembers its answers for at most this many needs.
 _MOST_REMEMBERED = 64
+# Up to this many devices are asked one by one, before all are put in order.
+_FEW_DEVICES = 8
 
 Answer = TypeVar("Answer")
 
@@ -112,16 +115,22 @@ class PlacementState:
 
     def __init__(self, view: PlacementView) -> None:
         self._view = view
-        self.states = (view.known or KnownStates()).update(view)
+        known = view.known or KnownStates()
+        self.states = known.update(view)
+        self._refusals = known.refusals
+        self.has_head = False
+        self._marks: list[object] | None = None
         self._with_capacity: str | None = next(iter(self.states), None)
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
         self._acceptable: dict[tuple[object, ...], list[str]] = {}
         self.shared: dict[tuple[object, ...], SharedDevices] = {}
-        self._packings: dict[tuple[object, ...], Packing] = {}
+        self._sharing_limits = SharingLimits(view.packing, has_longest=bool(view.longest))
 
     def copy(self) -> "PlacementState":
+        """Return a placement to which the head's reservation is added."""
         other = copy.copy(self)
+        other.has_head = True
         other.states = dict(self.states)
         other.shared = {}
         return other
@@ -129,9 +138,9 @@ class PlacementState:
     def has_capacity(self) -> bool:
         """Return whether a device is neither held exclusively nor full. If none is, no job with devices can start."""
         # Devices only fill, so the one that had capacity last time is asked first.
-        if self._with_capacity is not None and not _has_capacity(self.states[self._with_capacity]):
+        if self._with_capacity is not None and not has_free_part(self.states[self._with_capacity]):
             states = self.states.values()
-            self._with_capacity = next((state.device.id for state in states if _has_capacity(state)), None)
+            self._with_capacity = next((state.device.id for state in states if has_free_part(state)), None)
         return self._with_capacity is not None
 
     def find_claim(self, need: Need) -> Claim | None:
@@ -140,26 +149,33 @@ class PlacementState:
         if not need.devices:
             return Claim(shares=())
         if need.devices == 1 and not need.is_exclusive:
-            best = self._shared_devices(need).best(need, self._packing(need))
-            return None if best is None else Claim(shares=(_claimed_share(need, best),))
-        fitting = _of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
+            best = self._best_shared(need)
+            return None if best is None else Claim(shares=(claimed_share(need, best),))
+        fitting = of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
         if len(fitting) < need.devices:
             return None
         chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
-        return Claim(shares=tuple(_claimed_share(need, state) for state in chosen))
+        return Claim(shares=tuple(claimed_share(need, state) for state in chosen))
 
     def explain(self, need: Need) -> Iterator[Reason]:
         yield from host_refusals(need, self._view.snapshot.host)
-        fits = explained = 0
-        for state in self.states.values():
-            kind = self._refusal(need, state)
-            fits += kind is None
-            if kind is not None and explained < _MOST_EXPLAINED_DEVICES:
-                explained += 1
-                yield self._reason(kind, need, state)
+        states = list(self.states.values())
+        if len(states) <= _MOST_EXPLAINED_DEVICES:
+            found = self._refusals.reasons(self._question(need), states, lambda state: self._find_reason(need, state))
+            reasons = [reason for reason in found if reason is not None]
+            fits = len(states) - len(reasons)
+        else:
+            refused = [(state, kind) for state in states if (kind := self._refusal(need, state)) is not None]
+            reasons = [self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES]]
+            fits = len(states) - len(refused)
+        yield from reasons
         if fits < need.devices:
             available = format_count(fits, "GPU") if fits else "no GPU"
             yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
+
+    def _find_reason(self, need: Need, state: DeviceState) -> Reason | None:
+        kind = self._refusal(need, state)
+        return None if kind is None else self._reason(kind, need, state)
 
     def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
         closed = self._closed(need, state.device)
@@ -197,7 +213,7 @@ class PlacementState:
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
         devices = (self.states[device_id].device for device_id in chosen)
-        self._reserve((replace(_share(need, device), is_exclusive=is_exclusive) for device in devices), holder)
+        self._reserve((replace(share_of(need, device), is_exclusive=is_exclusive) for device in devices), holder)
         return True
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -209,7 +225,7 @@ class PlacementState:
         queue = [(now, device_id, True) for device_id in fitting]
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
         for state in others:
-            times = [max(now, ends.get(lease_id, now)) for lease_id in _lease_ids(state)]
+            times = [max(now, ends.get(lease_id, now)) for lease_id in lease_ids(state)]
             if times:
                 queue.append((min(times), state.device.id, False))
         heapq.heapify(queue)
@@ -225,7 +241,7 @@ class PlacementState:
     def _available_at(self, need: Need, state: DeviceState, ends: Mapping[str, float]) -> float | None:
         now = self._view.now
         gone: set[str] = set()
-        for lease_id in sorted(_lease_ids(state), key=lambda each: ends.get(each, now)):
+        for lease_id in sorted(lease_ids(state), key=lambda each: ends.get(each, now)):
             gone.add(lease_id)
             if self.fits(need, state.without(frozenset(gone))):
                 return max(now, ends.get(lease_id, now))
@@ -233,7 +249,8 @@ class PlacementState:
 
     def host_refuses(self, need: Need) -> bool:
         """Return whether the CPU or RAM of the machine is outside the need's limits."""
-        return any(host_refusals(need, self._view.snapshot.host))
+        has_limits = need.max_cpu_percent is not None or need.min_host_memory_mb is not None
+        return has_limits and any(host_refusals(need, self._view.snapshot.host))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
@@ -254,17 +271,46 @@ class PlacementState:
         closed = self._view.closed.get(device.id)
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
+    def _question(self, need: Need) -> FitQuestion:
+        return FitQuestion(need, self._packing(need) is self._view.packing, self.has_head)
+
+    def _marks_for(self, need: Need) -> list[object]:
+        """Return what answers about the need depend on, for each device."""
+        if need.is_exclusive or need.limits_device_load:
+            return list(self.states.values())
+        if self._marks is None:
+            self._marks = [state.mark for state in self.states.values()]
+        return self._marks
+
     def _fitting(self, need: Need) -> list[DeviceState]:
-        """Return the devices that fit. Cheap checks come first, as this runs for every waiting job."""
-        states, packing = self._acceptable_devices(need), self._packing(need)
+        """Return the devices that fit. Only devices that are not known to refuse are asked."""
+        question, marks = self._question(need), self._marks_for(need)
+        places = self._refusals.open_places(question, marks)
+        if not places:
+            return []
+        states = list(self.states.values())
+        fitting = [place for place in places if self._may_fit(need, states[place]) and self.fits(need, states[place])]
+        if len(fitting) < len(places):
+            self._refusals.note(question, marks, set(places).difference(fitting))
+        return [states[place] for place in fitting]
+
+    def _may_fit(self, need: Need, state: DeviceState) -> bool:
+        """Check what costs little, as this runs for every waiting job."""
         if need.is_exclusive:
-            empty = [state for state in states if not state.promises]
-            return empty if need.ignores_health else [each for each in empty if not check_capacity(need, each, packing)]
-        least = -math.inf if need.least_mb is None else need.least_mb
-        large = [
-            each for each in states if each.free_mb is not None and each.free_mb >= least and not each.is_exclusive
-        ]
-        return [state for state in large if not check_capacity(need, state, packing)]
+            return not state.promises
+        least_mb, free_mb = need.least_mb, state.free_mb
+        return not state.is_exclusive and free_mb is not None and (least_mb is None or free_mb >= least_mb)
+
+    def _best_shared(self, need: Need) -> DeviceState | None:
+        """Return the best device for a share of one device. Where few have changed, these are asked first."""
+        question, marks = self._question(need), self._marks_for(need)
+        open_places = len(self._refusals.open_places(question, marks))
+        if not open_places or (open_places <= _FEW_DEVICES and not self._fitting(need)):
+            return None
+        best = self._shared_devices(need).best(need, self._packing(need))
+        if best is None:
+            self._refusals.note(question, marks, range(len(marks)))
+        return best
 
     def _acceptable_devices(self, need: Need) -> Iterator[DeviceState]:
         """Yield suitable devices that are healthy and within the need's limits."""
@@ -297,7 +343,7 @@ class PlacementState:
         later = self._fitting_without_leases(need)
         if len(later) < need.devices or self.host_refuses(need):
             return ()
-        return tuple(_share(need, device) for device in (later if has_waited else now))
+        return tuple(share_of(need, device) for device in (later if has_waited else now))
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -306,6 +352,7 @@ class PlacementState:
     def _add(self, promise: PromisedShare) -> None:
         before = self.states[promise.share.device_id]
         after = self.states[promise.share.device_id] = before.with_promise(promise)
+        self._marks = None
         for shared in self.shared.values():
             shared.replace(before, after)
 
@@ -330,15 +377,7 @@ class PlacementState:
         return check_capacity(need, state, self._packing(need))
 
     def _packing(self, need: Need) -> Packing:
-        """Return the limits of sharing. A job that could run only beside the longest jobs may slow them."""
-        packing = self._view.packing
-        if not self._view.longest or not packing.protects_longest or need.is_exclusive or not need.devices:
-            return packing
-        key = (*kind_of(need), need.devices, need.required_mb)
-        if key not in self._packings:
-            is_served = has_device_elsewhere(need, self.suitable_devices(need))
-            self._packings[key] = packing if is_served else replace(packing, protects_longest=False)
-        return self._packings[key]
+        return self._sharing_limits.packing_for(need, lambda: self.suitable_devices(need))
 
 
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -350,39 +389,6 @@ def _remember(answers: dict[Need, Answer], need: Need, answer: Answer) -> None:
     if len(answers) >= _MOST_REMEMBERED:
         answers.clear()
     answers[need] = answer
-
-
-def _has_capacity(state: DeviceState) -> bool:
-    return not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
-
-
-def _claimed_share(need: Need, state: DeviceState) -> Share:
-    share = _share(need, state.device)
-    hides_use = state.device.hides_processes and state.device.memory_used_mb is not None
-    return replace(share, foreign_mb=state.foreign_mb) if hides_use else share
-
-
-def _share(need: Need, device: Device) -> Share:
-    need = need.on(device.id)
-    return Share(
-        device_id=device.id,
-        memory_mb=need.reserved_mb,
-        load_percent=need.load_percent,
-        slowdown=need.slowdown,
-        is_exclusive=need.is_exclusive,
-        spread_mb=need.spread_mb,
-    )
-
-
-def _of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:
-    """Return the first devices of one vendor that are enough for the need; none if no vendor has enough."""
-    vendors = dict.fromkeys(state.device.vendor for state in fitting)
-    groups = ([state for state in fitting if state.device.vendor is vendor] for vendor in vendors)
-    return next((group for group in groups if len(group) >= need.devices), [])[: need.devices]
-
-
-def _lease_ids(state: DeviceState) -> set[str]:
-    return {each.lease_id for each in state.promises if each.lease_id is not None}
 
 
 def _kind(need: Need) -> tuple[object, ...]:

@@ -69,17 +69,13 @@ def slowed_longest(need: Need, state: DeviceState) -> tuple[str, float] | None:
     return None
 
 
-def has_device_elsewhere(need: Need, states: Iterable[DeviceState]) -> bool:
-    """Return whether enough of these devices could serve the need and have none of the longest jobs."""
-    least_mb = need.least_mb or 0.0
-    elsewhere = (
-        state.device.healthy
-        and not state.foreign.is_over
-        and (state.without().free_mb or 0.0) >= least_mb
-        and not any(each.is_longest for each in state.promises)
+def free_without_longest(states: Iterable[DeviceState]) -> list[float]:
+    """Return the memory that each device could offer that has none of the longest jobs, the least first."""
+    return sorted(
+        state.without().free_mb or 0.0
         for state in states
+        if state.device.healthy and not state.foreign.is_over and not any(each.is_longest for each in state.promises)
     )
-    return sum(elsewhere) >= need.devices
 
 
 def _throughput(members: list[tuple[float, float]], foreign_percent: float) -> float:

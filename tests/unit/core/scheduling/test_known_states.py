@@ -1,10 +1,10 @@
 """Device states that outlast a plan: reused while nothing changed, and never different from a new one."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, Lease, Need, UncertainMemory, WholeDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.known_states import KnownStates
@@ -12,7 +12,14 @@ from gpuyard.core.scheduling.placement import PlacementState, PlacementView
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine
 
-_NEEDS = (Need(), Need(memory=FixedMemory(8 * GB)), Need(devices=2, memory=WholeDevice(20 * GB)))
+_NEEDS = (
+    Need(),
+    Need(memory=FixedMemory(8 * GB)),
+    Need(devices=2, memory=WholeDevice(20 * GB)),
+    Need(devices=2, memory=FixedMemory(3 * GB), load_percent=60.0),
+    Need(memory=UncertainMemory(6 * GB, 4 * GB, 2 * GB), load_percent=30.0),
+    Need(memory=FixedMemory(2 * GB), max_memory_used_mb=3 * GB),
+)
 
 _IDS = st.sampled_from(["G0", "G1"])
 _USED = st.sampled_from([0.0, 4 * GB, 20 * GB])
@@ -31,23 +38,52 @@ _views = st.builds(
         st.tuples(st.sampled_from(["l0", "l1"]), _IDS), st.sampled_from([None, 0.0, 2 * GB, 9 * GB])
     ),
     loads=st.dictionaries(_IDS, st.sampled_from([None, 40.0, 95.0])),
-    packing=st.sampled_from([Packing(), Packing(max_load_percent=90.0), Packing(max_jobs_per_device=1)]),
+    packing=st.sampled_from(
+        [Packing(), Packing(max_load_percent=90.0), Packing(max_jobs_per_device=1), Packing(min_gain_percent=10.0)]
+    ),
+    longest=st.sampled_from([{}, {"l0": 90.0}]),
+    lease_loads=st.sampled_from([{}, {"l0": 90.0, "l1": 60.0}]),
     closed=st.sampled_from([{}, {"G0": Reason(ReasonKind.DRAINED, "drained", "G0")}]),
 )
 
 
-@given(views=st.lists(_views, min_size=2, max_size=4), reserves=st.booleans())
-def test_a_plan_with_what_was_known_before_is_that_without(views: list[PlacementView], reserves: bool) -> None:
+@settings(max_examples=300)
+@given(views=st.lists(_views, min_size=2, max_size=5), head=st.sampled_from([None, *_NEEDS]))
+def test_a_plan_with_what_was_known_before_is_that_without(views: list[PlacementView], head: Need | None) -> None:
     known = KnownStates()
     for view in views:
-        remembering, fresh = PlacementState(replace(view, known=known)), PlacementState(view)
-        if reserves:
-            holder = lease("x", "G0").holder
-            assert remembering.reserve(_NEEDS[1], holder) == fresh.reserve(_NEEDS[1], holder)
-        for need in _NEEDS:
-            assert remembering.find_claim(need) == fresh.find_claim(need)
-            assert list(remembering.explain(need)) == list(fresh.explain(need))
-        assert remembering.has_capacity() == fresh.has_capacity()
+        _answer_alike(PlacementState(replace(view, known=known)), PlacementState(view), head)
+
+
+@settings(max_examples=300)
+@given(
+    view=_views, used=st.lists(st.tuples(_USED, _USED), min_size=2, max_size=6), measured=st.lists(_USED, min_size=6)
+)
+def test_answers_follow_what_is_measured(
+    view: PlacementView, used: list[tuple[float, float]], measured: list[float]
+) -> None:
+    known = KnownStates()
+    for (first, second), held in zip(used, measured, strict=False):
+        snapshot = machine(card(0, used=first), card(1, used=second))
+        now = replace(view, snapshot=snapshot, measured={("l0", "G0"): held, ("l1", "G1"): held})
+        _answer_alike(PlacementState(replace(now, known=known)), PlacementState(now), None)
+
+
+def _answer_alike(remembering: PlacementState, fresh: PlacementState, head: Need | None) -> None:
+    holder = lease("x", "G0").holder
+    for need in (*_NEEDS, *_NEEDS):
+        claim = remembering.find_claim(need)
+        assert claim == fresh.find_claim(need)
+        assert list(remembering.explain(need)) == list(fresh.explain(need))
+        assert remembering.first_available(need, {"l0": 5.0}) == fresh.first_available(need, {"l0": 5.0})
+        if claim is not None and need is _NEEDS[1]:
+            remembering.add_claim(claim, holder, "x")
+            fresh.add_claim(claim, holder, "x")
+    if head is not None:
+        remembering, fresh = remembering.copy(), fresh.copy()
+        assert remembering.reserve(head, holder) == fresh.reserve(head, holder)
+        _answer_alike(remembering, fresh, None)
+    assert remembering.has_capacity() == fresh.has_capacity()
 
 
 def states_of(known: KnownStates, *leases: Lease, used: float = 0.0, load: float = 10.0) -> dict[str, DeviceState]:

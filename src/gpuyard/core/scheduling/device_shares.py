@@ -1,0 +1,44 @@
+"""The shares of devices that a need gets, and questions about a device and its leases."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Need, Share
+from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.snapshot import Device
+
+
+def claimed_share(need: Need, state: DeviceState) -> Share:
+    share = share_of(need, state.device)
+    hides_use = state.device.hides_processes and state.device.memory_used_mb is not None
+    return replace(share, foreign_mb=state.foreign_mb) if hides_use else share
+
+
+def share_of(need: Need, device: Device) -> Share:
+    need = need.on(device.id)
+    return Share(
+        device_id=device.id,
+        memory_mb=need.reserved_mb,
+        load_percent=need.load_percent,
+        slowdown=need.slowdown,
+        is_exclusive=need.is_exclusive,
+        spread_mb=need.spread_mb,
+    )
+
+
+def of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:
+    """Return the first devices of one vendor that are enough for the need; none if no vendor has enough."""
+    vendors = dict.fromkeys(state.device.vendor for state in fitting)
+    groups = ([state for state in fitting if state.device.vendor is vendor] for vendor in vendors)
+    return next((group for group in groups if len(group) >= need.devices), [])[: need.devices]
+
+
+def lease_ids(state: DeviceState) -> set[str]:
+    """Return the leases on the device."""
+    return {each.lease_id for each in state.promises if each.lease_id is not None}
+
+
+def has_free_part(state: DeviceState) -> bool:
+    """Return whether the device is neither held exclusively nor full."""
+    return not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)

@@ -1,0 +1,41 @@
+"""The limits of sharing for a need: a job that could run only beside the longest jobs may slow them."""
+
+import bisect
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.device_fit import Packing, kind_of
+from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.sharing_gain import free_without_longest
+
+
+class SharingLimits:
+    """The limits of one plan. `has_longest`: whether a running job decides when all is over (`longest_job`)."""
+
+    def __init__(self, packing: Packing, *, has_longest: bool) -> None:
+        self._packing = packing
+        self._protects = has_longest and packing.protects_longest
+        self._packings: dict[Need, Packing] = {}
+        self._elsewhere: dict[tuple[object, ...], list[float]] = {}
+
+    def packing_for(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
+        """Return the limits for the need; the usual ones are always the same object. `suitable` returns the devices
+        that the need allows."""
+        if not self._protects or need.is_exclusive or not need.devices:
+            return self._packing
+        found = self._packings.get(need)
+        if found is None:
+            unprotected = replace(self._packing, protects_longest=False)
+            found = self._packing if self._is_served_elsewhere(need, suitable) else unprotected
+            self._packings[need] = found
+        return found
+
+    def _is_served_elsewhere(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> bool:
+        """Return whether enough devices could serve the need that have none of the longest jobs."""
+        kind = kind_of(need)
+        free_mb = self._elsewhere.get(kind)
+        if free_mb is None:
+            free_mb = self._elsewhere[kind] = free_without_longest(suitable())
+        return len(free_mb) - bisect.bisect_left(free_mb, need.least_mb or 0.0) >= need.devices
