@@ -261,7 +261,7 @@ class Controller:
                 lease_loads=self._sharing_facts.lease_loads(now),
                 longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
-                packing=rules.packing,
+                packing=self._sharing_facts.packing(rules.packing, queues, len(devices)),
                 closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},
                 known=self._known_states,
             ),

@@ -1,11 +1,17 @@
 """What is known about jobs that share devices: the loads of those that run, and which job decides when all is over."""
 
 import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.memory.neighbours import assumed_load
+from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.longest_job import RunningWork, WaitingWork, find_longest
+from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.sharing_depth import MOST_PER_DEVICE, depth_limit
 
 # The longest jobs are searched for at most this often.
 _SEARCH_EVERY_S, _COUNT_EVERY_S = 1.0, 10.0
@@ -15,6 +21,8 @@ _EXAMINED_JOBS, _MANY_WAITING = 32, 10_000
 
 # Loads are rounded to this, in percent, so that most device states stay as they are (`known_states`).
 _LOAD_STEP = 5.0
+# With this least gain, memory alone decides which jobs share a device.
+_MEMORY_ALONE_PERCENT = -100.0
 
 
 class SharingFacts:
@@ -34,6 +42,18 @@ class SharingFacts:
                 load = assumed_load(None, attempt.usage.load_percent, attempt.ran_s(now))
                 found[attempt.lease_id] = _LOAD_STEP * round(load / _LOAD_STEP)
         return found
+
+    def packing(self, packing: Packing, queues: Sequence[LaneQueue], devices: int) -> Packing:
+        """Return the limits of sharing with the present number of jobs for the usable devices."""
+        least = packing.min_gain_percent
+        if least is None or least <= _MEMORY_ALONE_PERCENT or devices < 2:
+            return packing
+        live = self._transitions.live.values()
+        jobs, most = sum(len(each.attempt.devices) for each in live), MOST_PER_DEVICE * devices
+        waiting = (queue.lane for queue in queues if not queue.lane.resumes and not queue.lane.engine)
+        lanes = [lane.id for lane in waiting if lane.need.devices]
+        jobs += self._transitions.store.count_queued(lanes, most)
+        return replace(packing, depth=depth_limit(jobs, devices))
 
     def longest(self, now: float, devices: int) -> dict[str, float]:
         """Return the leases of the jobs that decide when all work is over, with the seconds that each has left.

@@ -197,6 +197,16 @@ class JobStore(DependencyStore):
         query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
         return [job_id for (job_id,) in self._execute(query, (limit,))]
 
+    def count_queued(self, lanes: Iterable[int], limit: int) -> int:
+        """Return the number of queued jobs of these lanes, at most `limit`."""
+        query = "SELECT 1 FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? LIMIT ?"
+        count = 0
+        for lane in lanes:
+            count += len(self._execute(query, (lane, limit - count)).fetchall())
+            if count >= limit:
+                break
+        return count
+
     def lane_of(self, job_id: int) -> Lane:
         return self._lane(self._value("SELECT lane FROM jobs WHERE id = ?", (job_id,)))
 

@@ -13,7 +13,7 @@ and k its coefficient: beside a job that keeps the device fully busy it takes 1 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -108,3 +108,9 @@ def _fitted(fit: SlowdownFit, expected: float) -> float:
 def slowdown(coefficient_: float, neighbours_percent: float) -> float:
     """Return how many times as long a job takes beside neighbours of this load."""
     return 1.0 + coefficient_ * max(0.0, neighbours_percent) / 100.0
+
+
+def throughput(members: Sequence[tuple[float, float]], foreign_percent: float) -> float:
+    """Return the work that jobs with these loads and coefficients do on one device, as a multiple of one job alone."""
+    total = sum([load for load, _ in members]) + foreign_percent
+    return sum([1.0 / slowdown(each, total - load) for load, each in members])

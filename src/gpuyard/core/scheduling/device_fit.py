@@ -12,6 +12,7 @@ from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.sharing_depth import DepthLimit, durations_with, is_too_deep, leaves_no_depth
 from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, keeps_out_request_ahead, slowed_longest
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
 from gpuyard.core.snapshot import Device, Host, Snapshot
@@ -24,6 +25,7 @@ _UNLISTED_PART = 0.5
 # A text names at most this many foreign processes.
 _NAMED_PROCESSES = 3
 _LONGEST_NAME = 60
+_SLOWDOWN = (ReasonKind.NO_GAIN, ReasonKind.LONGEST, ReasonKind.TOO_DEEP)
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Packing(Struct, frozen=True, kw_only=True):
     sureness: how many standard deviations beyond what is expected of jobs without an estimate stay free.
     min_gain_percent: by how much a job must raise the work that is done on a device that it shares (`sharing_gain`).
     protects_longest: no job slows those that decide when all work is over.
+    depth: how many jobs share a device while others may become free (`sharing_depth`).
     """
 
     max_jobs_per_device: int | None = None
@@ -40,6 +43,7 @@ class Packing(Struct, frozen=True, kw_only=True):
     sureness: float = SURENESS
     min_gain_percent: float | None = None
     protects_longest: bool = True
+    depth: DepthLimit | None = None
 
 
 def is_of_kind(need: Need, device: Device) -> bool:
@@ -144,14 +148,26 @@ def _check_load(need: Need, state: DeviceState, packing: Packing) -> ReasonKind 
         return ReasonKind.LOADED
     if need.is_resumed:
         return None
-    least = packing.min_gain_percent
-    if least is not None and state.is_awaited and keeps_out_request_ahead(need, state, least / 100.0):
+    if state.is_awaited and _keeps_out_request_ahead(need, state, packing):
         return ReasonKind.AWAITED
-    if not state.lease_count:
-        return None
+    return _check_neighbours(need, state, packing) if state.lease_count else None
+
+
+def _check_neighbours(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
+    """Check that the job and those on the device are done sooner together than one after the other."""
     if packing.protects_longest and slowed_longest(need, state) is not None:
         return ReasonKind.LONGEST
-    return None if least is None or forecast(need, state).gains(least / 100.0) else ReasonKind.NO_GAIN
+    least, depth = packing.min_gain_percent, packing.depth
+    if least is not None and not forecast(need, state).gains(least / 100.0):
+        return ReasonKind.NO_GAIN
+    return ReasonKind.TOO_DEEP if depth is not None and is_too_deep(need, state, depth) else None
+
+
+def _keeps_out_request_ahead(need: Need, state: DeviceState, packing: Packing) -> bool:
+    least, depth = packing.min_gain_percent, packing.depth
+    if least is not None and keeps_out_request_ahead(need, state, least / 100.0):
+        return True
+    return depth is not None and leaves_no_depth(need, state, depth)
 
 
 def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
@@ -184,7 +200,7 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
     need = need.on(state.device.id)
     remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
-    describe = _describe_slowdown if kind in (ReasonKind.NO_GAIN, ReasonKind.LONGEST) else _describe
+    describe = _describe_slowdown if kind in _SLOWDOWN else _describe
     return replace(describe(kind, need, state, packing), remedy=remedy)
 
 
@@ -251,6 +267,14 @@ def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing
             f"{factor:.2f} times as long as alone (at most {1.0 + NOTICEABLE:.2f})"
         )
         return Reason(kind, text, state.device.id, factor, 1.0 + NOTICEABLE, holders)
+    if kind is ReasonKind.TOO_DEEP and packing.depth is not None:
+        durations, limit = durations_with(need, state, packing.depth), packing.depth.durations
+        others = "1 job shares it" if state.lease_count == 1 else f"{state.lease_count} jobs share it"
+        text = (
+            f"{others}; with this one they would take about {durations:.1f} times as long as one job alone, and all "
+            f"jobs on {packing.depth.devices} GPUs about {limit:.1f} times as long: one should be free sooner"
+        )
+        return Reason(kind, text, state.device.id, limit, durations, tuple(each.holder for each in state.promises))
     found, least = forecast(need, state), packing.min_gain_percent or 0.0
     jobs = "1 job does" if found.jobs == 1 else f"{found.jobs} jobs share it and do"
     gain = f"; at least {least:g}% more is needed" if least and found.after > found.before else ""

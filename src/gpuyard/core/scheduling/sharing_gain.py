@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gpuyard.core.lease import Need, Share
-from gpuyard.core.memory.slowdown import UNKNOWN_LOAD_PERCENT, prior_coefficient, slowdown
+from gpuyard.core.memory.slowdown import UNKNOWN_LOAD_PERCENT, prior_coefficient, slowdown, throughput
 from gpuyard.core.scheduling.device_memory import DeviceState
 
 # By how much the longest job may be slowed. Less is within what durations vary anyway.
@@ -39,7 +39,7 @@ def forecast(need: Need, state: DeviceState) -> SharingForecast:
     present = [_member(each.share) for each in state.promises if not each.is_reservation]
     foreign = state.foreign.percent
     joined = [*present, (_load(need.load_percent), _coefficient(need.slowdown, need.load_percent))]
-    return SharingForecast(jobs=len(present), before=_throughput(present, foreign), after=_throughput(joined, foreign))
+    return SharingForecast(jobs=len(present), before=throughput(present, foreign), after=throughput(joined, foreign))
 
 
 def keeps_out_request_ahead(need: Need, state: DeviceState, least: float) -> bool:
@@ -48,9 +48,9 @@ def keeps_out_request_ahead(need: Need, state: DeviceState, least: float) -> boo
     joined = [_member(each.share) for each in state.promises if not each.is_reservation]
     joined.append((_load(need.load_percent), _coefficient(need.slowdown, need.load_percent)))
     foreign = state.foreign.percent
-    before = _throughput(joined, foreign)
+    before = throughput(joined, foreign)
     return any(
-        _throughput([*joined, _member(each.share)], foreign) < before * (1.0 + least) - _ROUNDING
+        throughput([*joined, _member(each.share)], foreign) < before * (1.0 + least) - _ROUNDING
         for each in state.promises
         if each.is_reservation and not each.share.is_exclusive
     )
@@ -76,11 +76,6 @@ def free_without_longest(states: Iterable[DeviceState]) -> list[float]:
         for state in states
         if state.device.healthy and not state.foreign.is_over and not any(each.is_longest for each in state.promises)
     )
-
-
-def _throughput(members: list[tuple[float, float]], foreign_percent: float) -> float:
-    total = sum([load for load, _ in members]) + foreign_percent
-    return sum([1.0 / slowdown(coefficient, total - load) for load, coefficient in members])
 
 
 def _member(share: Share) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""The limits of sharing for a need: a job that could run only beside the longest jobs may slow them."""
+"""The limits of sharing for a need: a job that could run only beside the longest jobs may slow them, and only the
+devices that suit it count for how deep they are shared."""
 
 import bisect
 from collections.abc import Callable, Iterable
@@ -18,19 +19,33 @@ class SharingLimits:
         self._packing = packing
         self._protects = has_longest and packing.protects_longest
         self._packings: dict[Need, Packing] = {}
+        self._counts: dict[tuple[object, ...], int] = {}
         self._elsewhere: dict[tuple[object, ...], list[float]] = {}
 
     def packing_for(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
         """Return the limits for the need; the usual ones are always the same object. `suitable` returns the devices
         that the need allows."""
-        if not self._protects or need.is_exclusive or not need.devices:
+        if need.is_exclusive or not need.devices or not (self._protects or self._packing.depth is not None):
             return self._packing
         found = self._packings.get(need)
         if found is None:
-            unprotected = replace(self._packing, protects_longest=False)
-            found = self._packing if self._is_served_elsewhere(need, suitable) else unprotected
-            self._packings[need] = found
+            found = self._packings[need] = self._find(need, suitable)
         return found
+
+    def _find(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
+        found, depth = self._packing, self._packing.depth
+        if self._protects and not self._is_served_elsewhere(need, suitable):
+            found = replace(found, protects_longest=False)
+        if depth is not None and (devices := self._count(need, suitable)) != depth.devices:
+            found = replace(found, depth=depth.on(devices))
+        return found
+
+    def _count(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> int:
+        """Return how many healthy devices suit the need."""
+        kind = kind_of(need)
+        if kind not in self._counts:
+            self._counts[kind] = sum(state.device.healthy for state in suitable())
+        return self._counts[kind]
 
     def _is_served_elsewhere(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> bool:
         """Return whether enough devices could serve the need that have none of the longest jobs."""

@@ -25,6 +25,7 @@ class ReasonKind(StrEnum):
     TOO_MANY = "too-many"
     LOADED = "loaded"
     NO_GAIN = "no-gain"
+    TOO_DEEP = "too-deep"
     LONGEST = "longest"
     OCCUPIED = "occupied"
     FOREIGN_LOAD = "foreign-load"
@@ -81,6 +82,7 @@ REMEDIES = {
     ),
     ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
     ReasonKind.NO_GAIN: "lower min_gain_percent under [packing] in the configuration",
+    ReasonKind.TOO_DEEP: "min_gain_percent = -100 under [packing] in the configuration shares GPUs by memory alone",
     ReasonKind.TOO_MANY: "raise max_jobs_per_device under [packing] in the configuration",
     ReasonKind.TOO_BUSY: "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
     ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",

@@ -8,6 +8,7 @@ from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.sharing_depth import depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, limit_reached
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
@@ -48,6 +49,10 @@ CASES = [
      "max_load_percent under [packing]"),
     (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0, slowdown=4.0),
      replace(SHARED, packing=Packing(min_gain_percent=50.0)), "min_gain_percent under [packing]"),
+    (ReasonKind.TOO_DEEP, replace(shared(GB), load_percent=100.0, slowdown=1.0),
+     PlacementView(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
+                   leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB))),
+     "min_gain_percent = -100 under [packing]"),
     (ReasonKind.TOO_MANY, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),
     (ReasonKind.TOO_BUSY, Need(max_utilization_percent=5.0),

@@ -1,0 +1,110 @@
+"""How many jobs share one device while others are busy too: no more than its part of all jobs, unless sharing pays.
+
+Jobs never move to another device. If many of them join one device while the others become free, the work ends later
+than with one job per device. One job per device takes N / M durations for N jobs on M devices, and n jobs that share a
+device take n / throughput (`sharing_gain`). A job joins only if that is no longer; otherwise it waits, as a free device
+is expected sooner.
+
+What is not known counts by a quantile: load and slow-down of programs that were not measured, and durations, whose
+spread is taken to be as large as their mean. Waiting for a free device wrongly costs about 1 / M of a duration, joining
+wrongly about half of one. So the quantile is M / (M + 2): the median on two devices, 0.8 on eight, 0.95 on forty. On a
+single device all work has to be done there, and there is no limit.
+"""
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+from msgspec import Struct
+
+from gpuyard.core.lease import Need, Share
+from gpuyard.core.memory.slowdown import PRIOR_PART, UNKNOWN_LOAD_PERCENT, throughput
+from gpuyard.core.scheduling.device_memory import DeviceState
+
+# More jobs than this per device count as this many: no device is shared by more.
+MOST_PER_DEVICE = 64
+# Standard deviations of the load of programs, and of the part of it by which they are slowed.
+_LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
+_ROUNDING = 1e-9
+
+
+class DepthLimit(Struct, frozen=True, kw_only=True):
+    """`jobs` run or wait for `devices`. Jobs are counted in steps, so that most plans have the same limit."""
+
+    jobs: int
+    devices: int
+
+    @property
+    def caution(self) -> float:
+        """How many standard deviations beyond what is expected count."""
+        return _caution(self.devices)
+
+    @property
+    def durations(self) -> float:
+        """How many durations of a job all work takes with one job per device."""
+        return max(1.0, _with_margin(self.jobs, self.caution) / self.devices)
+
+    def on(self, devices: int) -> "DepthLimit | None":
+        """Return the limit for a job that only some of the devices suit."""
+        return depth_limit(self.jobs, devices)
+
+
+def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
+    """Return the limit for this many running and waiting jobs; None if there is no other device to wait for."""
+    if devices < 2:
+        return None
+    step = max(1, devices // 8)
+    return DepthLimit(jobs=min(jobs, MOST_PER_DEVICE * devices) // step * step, devices=devices)
+
+
+def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
+    """Return how many durations of a job the jobs on a device take together once this one has joined."""
+    return _durations([*_present(state), _asked(need)], state, limit)
+
+
+def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
+    return durations_with(need, state, limit) > limit.durations + _ROUNDING
+
+
+def leaves_no_depth(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
+    """Return whether a request that has reserved a share of the device could no longer join once this job has."""
+    joined = [*_present(state), _asked(need)]
+    ahead = [each.share for each in state.promises if each.is_reservation and not each.share.is_exclusive]
+    return any(
+        _durations([*joined, share], state, limit) > limit.durations + _ROUNDING
+        and _durations([*_present(state), share], state, limit) <= limit.durations + _ROUNDING
+        for share in ahead
+    )
+
+
+def _present(state: DeviceState) -> list[Share]:
+    return [each.share for each in state.promises if not each.is_reservation]
+
+
+def _asked(need: Need) -> Share:
+    return Share(device_id="", load_percent=need.load_percent, slowdown=need.slowdown)
+
+
+def _durations(shares: list[Share], state: DeviceState, limit: DepthLimit) -> float:
+    caution = limit.caution
+    members = [_cautious_member(share, caution) for share in shares]
+    return _with_margin(len(members), caution) / throughput(members, state.foreign.percent)
+
+
+def _cautious_member(share: Share, caution: float) -> tuple[float, float]:
+    """Return the load and the slow-down coefficient, as measured or by the quantile."""
+    load = share.load_percent
+    if load is None:
+        load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
+    if share.slowdown is not None:
+        return load, share.slowdown
+    return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * min(load, 100.0) / 100.0
+
+
+def _with_margin(jobs: int, caution: float) -> float:
+    return jobs + caution * math.sqrt(jobs)
+
+
+@lru_cache(maxsize=64)
+def _caution(devices: int) -> float:
+    return max(0.0, NormalDist().inv_cdf(devices / (devices + 2.0)))
