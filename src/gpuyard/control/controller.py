@@ -296,7 +296,7 @@ class Controller:
         taken_at = sample.snapshot.taken_at
         if taken_at is None or taken_at >= self._memory_freed_at:
             return False
-        if self.suspend_control.has_waiting or any(device.hides_processes for device in sample.snapshot.devices):
+        if self.suspend_control.has_waiting or sample.snapshot.hiding:
             return True
         return any(queue.lane.preempts for queue in ready)
 

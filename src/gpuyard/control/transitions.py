@@ -54,6 +54,7 @@ class JobTransitions:
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.live = LiveJobs()
+        self.noted: set[int] = set()  # jobs whose usage may be new to PreallocationWatch
         self.uses: dict[Party, WeightedUse] = {}
         self.finished = 0
         self.last_start_at = 0.0
@@ -67,6 +68,7 @@ class JobTransitions:
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
+        self.noted = set(self.live)
         self.uses = self.store.recent_use()
         self._last_starts.clear()
         self.estimates.clear_cache()
@@ -230,8 +232,8 @@ class JobTransitions:
 
     def note_usage(self, job_id: int, usage: Usage) -> None:
         """Keep the usage of a live attempt; it is saved from time to time, and at the end."""
-        live = self.live[job_id]
-        self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
+        self.live.set_usage(job_id, usage)
+        self.noted.add(job_id)
         self._unsaved.add(job_id)
 
     def end(  # noqa: PLR0913 - everything known about an end

@@ -20,7 +20,7 @@ class SharingLimits:
         self._packings: dict[Need, Packing] = {}
         self._elsewhere: dict[tuple[object, ...], list[float]] = {}
 
-    def packing_for(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
+    def packing_for(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> Packing:
         """Return the limits for the need; the usual ones are always the same object. `suitable` returns the devices
         that the need allows."""
         if not self._protects or need.is_exclusive or not need.devices:
@@ -32,10 +32,10 @@ class SharingLimits:
             self._packings[need] = found
         return found
 
-    def _is_served_elsewhere(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> bool:
+    def _is_served_elsewhere(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> bool:
         """Return whether enough devices could serve the need that have none of the longest jobs."""
         kind = kind_of(need)
         free_mb = self._elsewhere.get(kind)
         if free_mb is None:
-            free_mb = self._elsewhere[kind] = free_without_longest(suitable())
+            free_mb = self._elsewhere[kind] = free_without_longest(suitable(need))
         return len(free_mb) - bisect.bisect_left(free_mb, need.least_mb or 0.0) >= need.devices
