@@ -11,8 +11,9 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import OnPreempt, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
+from gpuyard.core.memory.memory_climbs import MemoryClimbs
 from gpuyard.core.memory.memory_guard import (
     SPARED_S,
     Alarm,
@@ -58,8 +59,7 @@ class MemoryGuard:
         self._leases = leases
         self._from_wall = from_wall
         self._last: Sample | None = None
-        self._climbs: dict[tuple[int, int], dict[str, MemoryClimb]] = {}  # by attempt and device
-        self._growing: dict[tuple[int, int], set[str]] = {}  # the devices on which an attempt grows
+        self._climbs = MemoryClimbs()
         self._cards: dict[str, MemoryClimb] = {}  # used memory where the driver lists no processes
         self._gates: dict[str, SteadyGate] = {}
         self._alarms: dict[str, Alarm] = {}
@@ -89,7 +89,7 @@ class MemoryGuard:
     def _uncertain_devices(self, first_runs: Mapping[int, Live], sample: Sample) -> list[str]:
         """Return the devices that are closed now, or on which a first run may grow, in the order of the sample."""
         ids = set(self._gates)
-        for (job_id, _), device_ids in self._growing.items():
+        for (job_id, _), device_ids in self._climbs.growing.items():
             if job_id in first_runs:
                 ids |= device_ids
         if hiding := sample.snapshot.hiding:
@@ -167,27 +167,18 @@ class MemoryGuard:
 
     def _note_climbs(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> None:
         """Note what each job holds: also of jobs that stay within their memory, as these may outgrow it later."""
-        reread = sample.reread
+        reread, climbs = sample.reread, self._climbs
+        climbs.start_reading(now, reread)
         for job_id, on_devices in held_mb.items():
             live = self._transitions.live.get(job_id)
             if live is None:
                 continue
-            key = (job_id, live.attempt.number)
-            is_away = live.job.state in _AWAY
-            climbs = self._climbs.setdefault(key, {})
-            for device_id, held in on_devices.items():
-                if is_away or held is None:
-                    climbs.pop(device_id, None)
-                elif not reread or device_id in reread:
-                    before = climbs.get(device_id)
-                    climbs[device_id] = (
-                        before.add(now, held) if before is not None else _first_climb(live.attempt, now, held)
-                    )
-            growing = {device_id for device_id, climb in climbs.items() if climb.rate_mb_s}
-            if growing:
-                self._growing[key] = growing
-            elif key in self._growing:
-                del self._growing[key]
+            attempt = live.attempt
+            key = (job_id, attempt.number)
+            if live.job.state in _AWAY:
+                climbs.drop(key)
+            else:
+                climbs.note(key, on_devices, now, reread, attempt.since if not attempt.suspended_s else None)
         for device in filter(None, map(sample.snapshot.device, sample.snapshot.hiding)):
             if device.memory_used_mb is not None:
                 self._cards[device.id] = self._cards.get(device.id, MemoryClimb()).add(now, device.memory_used_mb)
@@ -207,11 +198,11 @@ class MemoryGuard:
         return find_alarm(free, size, jobs, lambda: self._has_other_leases(device, now))
 
     def _is_measured(self, job_id: int, device_id: str) -> bool:
-        return device_id in self._climbs.get((job_id, self._transitions.live[job_id].attempt.number), {})
+        return self._climbs.on((job_id, self._transitions.live[job_id].attempt.number), device_id) is not None
 
     def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
         attempt = live.attempt
-        climb = self._climbs.get((live.job.id, attempt.number), {}).get(device.id, MemoryClimb())
+        climb = self._climbs.on((live.job.id, attempt.number), device.id) or MemoryClimb()
         return GuardedJob(
             job_id=live.job.id,
             since=attempt.since,
@@ -226,7 +217,7 @@ class MemoryGuard:
 
     def _foreign_mb(self, device: Device) -> float | None:
         """Return the memory of the device that no job of this queue holds; None if that cannot be measured."""
-        climbs = [self._climbs.get((each.job.id, each.attempt.number), {}).get(device.id) for each in self._on(device)]
+        climbs = [self._climbs.on((each.job.id, each.attempt.number), device.id) for each in self._on(device)]
         free, size = _figures(device)
         if device.hides_processes or not size:
             return None
@@ -267,13 +258,7 @@ class MemoryGuard:
         for known in (self._left_at, self._kept_at):
             for job_id in known.keys() - live.keys():
                 del known[job_id]
-        for key in [key for key in self._climbs if key[0] not in live]:
-            del self._climbs[key]
-            self._growing.pop(key, None)
-
-
-def _first_climb(attempt: Attempt, now: float, held_mb: float) -> MemoryClimb:
-    return MemoryClimb().add(now, held_mb, attempt.since if not attempt.suspended_s else None)
+        self._climbs.keep(live)
 
 
 def _peak_mb(live: Live) -> float:

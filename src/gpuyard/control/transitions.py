@@ -28,7 +28,6 @@ from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState, advance, ca
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
@@ -345,40 +344,6 @@ class JobTransitions:
             last = self.last_start(lane.tag) if lane.tag_sharing is not None else None
             if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
                 yield last + lane.tag_sharing.stagger_s
-
-    def running(self) -> list[RunningJob]:
-        return [
-            RunningJob(
-                job_id=job.id,
-                user=job.user,
-                tag=job.spec.tag,
-                devices=len(attempt.devices),
-                started_at=attempt.since,
-                group=job.group,
-                lease_id=attempt.lease_id,
-                priority=job.priority,
-                is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
-                takes_slot=job.spec.pace is None and not attempt.engine,
-                device_ids=attempt.devices,
-            )
-            for job, attempt in ((live.job, live.attempt) for live in self.live.values())
-        ]
-
-    def ends_after(self, job_id: int) -> float | None:
-        """Return the earliest time at which a running job may end, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).least_s)
-
-    def ends_about(self, job_id: int) -> float | None:
-        """Return when a running job will likely end, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).likely_s)
-
-    def ends_by(self, job_id: int) -> float | None:
-        """Return when a running job will have ended at the latest, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).most_s)
-
-    def _end_after(self, job_id: int, seconds: float | None) -> float | None:
-        attempt = self.live[job_id].attempt
-        return None if seconds is None else attempt.since + attempt.suspended_s + seconds
 
     def note_statistics(self, now: float) -> None:
         """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.

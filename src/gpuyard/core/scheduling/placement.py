@@ -12,7 +12,7 @@ so that large gaps stay free for large jobs.
 
 import copy
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -195,7 +195,8 @@ class PlacementState:
     def reserve_for_ticket(self, ticket: Ticket) -> None:
         """Reserve for a request in the ledger's queue what no request behind it may take."""
         claim = self.find_claim(ticket.need)
-        self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
+        for share in claim.shares if claim is not None else self._awaited_shares(ticket):
+            self._add(PromisedShare(share=share, holder=ticket.holder, is_reservation=True))
 
     def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
         """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
@@ -212,8 +213,8 @@ class PlacementState:
             chosen += others if ends is None else others[: need.devices - len(chosen)]
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
-        devices = (self.states[device_id].device for device_id in chosen)
-        for device in devices:
+        for device_id in chosen:
+            device = self.states[device_id].device
             self._add(self._known.reservation(need, holder, device, is_exclusive=is_exclusive))
         return True
 
@@ -348,10 +349,6 @@ class PlacementState:
         if len(later) < need.devices or self.host_refuses(need):
             return ()
         return tuple(share_of(need, device) for device in (later if has_waited else now))
-
-    def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
-        for share in shares:
-            self._add(PromisedShare(share=share, holder=holder, is_reservation=True))
 
     def _add(self, promise: PromisedShare) -> None:
         before = self.states[promise.share.device_id]
