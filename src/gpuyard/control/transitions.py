@@ -63,12 +63,14 @@ class JobTransitions:
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
+        self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
         self.noted = set(self.live)
         self.uses = self.store.recent_use()
+        self._unsaved_uses.clear()
         self._last_starts.clear()
         self.estimates.clear_cache()
         self._is_stale = False
@@ -265,6 +267,7 @@ class JobTransitions:
             party = (job.user, job.spec.tag)
             used = Live(job=job, attempt=attempt).device_seconds(now)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)
+            self._unsaved_uses.add(party)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
@@ -353,8 +356,9 @@ class JobTransitions:
         if now < self._noted_at + _NOTE_EVERY_S:
             return
         self._noted_at = now
-        for party, use in self.uses.items():
-            self.store.set_recent_use(party, use)
+        for party in self._unsaved_uses & self.uses.keys():
+            self.store.set_recent_use(party, self.uses[party])
+        self._unsaved_uses.clear()
         self.estimates.save()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now
