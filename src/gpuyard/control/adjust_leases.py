@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from gpuyard.control.learn_estimates import RunningPeaks, fingerprints_of
+from gpuyard.control.learn_estimates import RunningPeaks
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
@@ -44,6 +44,8 @@ class LeaseAdjuster:
         self._usage_tracker = usage_tracker
         self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._evidence: dict[int, _Evidence] = {}
+        self._settled: dict[int, Live] = {}  # newcomers whose leases need no adjustment
+        self._settled_for: tuple[int, float] | None = None
         self._sample: Sample | None = None  # the one that the next two belong to
         self._running: dict[str, _RunningLike] | None = None
         self._sizes_mb: dict[str, float] | None = None
@@ -52,35 +54,57 @@ class LeaseAdjuster:
         """Yield amendments for leases that reserve more or less than is expected of their jobs now."""
         if self._usage_tracker.last is None:
             return
+        self._unsettle(now, sureness)
+        known, self._shares = self._shares, {}
         held = {lease.id: lease.shares for lease in leases}
-        self._shares = {}
         newcomers = list(self._newcomers())
-        self._evidence = {live.job.id: self._evidence_of(live, now) for live in newcomers}
         for live in newcomers:
             lease_id = live.attempt.lease_id or ""
             before = held.get(lease_id, ())
+            if self._settled.get(live.job.id) is live and known.get(lease_id) == before:
+                self._shares[lease_id] = before
+                continue
             shares = self._shares[lease_id] = self._adjusted(live, before, now, sureness)
             if shares != before:
                 self._transitions.set_reserved(live.job.id, Claim(shares=shares))
                 yield WantedClaim(claim=Claim(shares=shares), amends=live.attempt.lease_id)
+        for gone in self._evidence.keys() - {live.job.id for live in newcomers}:
+            del self._evidence[gone]
 
     def has_adjustments(self, now: float, sureness: float) -> bool:
         """Return whether `adjust` would change a lease: then the ledger has to be read."""
+        self._unsettle(now, sureness)
+        settled = self._settled
         for live in self._newcomers():
-            before = self._shares.get(live.attempt.lease_id or "")
-            if before is None or self._adjusted(live, before, now, sureness) != before:
-                return True
+            if settled.get(live.job.id) is not live:
+                before = self._shares.get(live.attempt.lease_id or "")
+                if before is None or self._adjusted(live, before, now, sureness) != before:
+                    return True
         return False
 
+    def _unsettle(self, now: float, sureness: float) -> None:
+        """Forget that a lease needs no adjustment where time, other estimates or another `sureness` may change it."""
+        terms = (self._transitions.estimates.version, sureness)
+        if terms != self._settled_for:
+            self._settled_for = terms
+            self._settled.clear()
+        for job_id in [job_id for job_id, evidence in self._evidence.items() if now >= evidence.until]:
+            self._settled.pop(job_id, None)
+
     def _adjusted(self, live: Live, before: tuple[Share, ...], now: float, sureness: float) -> tuple[Share, ...]:
+        """Return the shares by what is expected of the job now. While it uses memory, they stay as they are until it is
+        another `Live`, or `_unsettle` says so."""
         usage, evidence = live.attempt.usage, self._evidence_of(live, now)
         uses_memory = usage is not None and bool(usage.peaks_mb)
-        if uses_memory and evidence.adjusted == (before, sureness):
-            return before
-        running = self._running_beside(live, evidence, now)
-        shares = self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
-        evidence.adjusted = shares, sureness
-        return shares
+        if not uses_memory or evidence.adjusted != (before, sureness):
+            running = self._running_beside(live, evidence, now)
+            shares = self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
+            evidence.adjusted = shares, sureness
+            if shares != before:
+                return shares
+        if uses_memory:
+            self._settled[live.job.id] = live
+        return before
 
     def _running_beside(self, live: Live, evidence: _Evidence, now: float) -> RunningPeaks:
         """Return what running jobs like this one have shown, without itself."""
@@ -100,7 +124,7 @@ class LeaseAdjuster:
                 peaks = newcomer.usage.peaks_mb
                 device_id = max(peaks, key=peaks.__getitem__)
                 peak = newcomer.expected(device_id, self._sizes().get(device_id, 0.0))
-                found.shown = fingerprints_of(live.job)[1], live.job.group, peak
+                found.shown = self._transitions.estimates.fingerprints(live.job)[1], live.job.group, peak
             self._evidence[live.job.id] = found
         return found
 
@@ -118,7 +142,7 @@ class LeaseAdjuster:
         self._forget_older_sample()
         if self._running is None:
             self._running = self._peaks_of_running(now)
-        found, means_mb = self._running.get(fingerprints_of(job)[1], _NOT_RUNNING)
+        found, means_mb = self._running.get(self._transitions.estimates.fingerprints(job)[1], _NOT_RUNNING)
         batch = [peak for group, peak in found if group == job.group] if job.spec.pace is not None else []
         return means_mb, max(batch, default=None, key=lambda peak: peak.mean_mb)
 

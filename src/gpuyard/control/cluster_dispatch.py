@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
+from gpuyard.control.running_jobs import list_running
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import ClusterTerms
@@ -121,7 +122,7 @@ class ClusterDispatch:
                 offers={name: self._engines.offer_of(name) for name in names},
                 live=live,
                 terms=self.terms,
-                running=self._transitions.running(),
+                running=list_running(self._transitions.live),
                 used=self._transitions.used(now),
                 shut=tuple(closed),
                 stopped=self._store.stopped_tags(),

@@ -29,6 +29,7 @@ from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
+from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.sharing_facts import SharingFacts
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step
@@ -45,7 +46,6 @@ from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import NOTICED_BY_QUEUE, Reason, ReasonKind
 from gpuyard.core.snapshot import Sample, Snapshot
@@ -71,6 +71,7 @@ class Controller:
         open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self.transitions = JobTransitions(store)
+        self.running_jobs = RunningJobs(self.transitions)
         self.suspend_control = SuspendControl(self.transitions, suspender)
         self.batch_gates = BatchGates(self.transitions, clock.to_wall)
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
@@ -247,7 +248,7 @@ class Controller:
         foreign_limit, my_ticket = rules.packing.max_foreign_load_percent, self._leases.my_ticket()
         banned = rules.devices.banned_ids(snapshot)
         devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
-        running: Sequence[RunningJob] = transitions.running()
+        running = self.running_jobs.list()
         if any(queue.lane.preempts for queue in queues):
             running = list(self.suspend_control.with_costs(running, sample, rules, now))
         return PlannerView(
@@ -275,9 +276,9 @@ class Controller:
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
             estimate=transitions.estimates.estimate_of,
-            ends_after=transitions.ends_after,
-            ends_about=transitions.ends_about,
-            ends_by=transitions.ends_by,
+            ends_after=self.running_jobs.ends_after,
+            ends_about=self.running_jobs.ends_about,
+            ends_by=self.running_jobs.ends_by,
             kind=transitions.estimates.kind_of,
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
@@ -296,7 +297,7 @@ class Controller:
         taken_at = sample.snapshot.taken_at
         if taken_at is None or taken_at >= self._memory_freed_at:
             return False
-        if self.suspend_control.has_waiting or any(device.hides_processes for device in sample.snapshot.devices):
+        if self.suspend_control.has_waiting or sample.snapshot.hiding:
             return True
         return any(queue.lane.preempts for queue in ready)
 

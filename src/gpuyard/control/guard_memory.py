@@ -3,7 +3,7 @@
 The rules are in `core/memory/memory_guard.py`. `note` follows each reading of the devices, `act` is part of a step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import OnPreempt, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
+from gpuyard.core.memory.memory_climbs import MemoryClimbs
 from gpuyard.core.memory.memory_guard import (
     SPARED_S,
     Alarm,
@@ -28,7 +29,7 @@ from gpuyard.core.memory.memory_guard import (
     room_to_restart,
     stops_soon,
 )
-from gpuyard.core.memory.watch_rate import devices_to_watch, holds_more_than_reserved
+from gpuyard.core.memory.watch_rate import devices_to_watch
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.wait_reasons import Reason
@@ -39,6 +40,8 @@ from gpuyard.ports import LeaseLedger
 
 # A job that could not make way is not considered again at each reading.
 _TRY_AGAIN_S = 1.0
+# What is put back on a device is no growth.
+_AWAY = (JobState.SUSPENDED, JobState.RESUMING)
 
 
 class MemoryGuard:
@@ -56,7 +59,7 @@ class MemoryGuard:
         self._leases = leases
         self._from_wall = from_wall
         self._last: Sample | None = None
-        self._climbs: dict[tuple[int, int, str], MemoryClimb] = {}
+        self._climbs = MemoryClimbs()
         self._cards: dict[str, MemoryClimb] = {}  # used memory where the driver lists no processes
         self._gates: dict[str, SteadyGate] = {}
         self._alarms: dict[str, Alarm] = {}
@@ -69,20 +72,29 @@ class MemoryGuard:
         if sample is self._last:
             return bool(self._alarms)
         self._last = sample
-        first_runs = {live.job.id: live for live in self._first_runs()}
+        first_runs = self._first_runs()
         self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now)
         self._forget(now)
         self._note_climbs(sample, held_mb, now)
         self._alarms = {}
         if not first_runs and not self._gates:
             return False
-        ids = {device_id for live in first_runs.values() for device_id in live.attempt.devices} | self._gates.keys()
-        for device in (device for device in sample.snapshot.devices if device.id in ids):
+        for device in filter(None, map(sample.snapshot.device, self._uncertain_devices(first_runs, sample))):
             alarm = self._alarm(device, first_runs, now)
             self._note_gate(device, alarm, now)
             if alarm is not None and alarm.victim is not None and now >= self._kept_at.get(alarm.victim, 0.0):
                 self._alarms[device.id] = alarm
         return bool(self._alarms)
+
+    def _uncertain_devices(self, first_runs: Mapping[int, Live], sample: Sample) -> list[str]:
+        """Return the devices that are closed now, or on which a first run may grow, in the order of the sample."""
+        ids = set(self._gates)
+        for (job_id, _), device_ids in self._climbs.growing.items():
+            if job_id in first_runs:
+                ids |= device_ids
+        if hiding := sample.snapshot.hiding:
+            ids |= hiding.intersection(each for live in first_runs.values() for each in live.attempt.devices)
+        return [device.id for device in sample.snapshot.devices if device.id in ids] if ids else []
 
     def closed(self) -> dict[str, Reason]:
         """Return why nothing new starts on a card, for each such card."""
@@ -95,7 +107,7 @@ class MemoryGuard:
         """Let a job make way on each card with an alarm, if that still holds: jobs may have ended since."""
         if not self._alarms or self._last is None:
             return
-        first_runs = {live.job.id: live for live in self._first_runs()}
+        first_runs = self._first_runs()
         for device in filter(None, map(self._last.snapshot.device, self._alarms)):
             alarm = self._alarm(device, first_runs, now)
             if alarm is not None and alarm.victim is not None:
@@ -141,33 +153,34 @@ class MemoryGuard:
             return "it was the youngest first run"
         return f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
 
-    def _first_runs(self) -> Iterator[Live]:
-        """Yield the running jobs whose need is unknown, and those that hold more than they reserve."""
-        live_jobs = self._transitions.live
-        for live in live_jobs.values():
-            has_devices = live.job.state is JobState.RUNNING and live.attempt.lease_id is not None
-            if has_devices and (live.job.id in live_jobs.unpredicted or holds_more_than_reserved(live.attempt)):
-                yield live
+    def _first_runs(self) -> dict[int, Live]:
+        """Return the running jobs whose need is unknown, and those that hold more than they reserve."""
+        jobs = self._transitions.live
+        return {
+            job_id: live
+            for job_id, live in (*jobs.unpredicted.items(), *jobs.outgrown.items())
+            if live.job.state is JobState.RUNNING and live.attempt.lease_id is not None
+        }
 
-    def _on(self, device: Device) -> Iterator[Live]:
-        return (each for each in self._transitions.live.values() if device.id in each.attempt.devices)
+    def _on(self, device: Device) -> Iterable[Live]:
+        return self._transitions.live.on_device.get(device.id, {}).values()
 
     def _note_climbs(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> None:
         """Note what each job holds: also of jobs that stay within their memory, as these may outgrow it later."""
+        reread, climbs = sample.reread, self._climbs
+        climbs.start_reading(now, reread)
         for job_id, on_devices in held_mb.items():
             live = self._transitions.live.get(job_id)
             if live is None:
                 continue
-            is_away = live.job.state in (JobState.SUSPENDED, JobState.RESUMING)  # what is put back is no growth
-            for device_id, held in on_devices.items():
-                key = (job_id, live.attempt.number, device_id)
-                if is_away or held is None:
-                    self._climbs.pop(key, None)
-                elif not sample.reread or device_id in sample.reread:
-                    began_at = live.attempt.since if not live.attempt.suspended_s else None
-                    self._climbs[key] = self._climbs.get(key, MemoryClimb()).add(now, held, began_at)
-        for device in sample.snapshot.devices:
-            if device.hides_processes and device.memory_used_mb is not None:
+            attempt = live.attempt
+            key = (job_id, attempt.number)
+            if live.job.state in _AWAY:
+                climbs.drop(key)
+            else:
+                climbs.note(key, on_devices, now, reread, attempt.since if not attempt.suspended_s else None)
+        for device in filter(None, map(sample.snapshot.device, sample.snapshot.hiding)):
+            if device.memory_used_mb is not None:
                 self._cards[device.id] = self._cards.get(device.id, MemoryClimb()).add(now, device.memory_used_mb)
 
     def _alarm(self, device: Device, first_runs: Mapping[int, Live], now: float) -> Alarm | None:
@@ -185,11 +198,11 @@ class MemoryGuard:
         return find_alarm(free, size, jobs, lambda: self._has_other_leases(device, now))
 
     def _is_measured(self, job_id: int, device_id: str) -> bool:
-        return (job_id, self._transitions.live[job_id].attempt.number, device_id) in self._climbs
+        return self._climbs.on((job_id, self._transitions.live[job_id].attempt.number), device_id) is not None
 
     def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
         attempt = live.attempt
-        climb = self._climbs.get((live.job.id, attempt.number, device.id), MemoryClimb())
+        climb = self._climbs.on((live.job.id, attempt.number), device.id) or MemoryClimb()
         return GuardedJob(
             job_id=live.job.id,
             since=attempt.since,
@@ -204,7 +217,7 @@ class MemoryGuard:
 
     def _foreign_mb(self, device: Device) -> float | None:
         """Return the memory of the device that no job of this queue holds; None if that cannot be measured."""
-        climbs = [self._climbs.get((each.job.id, each.attempt.number, device.id)) for each in self._on(device)]
+        climbs = [self._climbs.on((each.job.id, each.attempt.number), device.id) for each in self._on(device)]
         free, size = _figures(device)
         if device.hides_processes or not size:
             return None
@@ -245,8 +258,7 @@ class MemoryGuard:
         for known in (self._left_at, self._kept_at):
             for job_id in known.keys() - live.keys():
                 del known[job_id]
-        for key in [key for key in self._climbs if key[0] not in live]:
-            del self._climbs[key]
+        self._climbs.keep(live)
 
 
 def _peak_mb(live: Live) -> float:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from gpuyard.core.job.container import bare_container_tool
-from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
     Estimate,
@@ -56,6 +56,8 @@ class LearnedEstimates:
         self._last_kind = 0
         self._estimates: dict[int, Estimate] = {}  # by kind, as the next
         self._needs: dict[int, tuple[object, Need]] = {}
+        self._runs: dict[int, tuple[JobSpec, KnownRuns]] = {}  # by job, as the next
+        self._prints: dict[int, tuple[JobSpec, tuple[str, str]]] = {}
         self._store = store
         self._unsaved: dict[str, Profile] = {}
         self._saved: dict[str, Profile | None] = {}
@@ -79,8 +81,9 @@ class LearnedEstimates:
     def usual_s(self, job: Job) -> float | None:
         """Return the declared duration, else the median of past runs, which one very long run hardly changes; or
         None."""
-        known = (each.durations_s for each in self.profiles(job) if each is not None and each.durations_s)
-        durations = (job.spec.duration_s,) if job.spec.duration_s is not None else next(known, None)
+        if job.spec.duration_s is not None:
+            return job.spec.duration_s
+        durations = next((each.durations_s for each in self.profiles(job) if each and each.durations_s), None)
         return None if durations is None else statistics.median(durations)
 
     def kind_of(self, job_id: int) -> int:
@@ -114,12 +117,14 @@ class LearnedEstimates:
         return found[1]
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
-        exact, program = self.profiles(job)
-        machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
-        framework = frameworks[0] if frameworks else None
-        return KnownRuns(
-            exact=exact, program=program, framework=framework, machine=machine, running_mb=running_mb, batch=batch
-        )
+        found = self._runs.get(job.id)
+        if found is None or found[0] is not job.spec:
+            exact, program = self.profiles(job)
+            machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
+            framework = frameworks[0] if frameworks else None
+            found = job.spec, KnownRuns(exact=exact, program=program, framework=framework, machine=machine)
+            self._runs[job.id] = found
+        return replace(found[1], running_mb=running_mb, batch=batch) if running_mb or batch is not None else found[1]
 
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
@@ -140,8 +145,17 @@ class LearnedEstimates:
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Return the profiles of the exact command and of the program, but not those of runs that preallocated if the
         job is set not to."""
-        exact, program = (self._applicable(job, fingerprint) for fingerprint in fingerprints_of(job))
-        return exact, program
+        exact, program = self.fingerprints(job)
+        return self._applicable(job, exact), self._applicable(job, program)
+
+    def fingerprints(self, job: Job) -> tuple[str, str]:
+        """Return the fingerprints of the exact command and of the program. A job has them for life."""
+        found = self._prints.get(job.id)
+        if found is None or found[0] is not job.spec:
+            if len(self._prints) >= _CACHE_SIZE:
+                self._prints.clear()
+            found = self._prints[job.id] = job.spec, fingerprints_of(job)
+        return found[1]
 
     def _applicable(self, job: Job, fingerprint: str) -> Profile | None:
         profile = self._profile(fingerprint)
@@ -189,6 +203,7 @@ class LearnedEstimates:
         self._known.cache_clear()
         self._kinds.clear()
         self._saved.clear()
+        self._prints.clear()
         self._forget_derived()
 
     def _forget_derived(self) -> None:
@@ -196,6 +211,7 @@ class LearnedEstimates:
         self.version += 1
         self._estimates.clear()
         self._needs.clear()
+        self._runs.clear()
 
     def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
         job = self._store.job(job_id)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.live_jobs import Live
+from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.lifecycle import IN_SUSPENSION
 from gpuyard.core.lease import Claim, Holder, Lease, Share
@@ -38,6 +38,7 @@ class OwnLeases:
         self._checked_at = -math.inf
         self._remade = 0
         self._takes_over = True
+        self._known_leased: tuple[LiveJobs, int, dict[str, Live]] | None = None
 
     def is_check_due(self, now: float) -> bool:
         """Whether the ledger should be read although no job waits for a device. `now` is of a monotonic clock."""
@@ -47,18 +48,20 @@ class OwnLeases:
         """Return the leases of the ledger, and those of live attempts that are missing there."""
         found = {lease.id: lease for lease in leases}
         leased = self._leased()
-        missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
-        self._shares = {lease_id: found[lease_id].shares for lease_id in leased.keys() & found.keys()} | {
-            lease.id: lease.shares for lease in missing
-        }
+        absent = leased.keys() - found.keys()
+        missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id in absent]
+        self._shares = {lease_id: found[lease_id].shares for lease_id in leased if lease_id not in absent}
+        if not missing:
+            return tuple(leases)
+        self._shares |= {lease.id: lease.shares for lease in missing}
         return (*leases, *missing)
 
     def wanted(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
         """Return claims for the leases that have been missing for a while; `leases` are those of the ledger."""
         self._takes_over, self._checked_at = self._checked_at == -math.inf, now
-        found, leased = {lease.id for lease in leases}, self._leased()
-        known_since = self._missing
-        self._missing = {lease_id: known_since.get(lease_id, now) for lease_id in leased if lease_id not in found}
+        leased, known_since = self._leased(), self._missing
+        missing = leased.keys() - {lease.id for lease in leases}
+        self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
         return [
             WantedClaim(claim=Claim(shares=self._shares[each]), label=f"job {leased[each].job.id}", remakes=each)
@@ -99,12 +102,17 @@ class OwnLeases:
                 self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
-        """Return the live attempts on this machine that hold devices, by lease. A suspended one reserves nothing."""
-        return {
-            live.attempt.lease_id: live
-            for live in self._transitions.live.values()
-            if live.attempt.lease_id is not None and live.job.state not in IN_SUSPENSION
-        }
+        """Return the live attempts on this machine that hold devices, by lease. A suspended one reserves nothing. What
+        they use may be that of an earlier step."""
+        lives, known = self._transitions.live, self._known_leased
+        if known is None or known[0] is not lives or known[1] != lives.version:
+            leased = {
+                live.attempt.lease_id: live
+                for live in lives.values()
+                if live.attempt.lease_id is not None and live.job.state not in IN_SUSPENSION
+            }
+            known = self._known_leased = lives, lives.version, leased
+        return known[2]
 
     def _lease_of(self, lease_id: str, live: Live) -> Lease:
         attempt, reserved_mb = live.attempt, live.attempt.reserved_mb

@@ -20,13 +20,15 @@ from gpuyard.ports import LeaseLedger
 NOTHING_MB = 128.0
 _NO_PID = -1
 _NEVER_RESTS = 0.1
+# A suspending job may allocate more until it is paused, and has to get all of that back.
+_UNSEEN = (JobState.SUSPENDED, JobState.RESUMING)
 
 
 class UsageTracker:
     def __init__(self, transitions: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
         self._transitions = transitions
         self._leases = leases
-        self._me = me
+        self._no_process = replace(me, pid=_NO_PID)
         self.last: Sample | None = None
         self._devices: dict[str, Device] = {}
         self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
@@ -37,21 +39,24 @@ class UsageTracker:
         if sample is self.last:
             return
         self.last = sample
-        # A suspending job may allocate more until it is paused, and has to get all of that back.
-        unseen = (JobState.SUSPENDED, JobState.RESUMING)
-        live = [each for each in self._transitions.live.values() if each.job.state not in unseen]
-        devices = {device.id: device for device in sample.snapshot.devices}
-        fresh = {device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device}
+        jobs, devices = self._transitions.live, {device.id: device for device in sample.snapshot.devices}
+        fresh = [device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device]
         self._devices = devices
-        self.held_mb = {job_id: held for job_id, held in self.held_mb.items() if job_id in self._transitions.live}
-        sharers: dict[str, list[Live]] = {}
-        for each in live:
-            for device_id in each.attempt.devices if each.job.id not in ended else ():
-                sharers.setdefault(device_id, []).append(each)
+        for gone in self.held_mb.keys() - jobs.keys():
+            del self.held_mb[gone]
         # A device that is the identical object was not read again: it adds nothing.
-        measures_ram = not sample.reread
-        used = ((each, each.attempt.devices) for each in live)
-        live = [each for each, ids in used if (measures_ram and not ids) or not fresh.isdisjoint(ids)]
+        read = {job_id: each for device_id in fresh for job_id, each in jobs.on_device.get(device_id, {}).items()}
+        if not sample.reread:  # RAM is measured
+            read |= jobs.without_devices
+        live = [each for each in read.values() if each.job.state not in _UNSEEN]
+        sharers = {
+            device_id: [
+                each
+                for each in jobs.on_device[device_id].values()
+                if each.job.id not in ended and each.job.state not in _UNSEEN
+            ]
+            for device_id in {device_id for each in live for device_id in each.attempt.devices}
+        }
         mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
         by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
@@ -102,13 +107,12 @@ class UsageTracker:
         """Return the lease without its holder process: a process that is just ending no longer shows its lease, and as
         a descendant of the daemon it could be counted for any job."""
         shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-        holder = replace(self._me, pid=_NO_PID)
-        return Lease(id=attempt.lease_id or "", holder=holder, shares=shares, since=attempt.since)
+        return Lease(id=attempt.lease_id or "", holder=self._no_process, shares=shares, since=attempt.since)
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
         """Return the memory of each lease's processes. If the driver hides them, it depends on all other leases."""
         measured = self._leases.measure(snapshot, tuple(mine))
-        hidden = {device.id for device in snapshot.devices if device.hides_processes}
+        hidden = snapshot.hiding
         if not any(lease.on(device_id) for lease in mine for device_id in hidden):
             return measured
         by_growth = self._leases.measure(snapshot, self.all_leases())

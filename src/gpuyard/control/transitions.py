@@ -28,7 +28,6 @@ from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState, advance, ca
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
@@ -54,6 +53,7 @@ class JobTransitions:
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.live = LiveJobs()
+        self.noted: set[int] = set()  # jobs whose usage may be new to PreallocationWatch
         self.uses: dict[Party, WeightedUse] = {}
         self.finished = 0
         self.last_start_at = 0.0
@@ -63,11 +63,14 @@ class JobTransitions:
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
+        self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
+        self.noted = set(self.live)
         self.uses = self.store.recent_use()
+        self._unsaved_uses.clear()
         self._last_starts.clear()
         self.estimates.clear_cache()
         self._is_stale = False
@@ -230,8 +233,8 @@ class JobTransitions:
 
     def note_usage(self, job_id: int, usage: Usage) -> None:
         """Keep the usage of a live attempt; it is saved from time to time, and at the end."""
-        live = self.live[job_id]
-        self.live[job_id] = Live(job=live.job, attempt=replace(live.attempt, usage=usage))
+        self.live.set_usage(job_id, usage)
+        self.noted.add(job_id)
         self._unsaved.add(job_id)
 
     def end(  # noqa: PLR0913 - everything known about an end
@@ -264,6 +267,7 @@ class JobTransitions:
             party = (job.user, job.spec.tag)
             used = Live(job=job, attempt=attempt).device_seconds(now)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)
+            self._unsaved_uses.add(party)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
@@ -344,40 +348,6 @@ class JobTransitions:
             if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
                 yield last + lane.tag_sharing.stagger_s
 
-    def running(self) -> list[RunningJob]:
-        return [
-            RunningJob(
-                job_id=job.id,
-                user=job.user,
-                tag=job.spec.tag,
-                devices=len(attempt.devices),
-                started_at=attempt.since,
-                group=job.group,
-                lease_id=attempt.lease_id,
-                priority=job.priority,
-                is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
-                takes_slot=job.spec.pace is None and not attempt.engine,
-                device_ids=attempt.devices,
-            )
-            for job, attempt in ((live.job, live.attempt) for live in self.live.values())
-        ]
-
-    def ends_after(self, job_id: int) -> float | None:
-        """Return the earliest time at which a running job may end, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).least_s)
-
-    def ends_about(self, job_id: int) -> float | None:
-        """Return when a running job will likely end, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).likely_s)
-
-    def ends_by(self, job_id: int) -> float | None:
-        """Return when a running job will have ended at the latest, or None if unknown."""
-        return self._end_after(job_id, self.estimates.estimate_of(job_id).most_s)
-
-    def _end_after(self, job_id: int, seconds: float | None) -> float | None:
-        attempt = self.live[job_id].attempt
-        return None if seconds is None else attempt.since + attempt.suspended_s + seconds
-
     def note_statistics(self, now: float) -> None:
         """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.
 
@@ -386,8 +356,9 @@ class JobTransitions:
         if now < self._noted_at + _NOTE_EVERY_S:
             return
         self._noted_at = now
-        for party, use in self.uses.items():
-            self.store.set_recent_use(party, use)
+        for party in self._unsaved_uses & self.uses.keys():
+            self.store.set_recent_use(party, self.uses[party])
+        self._unsaved_uses.clear()
         self.estimates.save()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now

@@ -129,17 +129,26 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
                 labels[device.id] = ":".join((*vendor, *card, numbers[device.id]))
         return labels
 
+    @cached_property
+    def hiding(self) -> frozenset[str]:
+        """The devices whose driver does not list all processes."""
+        return frozenset([device.id for device in self.devices if device.hides_processes])
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Device]:
+        return {device.id: device for device in reversed(self.devices)}
+
     def device(self, device_id: str) -> Device | None:
-        return next((device for device in self.devices if device.id == device_id), None)
+        return self._by_id.get(device_id)
 
     def usable_devices(self) -> tuple[Device, ...]:
         """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
-        return tuple(device for device in self.unsplit_devices() if device.healthy)
+        return tuple([device for device in self.unsplit_devices() if device.healthy])
 
     def unsplit_devices(self) -> tuple[Device, ...]:
         """Return all devices but cards that are split into parts."""
         split = {device.parent for device in self.devices}
-        return tuple(device for device in self.devices if device.id not in split)
+        return tuple([device for device in self.devices if device.id not in split])
 
 
 class Sample(Struct, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class Simulation:
             store, ledger, self._engine, clock, rules=policy.rules, me=ME, suspender=suspender
         )
         self._requests = UserRequests(self._controller, store, QueueQueries(self._database, store), clock)
+        self._evidence_due: dict[int, float] = {}  # as of the last step
         self._controller.recover()
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ class Simulation:
     def _step(self) -> Step:
         machine = self.machine
         self._engine.update_measurements()
-        due = [job_id for job_id, at in self._controller.lease_adjuster.evidence_due().items() if at <= machine.now]
+        due = [job_id for job_id, at in self._evidence_due.items() if at <= machine.now]
         machine.read_again(self._engine.devices_of(due))
         return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 
@@ -111,7 +112,8 @@ class Simulation:
         """Return when a sample may show something new. (The daemon takes one every second.)"""
         now = self.machine.now
         times = []
-        evidence_at = min(self._controller.lease_adjuster.evidence_due().values(), default=math.inf)
+        self._evidence_due = self._controller.lease_adjuster.evidence_due()
+        evidence_at = min(self._evidence_due.values(), default=math.inf)
         if evidence_at < math.inf:
             times.append(now + _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S)) + _ROUNDING_S)
         if self.machine.changed or self._controller.memory_guard.closed():

@@ -295,7 +295,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     @property
     def since(self) -> float:
         """When it started or, if it has not, when it was handed over."""
-        return self.last_live_phase.at
+        phase = self.phase
+        return phase.before.at if isinstance(phase, Over) else phase.at
 
     @property
     def started_at(self) -> float | None:
@@ -327,11 +328,14 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def ran_s(self, now: float) -> float:
         """Return how long it has run until `now`, without the time in which it was suspended."""
-        started = self.started
-        if started is None:
+        phase = self.phase
+        if isinstance(phase, Over):
+            phase = phase.before
+        if not isinstance(phase, Started):
             return 0.0
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
-        return max(0.0, now - started.at - paused)
+        ran_s = now - phase.at - paused
+        return max(0.0, ran_s)
 
 
 class PublishedEventKind(StrEnum):

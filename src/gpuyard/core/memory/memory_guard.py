@@ -59,7 +59,11 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
         points = self.points
         if not points and began_at is not None and at - began_at < _YOUNG_S:
             points = ((began_at, 0.0),)
-        older = sum(point[0] <= at - RATE_OVER_S for point in points)
+        older, window = 0, at - RATE_OVER_S
+        for point in points:
+            if point[0] > window:
+                break
+            older += 1
         # One point before the window, and three in all: where readings are a second apart, two intervals show a climb.
         first = max(0, older - max(1, 2 - (len(points) - older)))
         return MemoryClimb(points=(*points[first:], (at, held_mb)))

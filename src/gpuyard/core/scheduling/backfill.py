@@ -116,13 +116,20 @@ class Backfill:
         """Return when each lease should end; None where that is not known of all, as of a job that runs for longer than
         was expected at most."""
         view = self._view
-        by_lease = {run.lease_id: self._likely_end(run.job_id) for run in view.running}
-        ends = {lease.id: by_lease.get(lease.id) for lease in view.placement.leases}
+        jobs = {run.lease_id: run.job_id for run in view.running}
+        ends: dict[str, float] = {}
+        for lease in view.placement.leases:
+            job_id = jobs.get(lease.id)
+            at = None if job_id is None else self._likely_end(job_id)
+            if at is None:
+                return None
+            ends[lease.id] = max(view.now, at)
         for start in self._starts:
             likely_s = view.estimate(start.job_id).likely_s
-            ends[_planned_lease_id(start.job_id)] = None if likely_s is None else view.now + likely_s
-        known = {lease_id: max(view.now, at) for lease_id, at in ends.items() if at is not None}
-        return known if len(known) == len(ends) else None
+            if likely_s is None:
+                return None
+            ends[_planned_lease_id(start.job_id)] = max(view.now, view.now + likely_s)
+        return ends
 
     def _likely_end(self, job_id: int) -> float | None:
         latest = self._view.ends_by(job_id)

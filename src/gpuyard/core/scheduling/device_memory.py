@@ -54,9 +54,10 @@ class FitMark:
 
     def after(self, promise: PromisedShare) -> "FitMark":
         """Return the mark of such a state with one more promise."""
-        if self._next is None or self._next[0] != promise:
-            self._next = promise, FitMark()
-        return self._next[1]
+        known = self._next
+        if known is None or (known[0] is not promise and known[0] != promise):
+            self._next = known = promise, FitMark()
+        return known[1]
 
 
 class DeviceState:
@@ -150,12 +151,13 @@ class DeviceState:
         return size - self.margin_mb - sum(reserved_mb(promise, size) for promise in self.promises)
 
     def with_promise(self, promise: PromisedShare) -> "DeviceState":
-        if self._next is None or self._next[0] != promise:
+        known = self._next
+        if known is None or (known[0] is not promise and known[0] != promise):
             promises = [*self.promises, promise]
             state = DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
             state.mark = self.mark.after(promise)
-            self._next = promise, state
-        return self._next[1]
+            self._next = known = promise, state
+        return known[1]
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""

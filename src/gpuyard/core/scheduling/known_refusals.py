@@ -7,23 +7,29 @@ for which `KnownStates` keeps states.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.wait_reasons import Reason
 
 # Answers are kept for at most this many questions.
 _MOST_QUESTIONS = 512
 
+Answer = TypeVar("Answer")
+
 
 class FitQuestion(Struct, frozen=True):
-    """A need, under the usual limits of sharing or not, on the devices with or without the head's reservation."""
+    """A need, on the devices with or without the head's reservation; or on the devices without any lease. `packing` are
+    its limits of sharing where they are not the usual ones."""
 
     need: Need
-    is_usual: bool
-    has_head: bool
+    packing: Packing | None
+    has_head: bool = False
+    is_for_later: bool = False
 
 
 class KnownRefusals:
@@ -31,7 +37,8 @@ class KnownRefusals:
 
     def __init__(self) -> None:
         self._refusing: dict[FitQuestion, list[object]] = {}
-        self._reasons: dict[FitQuestion, tuple[list[DeviceState], list[Reason | None]]] = {}
+        self._reasons: dict[FitQuestion, tuple[Sequence[object], list[Reason | None]]] = {}
+        self._later: dict[FitQuestion, tuple[Sequence[object], list[bool]]] = {}
 
     def open_places(self, question: FitQuestion, marks: Sequence[object]) -> list[int]:
         """Return the places of the devices that are not known to refuse."""
@@ -56,16 +63,35 @@ class KnownRefusals:
         self, question: FitQuestion, states: list[DeviceState], find: Callable[[DeviceState], Reason | None]
     ) -> list[Reason | None]:
         """Return the reason of each device; None where it does not refuse. `find` is called where it is not known."""
-        known = self._reasons.get(question)
-        if known is not None and known[0] == states:
-            return known[1]
-        if known is None or len(known[0]) != len(states):
-            found = [find(state) for state in states]
-        else:
-            found = [
-                reason if state is before else find(state) for state, before, reason in zip(states, *known, strict=True)
-            ]
-        if len(self._reasons) >= _MOST_QUESTIONS:
-            self._reasons.clear()
-        self._reasons[question] = states, found
-        return found
+        return _ask_changed(self._reasons, question, states, states, find)
+
+    def fits_later(
+        self,
+        question: FitQuestion,
+        marks: Sequence[object],
+        states: Sequence[DeviceState],
+        find: Callable[[DeviceState], bool],
+    ) -> list[bool]:
+        """Return for each device whether it fits without its leases. `find` is called where it is not known."""
+        return _ask_changed(self._later, question, marks, states, find)
+
+
+def _ask_changed(
+    answers: dict[FitQuestion, tuple[Sequence[object], list[Answer]]],
+    question: FitQuestion,
+    marks: Sequence[object],
+    states: Sequence[DeviceState],
+    find: Callable[[DeviceState], Answer],
+) -> list[Answer]:
+    known = answers.get(question)
+    if known is not None and known[0] == marks:
+        return known[1]
+    if known is None or len(known[0]) != len(marks):
+        found = [find(state) for state in states]
+    else:
+        asked = zip(states, marks, *known, strict=True)
+        found = [answer if mark is before else find(state) for state, mark, before, answer in asked]
+    if len(answers) >= _MOST_QUESTIONS:
+        answers.clear()
+    answers[question] = marks, found
+    return found

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Lease
+from gpuyard.core.lease import Holder, Lease, Need
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare, fits_alike
+from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.scheduling.known_refusals import KnownRefusals
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Device, Snapshot
 
 
 class MeasuredLeases(Protocol):
@@ -48,6 +49,8 @@ class KnownStates:
         self.refusals = KnownRefusals()
         self._states: dict[str, DeviceState] = {}
         self._promises: dict[tuple[str, str], PromisedShare] = {}
+        self._request: tuple[Need, Holder, bool] | None = None  # the last reservation of the head
+        self._reserved: dict[str, PromisedShare] = {}  # its share of each device
         self._terms: tuple[Packing, Mapping[str, Reason]] | None = None
 
     def update(self, view: MeasuredLeases) -> dict[str, DeviceState]:
@@ -74,25 +77,38 @@ class KnownStates:
             self._states[device.id] = state
         return dict(self._states)
 
+    def reservation(self, need: Need, holder: Holder, device: Device, *, is_exclusive: bool) -> PromisedShare:
+        """Return the share of a device that is reserved for a request: the same object while the request is the same,
+        which is fast to compare."""
+        request = (need, holder, is_exclusive)
+        if self._request != request:
+            self._request, self._reserved = request, {}
+        found = self._reserved.get(device.id)
+        if found is None:
+            share = replace(share_of(need, device), is_exclusive=is_exclusive)
+            found = self._reserved[device.id] = PromisedShare(share=share, holder=holder, is_reservation=True)
+        return found
+
     def _leased_shares(self, view: MeasuredLeases) -> dict[str, list[PromisedShare]]:
         """Return the leased shares by device. An unchanged one is the object of last time, which is fast to compare."""
         known, self._promises = self._promises, {}
         promises: dict[str, list[PromisedShare]] = {}
+        measured, loads, longest = view.measured, view.lease_loads, view.longest
         for lease in view.leases:
-            load, is_longest = view.lease_loads.get(lease.id), lease.id in view.longest
+            load, is_longest = loads.get(lease.id), lease.id in longest
             for each in lease.shares:
+                key = lease.id, each.device_id
+                held_mb, promise = measured.get(key), known.get(key)
                 share = each if load is None or each.load_percent is not None else replace(each, load_percent=load)
-                key = lease.id, share.device_id
-                measured, promise = view.measured.get(key), known.get(key)
                 if promise is None or not (
-                    promise.measured_mb == measured
-                    and promise.share == share
-                    and promise.holder == lease.holder
+                    promise.measured_mb == held_mb
+                    and (promise.share is share or promise.share == share)
+                    and (promise.holder is lease.holder or promise.holder == lease.holder)
                     and promise.is_longest == is_longest
                 ):
                     promise = PromisedShare(
-                        share=share, holder=lease.holder, measured_mb=measured, lease_id=lease.id, is_longest=is_longest
+                        share=share, holder=lease.holder, measured_mb=held_mb, lease_id=lease.id, is_longest=is_longest
                     )
                 self._promises[key] = promise
-                promises.setdefault(share.device_id, []).append(promise)
+                promises.setdefault(each.device_id, []).append(promise)
         return promises

@@ -69,5 +69,5 @@ def find_longest(
 
 
 def _decides(work: RunningWork, total_s: float, devices: int) -> bool:
-    elsewhere = devices - work.devices
-    return work.left_s >= LEAST_LEFT_S and work.left_s * elsewhere > total_s - work.left_s * work.devices
+    left_s, elsewhere = work.left_s, devices - work.devices
+    return left_s >= LEAST_LEFT_S and left_s * elsewhere > total_s - left_s * work.devices

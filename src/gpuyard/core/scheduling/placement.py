@@ -12,11 +12,10 @@ so that large gaps stay free for large jobs.
 
 import copy
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons
@@ -115,9 +114,8 @@ class PlacementState:
 
     def __init__(self, view: PlacementView) -> None:
         self._view = view
-        known = view.known or KnownStates()
-        self.states = known.update(view)
-        self._refusals = known.refusals
+        self._known = view.known or KnownStates()
+        self.states = self._known.update(view)
         self.has_head = False
         self._marks: list[object] | None = None
         self._with_capacity: str | None = next(iter(self.states), None)
@@ -161,7 +159,9 @@ class PlacementState:
         yield from host_refusals(need, self._view.snapshot.host)
         states = list(self.states.values())
         if len(states) <= _MOST_EXPLAINED_DEVICES:
-            found = self._refusals.reasons(self._question(need), states, lambda state: self._find_reason(need, state))
+            found = self._known.refusals.reasons(
+                self._question(need), states, lambda state: self._find_reason(need, state)
+            )
             reasons = [reason for reason in found if reason is not None]
             fits = len(states) - len(reasons)
         else:
@@ -195,7 +195,8 @@ class PlacementState:
     def reserve_for_ticket(self, ticket: Ticket) -> None:
         """Reserve for a request in the ledger's queue what no request behind it may take."""
         claim = self.find_claim(ticket.need)
-        self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
+        for share in claim.shares if claim is not None else self._awaited_shares(ticket):
+            self._add(PromisedShare(share=share, holder=ticket.holder, is_reservation=True))
 
     def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
         """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
@@ -212,8 +213,9 @@ class PlacementState:
             chosen += others if ends is None else others[: need.devices - len(chosen)]
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
-        devices = (self.states[device_id].device for device_id in chosen)
-        self._reserve((replace(share_of(need, device), is_exclusive=is_exclusive) for device in devices), holder)
+        for device_id in chosen:
+            device = self.states[device_id].device
+            self._add(self._known.reservation(need, holder, device, is_exclusive=is_exclusive))
         return True
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -272,7 +274,7 @@ class PlacementState:
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
     def _question(self, need: Need) -> FitQuestion:
-        return FitQuestion(need, self._packing(need) is self._view.packing, self.has_head)
+        return FitQuestion(need, self._unusual_packing(need), self.has_head)
 
     def _marks_for(self, need: Need) -> list[object]:
         """Return what answers about the need depend on, for each device."""
@@ -285,13 +287,13 @@ class PlacementState:
     def _fitting(self, need: Need) -> list[DeviceState]:
         """Return the devices that fit. Only devices that are not known to refuse are asked."""
         question, marks = self._question(need), self._marks_for(need)
-        places = self._refusals.open_places(question, marks)
+        places = self._known.refusals.open_places(question, marks)
         if not places:
             return []
         states = list(self.states.values())
         fitting = [place for place in places if self._may_fit(need, states[place]) and self.fits(need, states[place])]
         if len(fitting) < len(places):
-            self._refusals.note(question, marks, set(places).difference(fitting))
+            self._known.refusals.note(question, marks, set(places).difference(fitting))
         return [states[place] for place in fitting]
 
     def _may_fit(self, need: Need, state: DeviceState) -> bool:
@@ -304,12 +306,12 @@ class PlacementState:
     def _best_shared(self, need: Need) -> DeviceState | None:
         """Return the best device for a share of one device. Where few have changed, these are asked first."""
         question, marks = self._question(need), self._marks_for(need)
-        open_places = len(self._refusals.open_places(question, marks))
+        open_places = len(self._known.refusals.open_places(question, marks))
         if not open_places or (open_places <= _FEW_DEVICES and not self._fitting(need)):
             return None
         best = self._shared_devices(need).best(need, self._packing(need))
         if best is None:
-            self._refusals.note(question, marks, range(len(marks)))
+            self._known.refusals.note(question, marks, range(len(marks)))
         return best
 
     def _acceptable_devices(self, need: Need) -> Iterator[DeviceState]:
@@ -330,7 +332,10 @@ class PlacementState:
         return shared
 
     def _fitting_without_leases(self, need: Need) -> list[Device]:
-        return [state.device for state in self.suitable_devices(need) if self.fits(need, state.without())]
+        question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
+        marks, states = self._marks_for(need), list(self.states.values())
+        fits = self._known.refusals.fits_later(question, marks, states, lambda each: self.fits(need, each.without()))
+        return [state.device for state, is_fitting in zip(states, fits, strict=True) if is_fitting]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
@@ -345,10 +350,6 @@ class PlacementState:
             return ()
         return tuple(share_of(need, device) for device in (later if has_waited else now))
 
-    def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
-        for share in shares:
-            self._add(PromisedShare(share=share, holder=holder, is_reservation=True))
-
     def _add(self, promise: PromisedShare) -> None:
         before = self.states[promise.share.device_id]
         after = self.states[promise.share.device_id] = before.with_promise(promise)
@@ -358,15 +359,16 @@ class PlacementState:
 
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
-        if need in state.refusals and self._packing(need) is self._view.packing:
+        packing = self._packing(need)
+        if packing is not self._view.packing:  # as long as no other device could serve it
+            return self._find_refusal(need, state, packing)
+        if need in state.refusals:
             return state.refusals[need]
-        kind = self._find_refusal(need, state)
-        if self._packing(need) is not self._view.packing:
-            return kind  # as long as no other device could serve it
+        kind = self._find_refusal(need, state, packing)
         _remember(state.refusals, need, kind)
         return kind
 
-    def _find_refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
+    def _find_refusal(self, need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
         kind = check_suitable(need, state.device)
         if kind is None and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
@@ -374,10 +376,14 @@ class PlacementState:
         if kind is not None or (need.is_exclusive and need.ignores_health):
             return kind
         # The memory that a shared lease reserves must be free even where the device's health is ignored.
-        return check_capacity(need, state, self._packing(need))
+        return check_capacity(need, state, packing)
+
+    def _unusual_packing(self, need: Need) -> Packing | None:
+        packing = self._packing(need)
+        return None if packing is self._view.packing else packing
 
     def _packing(self, need: Need) -> Packing:
-        return self._sharing_limits.packing_for(need, lambda: self.suitable_devices(need))
+        return self._sharing_limits.packing_for(need, self.suitable_devices)
 
 
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:

@@ -108,7 +108,8 @@ class QueueOrder:
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:
             return None
-        queue, head = min(self._heads.values(), key=self._rank)
+        entries = self._heads.values()
+        queue, head = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
         return queue.lane, head
 
     def advance(self, lane: Lane) -> None:

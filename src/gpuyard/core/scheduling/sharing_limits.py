@@ -22,7 +22,7 @@ class SharingLimits:
         self._counts: dict[tuple[object, ...], int] = {}
         self._elsewhere: dict[tuple[object, ...], list[float]] = {}
 
-    def packing_for(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
+    def packing_for(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> Packing:
         """Return the limits for the need; the usual ones are always the same object. `suitable` returns the devices
         that the need allows."""
         if need.is_exclusive or not need.devices or not (self._protects or self._packing.depth is not None):
@@ -32,7 +32,7 @@ class SharingLimits:
             found = self._packings[need] = self._find(need, suitable)
         return found
 
-    def _find(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> Packing:
+    def _find(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> Packing:
         found, depth = self._packing, self._packing.depth
         if self._protects and not self._is_served_elsewhere(need, suitable):
             found = replace(found, protects_longest=False)
@@ -40,17 +40,17 @@ class SharingLimits:
             found = replace(found, depth=depth.on(devices))
         return found
 
-    def _count(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> int:
+    def _count(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> int:
         """Return how many healthy devices suit the need."""
         kind = kind_of(need)
         if kind not in self._counts:
-            self._counts[kind] = sum(state.device.healthy for state in suitable())
+            self._counts[kind] = sum(state.device.healthy for state in suitable(need))
         return self._counts[kind]
 
-    def _is_served_elsewhere(self, need: Need, suitable: Callable[[], Iterable[DeviceState]]) -> bool:
+    def _is_served_elsewhere(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> bool:
         """Return whether enough devices could serve the need that have none of the longest jobs."""
         kind = kind_of(need)
         free_mb = self._elsewhere.get(kind)
         if free_mb is None:
-            free_mb = self._elsewhere[kind] = free_without_longest(suitable())
+            free_mb = self._elsewhere[kind] = free_without_longest(suitable(need))
         return len(free_mb) - bisect.bisect_left(free_mb, need.least_mb or 0.0) >= need.devices

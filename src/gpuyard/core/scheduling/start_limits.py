@@ -6,6 +6,7 @@ A job that waits for such a limit never becomes the head of the queue, so it del
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -59,15 +60,24 @@ class StartLimits:
 
     def __init__(self, view: PlannerView) -> None:
         self._view = view
-        self._counts = RunningCounts(view.running)
+        self._counted: list[tuple[Lane, Sequence[str]]] = []  # the starts of this plan, with their devices
         self._last_starts = dict(view.last_starts)
         self._has_started_run = False
         self._started = self._started_with_devices = 0
 
+    @cached_property
+    def _counts(self) -> RunningCounts:
+        """Running jobs and earlier starts of the plan, counted when a lane has a limit for which they matter."""
+        counts = RunningCounts(self._view.running)
+        for started in self._counted:
+            _count(counts, *started)
+        return counts
+
     def add_start(self, lane: Lane, claim: Claim) -> None:
         if not lane.resumes:  # a suspended job counts as running already
-            device_ids = [share.device_id for share in claim.shares]
-            self._counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
+            self._counted.append((lane, [share.device_id for share in claim.shares]))
+            if "_counts" in self.__dict__:
+                _count(self._counts, *self._counted[-1])
             self._last_starts[lane.tag] = self._view.now
             self._started += 1
             self._started_with_devices += bool(claim.shares)
@@ -84,7 +94,8 @@ class StartLimits:
             return capped
         if lane.tag in view.stopped_tags:
             return (Reason(ReasonKind.PAUSED, "its workspace is stopped; `gpuyard workspace start` continues it"),)
-        if reached := self._counts.refusals(lane, view.limits.tags):
+        is_counted = lane.tag in view.limits.tags or lane.group_limit is not None
+        if is_counted and (reached := self._counts.refusals(lane, view.limits.tags)):
             return reached
         if lane.pace is not None:
             return self._run_refusals(lane)
@@ -156,3 +167,7 @@ class StartLimits:
             for device_id in emptiest[: need.devices]:
                 counts[device_id] = most
         return (need,), (limit_reached(ReasonKind.TAG_LIMIT, "tasks of its workspace on one GPU", most),)
+
+
+def _count(counts: RunningCounts, lane: Lane, device_ids: Sequence[str]) -> None:
+    counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)

@@ -51,7 +51,7 @@ CASES = [
      replace(SHARED, packing=Packing(min_gain_percent=50.0)), "min_gain_percent under [packing]"),
     (ReasonKind.TOO_DEEP, replace(shared(GB), load_percent=100.0, slowdown=1.0),
      PlacementView(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
-                   leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB))),
+                   leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1"))),
      "min_gain_percent = -100 under [packing]"),
     (ReasonKind.TOO_MANY, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),

@@ -1,0 +1,76 @@
+"""Running jobs as the planner sees them, and when they are expected to end. Kept while they are as they were."""
+
+from collections.abc import Sequence
+
+from gpuyard.control.live_jobs import LiveJobs
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.scheduling.preemption import RunningJob
+
+# The earliest, likely and latest end of a running job; None if unknown.
+ExpectedEnds = tuple[float | None, float | None, float | None]
+
+
+class RunningJobs:
+    def __init__(self, transitions: JobTransitions) -> None:
+        self._transitions = transitions
+        self._listed: tuple[LiveJobs, int, list[RunningJob]] | None = None
+        self._ends: dict[int, tuple[Attempt, int, ExpectedEnds]] = {}  # with the attempt and version they follow from
+
+    def list(self) -> Sequence[RunningJob]:
+        """Return the jobs with a live attempt; the same object while none of them has changed but for its usage."""
+        live = self._transitions.live
+        if self._listed is None or self._listed[0] is not live or self._listed[1] != live.version:
+            self._listed = live, live.version, list_running(live)
+        return self._listed[2]
+
+    def ends_after(self, job_id: int) -> float | None:
+        """Return the earliest time at which a running job may end, or None if unknown."""
+        return self._ends_of(job_id)[0]
+
+    def ends_about(self, job_id: int) -> float | None:
+        """Return when a running job will likely end, or None if unknown."""
+        return self._ends_of(job_id)[1]
+
+    def ends_by(self, job_id: int) -> float | None:
+        """Return when a running job will have ended at the latest, or None if unknown."""
+        return self._ends_of(job_id)[2]
+
+    def _ends_of(self, job_id: int) -> ExpectedEnds:
+        live, estimates = self._transitions.live, self._transitions.estimates
+        attempt, known = live[job_id].attempt, self._ends.get(job_id)
+        if known is not None and known[1] == estimates.version and _runs_alike(known[0], attempt):
+            return known[2]
+        if len(self._ends) > 2 * len(live) + 64:
+            self._ends = {each: found for each, found in self._ends.items() if each in live}
+        start, found = attempt.since + attempt.suspended_s, estimates.estimate_of(job_id)
+        after, about, by = (
+            None if seconds is None else start + seconds for seconds in (found.least_s, found.likely_s, found.most_s)
+        )
+        self._ends[job_id] = attempt, estimates.version, (after, about, by)
+        return after, about, by
+
+
+def list_running(live: LiveJobs) -> list[RunningJob]:
+    """Return the jobs with a live attempt."""
+    return [
+        RunningJob(
+            job_id=job.id,
+            user=job.user,
+            tag=job.spec.tag,
+            devices=len(attempt.devices),
+            started_at=attempt.since,
+            group=job.group,
+            lease_id=attempt.lease_id,
+            priority=job.priority,
+            is_leaving=job.state in (JobState.SUSPENDING, JobState.STOPPING),
+            takes_slot=job.spec.pace is None and not attempt.engine,
+            device_ids=attempt.devices,
+        )
+        for job, attempt in ((each.job, each.attempt) for each in live.values())
+    ]
+
+
+def _runs_alike(before: Attempt, now: Attempt) -> bool:
+    return before.phase is now.phase and before.suspended_s == now.suspended_s
