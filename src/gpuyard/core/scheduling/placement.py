@@ -7,7 +7,7 @@ one for ever. A request that would not fit even after all leases have ended (a f
 machine is too busy for it) does not reserve any device.
 
 Among the devices that fit, a job goes where it slows others least, and there to the device with the least free memory,
-so that large gaps stay free for large jobs.
+so that large gaps stay free for large jobs. A job on several devices gets those that are linked best (`device_choice`).
 """
 
 import copy
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons
+from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
     check_capacity,
@@ -34,11 +35,10 @@ from gpuyard.core.scheduling.device_fit import (
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.known_states import KnownStates
-from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
+from gpuyard.core.scheduling.shared_devices import SharedDevices
 from gpuyard.core.scheduling.sharing_gain import has_device_elsewhere
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.units import format_count
 
 PATIENCE_S = 60.0
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
@@ -112,6 +112,7 @@ class PlacementState:
 
     def __init__(self, view: PlacementView) -> None:
         self._view = view
+        self.links = DeviceChoice(view.snapshot.topology, view.closed)
         self.states = (view.known or KnownStates()).update(view)
         self._with_capacity: str | None = next(iter(self.states), None)
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
@@ -140,26 +141,24 @@ class PlacementState:
         if not need.devices:
             return Claim(shares=())
         if need.devices == 1 and not need.is_exclusive:
-            best = self._shared_devices(need).best(need, self._packing(need))
+            best = self._shared_devices(need).best(need, self._packing(need), self.links.order_on_one(self.states))
             return None if best is None else Claim(shares=(_claimed_share(need, best),))
-        fitting = _of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
-        if len(fitting) < need.devices:
+        fitting = self.links.choose(need, self._fitting(need), self.states)
+        if not fitting:
             return None
         chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
         return Claim(shares=tuple(_claimed_share(need, state) for state in chosen))
 
     def explain(self, need: Need) -> Iterator[Reason]:
         yield from host_refusals(need, self._view.snapshot.host)
-        fits = explained = 0
+        explained, fitting = 0, []
         for state in self.states.values():
             kind = self._refusal(need, state)
-            fits += kind is None
+            fitting += [state.device.id] if kind is None else []
             if kind is not None and explained < _MOST_EXPLAINED_DEVICES:
                 explained += 1
                 yield self._reason(kind, need, state)
-        if fits < need.devices:
-            available = format_count(fits, "GPU") if fits else "no GPU"
-            yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
+        yield from self.links.refusals(need, fitting, self._view.snapshot.labels)
 
     def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
         closed = self._closed(need, state.device)
@@ -189,7 +188,7 @@ class PlacementState:
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
         if len(chosen) < need.devices:
-            later = sorted(device.id for device in self._fitting_without_leases(need))
+            later = sorted(self.links.serving(need, self._fitting_without_leases(need)))
             if len(later) < need.devices:
                 return False
             others = [device_id for device_id in later if device_id not in chosen]
@@ -202,8 +201,9 @@ class PlacementState:
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
-        all that will have. `ends` is the end of each lease; a lease without a known end may end at any moment. A device
-        is examined only when its first lease ends before any device that is known to be available."""
+        all that will have; if they have to be linked, the first set that is, or none. `ends` is the end of each lease;
+        a lease without a known end may end at any moment. A device is examined only when its first lease ends before
+        any device that is known to be available."""
         now = self._view.now
         fitting = {state.device.id for state in self._fitting(need)}
         queue = [(now, device_id, True) for device_id in fitting]
@@ -213,14 +213,19 @@ class PlacementState:
             if times:
                 queue.append((min(times), state.device.id, False))
         heapq.heapify(queue)
-        found: list[tuple[float, str]] = []
-        while queue and len(found) < need.devices:
+        return self.links.first(need, self._in_order_of_time(need, queue, ends))
+
+    def _in_order_of_time(
+        self, need: Need, queue: list[tuple[float, str, bool]], ends: Mapping[str, float]
+    ) -> Iterator[tuple[float, str]]:
+        """Yield devices in the order in which they become available. `queue` is a heap of times and devices; the flag
+        says whether the time is known."""
+        while queue:
             at, device_id, is_known = heapq.heappop(queue)
             if is_known:
-                found.append((at, device_id))
+                yield at, device_id
             elif (available_at := self._available_at(need, self.states[device_id], ends)) is not None:
                 heapq.heappush(queue, (available_at, device_id, True))
-        return found
 
     def _available_at(self, need: Need, state: DeviceState, ends: Mapping[str, float]) -> float | None:
         now = self._view.now
@@ -295,9 +300,10 @@ class PlacementState:
         if not now and not has_waited:
             return ()
         later = self._fitting_without_leases(need)
-        if len(later) < need.devices or self.host_refuses(need):
+        serving = self.links.serving(need, later)
+        if len(serving) < need.devices or self.host_refuses(need):
             return ()
-        return tuple(_share(need, device) for device in (later if has_waited else now))
+        return tuple(_share(need, device) for device in (later if has_waited else now) if device.id in serving)
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -371,13 +377,6 @@ def _share(need: Need, device: Device) -> Share:
         is_exclusive=need.is_exclusive,
         spread_mb=need.spread_mb,
     )
-
-
-def _of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:
-    """Return the first devices of one vendor that are enough for the need; none if no vendor has enough."""
-    vendors = dict.fromkeys(state.device.vendor for state in fitting)
-    groups = ([state for state in fitting if state.device.vendor is vendor] for vendor in vendors)
-    return next((group for group in groups if len(group) >= need.devices), [])[: need.devices]
 
 
 def _lease_ids(state: DeviceState) -> set[str]:

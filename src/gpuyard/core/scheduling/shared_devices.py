@@ -7,7 +7,8 @@ the first with enough memory is the best.
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
@@ -20,6 +21,10 @@ _ROUNDING = 1e-6
 
 def _rank(state: DeviceState) -> tuple[float, float, int, str]:
     return state.rank
+
+
+def _fullest(state: DeviceState) -> tuple[float, int, str]:
+    return state.rank[1:]
 
 
 class SharedDevices:
@@ -36,15 +41,19 @@ class SharedDevices:
         if _is_shared(after):
             bisect.insort(self._states, after, key=_rank)
 
-    def best(self, need: Need, packing: Packing) -> DeviceState | None:
-        """Return the best device for a job that needs a share of one device."""
+    def best(
+        self, need: Need, packing: Packing, order: Callable[[DeviceState], Any] | None = None
+    ) -> DeviceState | None:
+        """Return the best device for a job that needs a share of one device. `order` is the sort key of devices where
+        it slows no other; default: the least free memory first."""
+        order = order or _fullest
         least = -math.inf if need.least_mb is None else need.least_mb
         comfortable = (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf, 0, "")
         slowing = bisect.bisect_right(self._states, comfortable, key=_rank)
         best: DeviceState | None = None
         for state in self._states[:slowing]:
-            is_fuller = least <= state.rank[1] and (best is None or state.rank[1:] < best.rank[1:])
-            if is_fuller and not check_capacity(need, state, packing):
+            is_better = least <= state.rank[1] and (best is None or order(state) < order(best))
+            if is_better and not check_capacity(need, state, packing):
                 best = state
         if best is not None:
             return best
