@@ -127,7 +127,7 @@ class GPUScheduler:
         here = number_as_process(seen)
         need = self._need(seen, here)
         ledger = open_ledger()
-        enclosing = enclosing_lease(ledger, need)
+        enclosing = enclosing_lease(ledger, need, seen)
         if enclosing is not None:
             return self._enter(None, enclosing, seen)
         announce(ledger.folder)

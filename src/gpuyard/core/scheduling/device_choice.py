@@ -1,27 +1,22 @@
 """Choose among devices that all fit a need: by slow-down, links and memory, in this order for several devices.
 
-A job on one device goes where it slows others least, then to the device with the least free memory, in whole GB; among
-equals to the one whose loss breaks the least of the sets of linked devices that are idle (`linked_sets`). A job on
+A job on one device goes where it slows others least, then to the device with the least free memory; among those with up
+to 1 GB more, to the one that breaks the least of the sets of linked devices that are idle (`linked_sets`). A job on
 several devices gets the best-linked set among those where it slows others least: free memory that is left over counts
 only between sets that are linked alike. On a machine whose links are unknown, links decide nothing.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.linked_sets import SetConditions, best_set, broken, earliest_set, sets_text
-from gpuyard.core.scheduling.shared_devices import placement_cost
+from gpuyard.core.scheduling.shared_devices import as_full_as, placement_cost
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.snapshot import Device
 from gpuyard.core.topology import Topology
 from gpuyard.core.units import format_count
-
-_GB = 1024.0
-_Order: TypeAlias = tuple[float, int, float, int, str]
 
 
 def conditions_of(need: Need) -> SetConditions:
@@ -54,20 +49,13 @@ class DeviceChoice:
                 return chosen
         return ()
 
-    def order_on_one(self, states: Mapping[str, DeviceState]) -> Callable[[DeviceState], _Order] | None:
-        """Return the sort key of devices for a job on one device, among those where it slows others alike. None where
-        no links are known: then free memory alone decides."""
+    def loss(self, states: Mapping[str, DeviceState]) -> Callable[[DeviceState], int] | None:
+        """Return a function that says how much a job on one device breaks there. None where no links are known: then
+        free memory alone decides."""
         if not self._topology.is_known:
             return None
         idle = self._idle(states)
-
-        def order(state: DeviceState) -> _Order:
-            free_mb = math.inf if state.free_mb is None else state.free_mb
-            full_gb = free_mb if math.isinf(free_mb) else free_mb // _GB
-            lost = broken(self._topology, (state.device.id,), idle)
-            return full_gb, lost, free_mb, state.device.index or 0, state.device.id
-
-        return order
+        return lambda state: broken(self._topology, (state.device.id,), idle)
 
     def serving(self, need: Need, devices: Sequence[Device]) -> Collection[str]:
         """Return the ids of those devices that the need could get; of devices that have to be linked only the best set,
@@ -98,14 +86,14 @@ class DeviceChoice:
     def _choose(
         self, need: Need, ordered: Sequence[DeviceState], states: Mapping[str, DeviceState]
     ) -> Sequence[DeviceState]:
-        wanted, order = conditions_of(need), self.order_on_one(states)
-        if order is None:
+        wanted, loss = conditions_of(need), self.loss(states)
+        if loss is None:
             return () if wanted.are_any else ordered[: need.devices]
         slowdowns = {state.device.id: placement_cost(need, state)[0] for state in ordered}
         for most in sorted(set(slowdowns.values())):
             allowed = [state for state in ordered if slowdowns[state.device.id] <= most]
             if need.devices == 1:
-                return [min(allowed, key=order)]
+                return [min(as_full_as(allowed[0], allowed), key=loss)]
             found = best_set(self._topology, [state.device.id for state in allowed], wanted, self._idle(states))
             if found is not None:
                 return [state for state in allowed if state.device.id in found]

@@ -141,7 +141,7 @@ class PlacementState:
         if not need.devices:
             return Claim(shares=())
         if need.devices == 1 and not need.is_exclusive:
-            best = self._shared_devices(need).best(need, self._packing(need), self.links.order_on_one(self.states))
+            best = self._shared_devices(need).best(need, self._packing(need), self.links.loss(self.states))
             return None if best is None else Claim(shares=(_claimed_share(need, best),))
         fitting = self.links.choose(need, self._fitting(need), self.states)
         if not fitting:

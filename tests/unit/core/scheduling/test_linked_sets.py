@@ -54,11 +54,8 @@ conditions = st.builds(SetConditions, count=st.integers(1, 6), is_linked=st.bool
 def meets(topology: Topology, devices: tuple[str, ...], wanted: SetConditions) -> bool:
     if wanted.is_linked and not is_joined(topology, devices):
         return False
-    return (
-        not wanted.is_on_one_node
-        or len({topology.nodes.get(each, each) for each in devices}) == 1
-        and all(each in topology.nodes for each in devices)
-    )
+    nodes = {topology.nodes.get(each) for each in devices}
+    return not wanted.is_on_one_node or (len(nodes) == 1 and None not in nodes)
 
 
 @given(topologies(), conditions, st.data())

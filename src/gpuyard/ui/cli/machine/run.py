@@ -75,7 +75,7 @@ def command(**typed: Any) -> int:
         seen = snapshot()
     need = _need(typed, seen)
     ledger = open_ledger()
-    around = enclosing_lease(ledger, need)
+    around = enclosing_lease(ledger, need, seen)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
         os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
