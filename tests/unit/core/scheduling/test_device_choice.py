@@ -189,6 +189,15 @@ def test_a_preemption_frees_a_linked_set() -> None:
     assert ids_of(find_victims(Need(devices=2, is_linked=True), state, running, URGENT)) == {2, 3}
 
 
+def test_free_devices_outside_a_linked_set_spare_no_victim_in_it() -> None:
+    """Two cards are free, one in each pair: the job needs a whole pair."""
+    snapshot = linked_machine(PAIRS, *(card(index) for index in range(4)))
+    leases = held(1, "G1"), held(3, "G3")
+    state = PlacementState(PlacementView(now=0.0, snapshot=snapshot, leases=leases))
+    need = Need(devices=2, is_linked=True)
+    assert ids_of(find_victims(need, state, [job(1, 5.0), job(3, 9.0)], URGENT)) == {1}
+
+
 @pytest.mark.parametrize(
     ("need", "topology", "complaint"),
     [

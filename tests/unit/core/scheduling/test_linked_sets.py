@@ -1,13 +1,15 @@
 """The best-linked set of devices, held against trying every set."""
 
 from itertools import combinations
+from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuyard.core.scheduling import linked_sets
 from gpuyard.core.scheduling.linked_sets import SetConditions, best_set, broken, is_joined, score
 from gpuyard.core.topology import Link, LinkKind, Topology, link_by_nodes, merge
+from tests.scale import size
 
 KINDS = [*LinkKind]
 
@@ -36,8 +38,16 @@ EIGHT = merge(on_nodes("0123", "4567"), groups("0123", "4567"))
 
 @st.composite
 def topologies(draw: st.DrawFn, most: int = 8) -> tuple[Topology, list[str]]:
-    """Return links drawn at random, or groups with some links changed, as both have other symmetries."""
+    """Return a link of few kinds for each pair, or groups with some links changed, as both have other symmetries."""
     devices = ids(draw(st.integers(2, most)))
+    if draw(st.booleans()):
+        few = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=3))
+        random = Random(draw(st.integers(0, 1 << 20)))
+        every = (
+            Link(one=one, other=other, kind=random.choice(few), count=random.randint(1, 2))
+            for one, other in combinations(devices, 2)
+        )
+        return Topology(links=tuple(every), nodes={each: random.randint(0, 1) for each in devices}), devices
     base = draw(st.sampled_from([Topology(), EIGHT, groups("01", "23", "45"), on_nodes("0246", "1357")]))
     pairs = list(combinations(devices, 2))
     kinds = st.sampled_from(KINDS)
@@ -48,7 +58,12 @@ def topologies(draw: st.DrawFn, most: int = 8) -> tuple[Topology, list[str]]:
     return merge(known, Topology(links=links, nodes=nodes)), devices
 
 
-conditions = st.builds(SetConditions, count=st.integers(1, 6), is_linked=st.booleans(), is_on_one_node=st.booleans())
+conditions = st.builds(
+    SetConditions,
+    count=st.integers(1, 6),
+    is_linked=st.sampled_from([False, False, True]),
+    is_on_one_node=st.sampled_from([False, False, True]),
+)
 
 
 def meets(topology: Topology, devices: tuple[str, ...], wanted: SetConditions) -> bool:
@@ -58,6 +73,7 @@ def meets(topology: Topology, devices: tuple[str, ...], wanted: SetConditions) -
     return not wanted.is_on_one_node or (len(nodes) == 1 and None not in nodes)
 
 
+@settings(max_examples=size(200, full=1000))
 @given(topologies(), conditions, st.data())
 def test_no_other_set_is_linked_better_or_breaks_less(
     drawn: tuple[Topology, list[str]], wanted: SetConditions, data: st.DataObject
@@ -102,6 +118,11 @@ def test_a_greedy_set_meets_the_conditions_wherever_one_exists(
 def test_a_set_is_taken_from_the_group_that_is_broken_already() -> None:
     idle = {"G0", "G1", "G2", "G3", "G6", "G7"}
     assert best_set(EIGHT, sorted(idle), SetConditions(count=2), idle) == ("G6", "G7")
+
+
+def test_a_busy_device_is_taken_before_an_idle_one_with_the_same_links() -> None:
+    both = groups("02", "12")
+    assert best_set(both, ["G0", "G1"], SetConditions(count=1), {"G0", "G2"}) == ("G1",)
 
 
 def test_the_weakest_link_counts_before_the_sum() -> None:
