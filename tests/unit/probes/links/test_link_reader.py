@@ -11,8 +11,11 @@ from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.topology import Link, LinkKind, Topology
+from gpuyard.errors import ProbeMissing
+from gpuyard.probes.links import nvml_links
 from gpuyard.probes.links.link_reader import LinkReader, read_local_links
 from gpuyard.probes.links.pci_tree import read_pci_tree
+from tests.unit.probes.links.test_link_tools import OLD, ROCM, amd_smi, cards
 
 LINK = Topology(links=(Link(one="G0", other="G1", kind=LinkKind.NVLINK, count=1),))
 LONG_S = 30.0
@@ -116,3 +119,43 @@ def test_a_late_answer_is_used_by_a_later_snapshot() -> None:
         assert time.monotonic() < deadline
     assert found == LINK
     assert driver.read_ids == [["G0", "G1"]]
+
+
+def install(folder: Path, tool: str, prints: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / tool).write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{prints}\nEND\n")
+    (folder / tool).chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty PATH, on a machine without NVML."""
+
+    def missing() -> None:
+        raise ProbeMissing("nvml", "not installed")
+
+    monkeypatch.setattr(nvml_links, "import_nvml", missing)
+    monkeypatch.setenv("PATH", str(tmp_path / "tools"))
+    return tmp_path / "tools"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "tool", "prints", "kind"),
+    [
+        (Vendor.NVIDIA, "nvidia-smi", OLD, LinkKind.NVLINK),
+        (Vendor.AMD, "amd-smi", amd_smi((0, 1, "XGMI", "ENABLED")), LinkKind.XGMI),
+        (Vendor.AMD, "rocm-smi", ROCM, LinkKind.XGMI),
+    ],
+)
+def test_vendors_tools_are_asked_where_there_is_no_library(
+    vendor: Vendor, tool: str, prints: str, kind: LinkKind, tools: Path
+) -> None:
+    install(tools, tool, prints)
+    assert read_local_links(cards(vendor, 2), tools.parent).kind("G0", "G1") is kind
+
+
+def test_a_tool_that_prints_no_links_leaves_those_of_the_kernel(tools: Path, tmp_path: Path) -> None:
+    install(tools, "nvidia-smi", "No devices were found")
+    buses = [plug_in(tmp_path, f"pci0000:3a/0000:3a:0{number}.0/0000:3{number}:00.0") for number in range(2)]
+    found = read_local_links([card(number, bus, Vendor.NVIDIA) for number, bus in enumerate(buses)], tmp_path)
+    assert kinds(found) == {"01": LinkKind.HOST_BRIDGE}
