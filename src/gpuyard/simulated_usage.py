@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.simulated_topology import split_spec
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
@@ -165,9 +166,11 @@ def out_of_memory_message(device: Device, asked_mb: float, free_mb: float) -> st
 
 def parse_devices(spec: str) -> tuple[Device, ...]:
     """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three. With vendors, as in
-    `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors."""
+    `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors. Links behind it are left to
+    `core.simulated_topology`."""
     devices: list[Device] = []
-    for group in spec.split(","):
+    described, _ = split_spec(spec)
+    for group in described.split(","):
         match = _GROUP.fullmatch(group.strip())
         if match is None or int(match[3]) < 1:
             raise UserError(f"'{spec}' does not describe simulated devices", hint=_EXAMPLES)

@@ -12,8 +12,10 @@ from gpuyard.config import CurrentBans
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.device_choice import conditions_of
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.linked_sets import best_set
 from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.core.snapshot import Snapshot
@@ -32,9 +34,9 @@ _FRESH_S = 0.005
 _MAX_WATCHED_PIDS = 16
 
 
-def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
+def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
     """Return the lease that this process was started with, if it covers the need: waiting for its own devices would
-    never end.
+    never end. It has the best-linked of its devices, as many as the need asks for.
 
     Raises UserError if that lease holds every device that the need allows, but not enough of them.
     """
@@ -44,8 +46,9 @@ def enclosing_lease(ledger: Ledger, need: Need) -> Lease | None:
         return None
     held = [share for share in lease.shares if need.only is None or share.device_id in need.only]
     enough = [share for share in held if _covers(share, need)]
-    if len(enough) >= need.devices:
-        return replace(lease, shares=tuple(enough[: need.devices]))
+    chosen = best_set(seen.topology, [share.device_id for share in enough], conditions_of(need))
+    if chosen is not None:
+        return replace(lease, shares=tuple(share for share in enough if share.device_id in chosen))
     if need.only is not None and len(held) == len(need.only):
         raise UserError(
             f"this process runs inside lease {lease.id}, which holds less of the requested GPUs than is requested",

@@ -387,3 +387,5 @@ Code nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle handle, Handle *card) {
 }
 
 FIGURE(nvmlDeviceIsMigDeviceHandle, device->parent >= 0)
+
+#include "nvml_links.h"

@@ -113,6 +113,9 @@ class FakeDevice:
     is_split: bool = False
     places: int | None = None
     instances: tuple[FakeInstance, ...] = ()
+    nvlinks: tuple[str, ...] = ()  # the bus id of the card at the other end, "switch" or "off"
+    shares: Mapping[str, int] = field(default_factory=dict)  # levels of NVML by the bus id of the other card
+    is_apart: bool = False  # NVSwitches join it to no other card
     results: Mapping[str, int] = field(default_factory=dict)
     hangs: Mapping[str, float] = field(default_factory=dict)
 
@@ -130,6 +133,9 @@ class FakeDevice:
         )
         for part in (self.memory, *self.processes, *self.samples):
             yield from part.lines() if part else ()
+        yield from (f"nvlink {end}" for end in self.nvlinks)
+        yield from (f"shares {bus_id} {level}" for bus_id, level in self.shares.items())
+        yield from ["apart"] * self.is_apart
         yield from _rule_lines(self.results, self.hangs)
         for instance in self.instances:
             yield from instance.lines()

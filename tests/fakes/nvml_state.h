@@ -10,6 +10,9 @@
  *     mig CURRENT PENDING PLACES         of a card that can be split; PLACES is how many instances fit
  *     process compute|graphics|mps PID BYTES|hidden
  *     sample PID MICROSECONDS PERCENT    of a process's work; a card without any does not sample
+ *     nvlink BUS_ID|switch|off           an NVLink to a card, to an NVSwitch, or without a connection
+ *     shares BUS_ID LEVEL                what it shares with another card on PCIe, as a level of NVML
+ *     apart                              peers do not reach it through NVSwitches
  *     result FUNCTION CODE               hang FUNCTION SECONDS
  *
  * A `result` or `hang` before the first device is of the library, a later one of the device or instance above it.
@@ -25,6 +28,7 @@
 #define MAX_PROCESSES 4096
 #define MAX_WORKS 256
 #define MAX_RULES 256
+#define MAX_LINKS 512
 #define LIBRARY (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
 
@@ -32,7 +36,7 @@ typedef unsigned long long Bytes;
 
 typedef struct {
     char uuid[96], name[96], bus_id[32];
-    int parent, has_memory, mig_mode, mig_pending; /* `parent` and the modes are -1 where there are none */
+    int parent, has_memory, is_apart, mig_mode, mig_pending; /* `parent` and the modes are -1 where there are none */
     unsigned index, gi, ci, places;
     Bytes total, reserved, used;
     long long utilization, temperature, power, power_limit; /* -1 where the device does not tell */
@@ -40,15 +44,19 @@ typedef struct {
 
 typedef struct { int device; char kind[16]; unsigned pid; Bytes used; } Process;
 typedef struct { int device; unsigned pid, percent; unsigned long long at; } Work;
+typedef struct { int device; char end[32]; } NvLink;
+typedef struct { int device, level; char bus_id[32]; } Level;
 typedef struct { int device; char function[80]; int code; double hang_s; } Rule;
 
 typedef struct {
     char driver[80];
-    int init, devices, processes, works, rules, cards;
+    int init, devices, processes, works, rules, cards, links, levels;
     Device device[MAX_DEVICES];
     Process process[MAX_PROCESSES];
     Work work[MAX_WORKS];
     Rule rule[MAX_RULES];
+    NvLink link[MAX_LINKS];
+    Level level[MAX_LINKS];
 } State;
 
 static _Thread_local State state;
@@ -94,6 +102,20 @@ static int read_work(const char *text) {
     return sscanf(text, "%u %llu %u", &work->pid, &work->at, &work->percent) == 3;
 }
 
+static int read_link(const char *text) {
+    if (state.links == MAX_LINKS) give_up("more than %d NVLinks", MAX_LINKS);
+    NvLink *link = &state.link[state.links++];
+    link->device = state.devices - 1;
+    return sscanf(text, "%31s", link->end) == 1;
+}
+
+static int read_level(const char *text) {
+    if (state.levels == MAX_LINKS) give_up("more than %d pairs", MAX_LINKS);
+    Level *level = &state.level[state.levels++];
+    level->device = state.devices - 1;
+    return sscanf(text, "%31s %d", level->bus_id, &level->level) == 2;
+}
+
 #define IS(word) (strcmp(keyword, word) == 0)
 
 static int read_rule(const char *keyword, const char *text) {
@@ -114,6 +136,9 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
     if (IS("process")) return read_process(text);
     if (IS("sample")) return read_work(text);
+    if (IS("nvlink")) return read_link(text);
+    if (IS("shares")) return read_level(text);
+    if (IS("apart")) return device->is_apart = 1;
     if (!IS("memory")) return 0;
     device->has_memory = 1;
     return sscanf(text, "%llu %llu %llu", &device->total, &device->reserved, &device->used) == 3;
@@ -139,6 +164,7 @@ static void read_state(void) {
     if (file == NULL) give_up("FAKE_NVML_STATE names no file that can be read: %s", path ? path : "it is not set");
     state.driver[0] = '\0';
     state.init = state.devices = state.processes = state.works = state.rules = state.cards = 0;
+    state.links = state.levels = 0;
     while (fgets(line, sizeof line, file)) {
         int length = 0;
         if (sscanf(line, "%31s %n", keyword, &length) != 1) continue;

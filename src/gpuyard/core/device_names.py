@@ -10,7 +10,9 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.device_choice import conditions_of
 from gpuyard.core.scheduling.device_fit import is_of_kind
+from gpuyard.core.scheduling.linked_sets import best_set, sets_text
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
@@ -90,6 +92,22 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
             hint="ask for less memory, or for other GPUs; `gpuyard devices` shows the memory of each",
             code="impossible",
         )
+    enough = [each for each in candidates if each.memory_total_mb is None or each.memory_total_mb >= needed]
+    _check_links(need, enough, snapshot)
+
+
+def _check_links(need: Need, candidates: Sequence[Device], snapshot: Snapshot) -> None:
+    """Raise UserError for a request that no set of these devices is linked for."""
+    wanted, ids = conditions_of(need), [each.id for each in candidates]
+    if not wanted.are_any or best_set(snapshot.topology, ids, wanted) is not None:
+        return
+    found = sets_text(snapshot.topology, ids, snapshot.labels, wanted)
+    raise UserError(
+        f"{format_count(need.devices, 'GPU')} {wanted} needed; this machine has {found or 'none that are known to be'}",
+        hint="ask for fewer GPUs, or leave out --linked and --same-node (in a script: linked=, same_node=); "
+        "`gpuyard devices --topology` shows all links",
+        code="impossible",
+    )
 
 
 def _counts(snapshot: Snapshot) -> str:

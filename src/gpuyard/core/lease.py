@@ -67,6 +67,8 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
     only_discrete: no integrated graphics.
+    is_linked: NVLink or XGMI leads from each of its devices to each other (`linked_sets`).
+    is_on_one_node: all of its devices are on one NUMA node.
     is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
     memory_on: how much memory of each device by its id, where that differs; `memory` is then the least of them.
     """
@@ -82,6 +84,8 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     vendor: Vendor | None = None
     model: str | None = None
     only_discrete: bool = False
+    is_linked: bool = False
+    is_on_one_node: bool = False
     max_utilization_percent: float | None = None
     max_power_w: float | None = None
     max_memory_used_mb: float | None = None

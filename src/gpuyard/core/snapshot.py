@@ -14,6 +14,8 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from gpuyard.core.topology import Topology
+
 
 class Vendor(StrEnum):
     NVIDIA = "nvidia"
@@ -104,12 +106,14 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
-    """`taken_at` is in seconds since the epoch; `None` where a saved output does not say."""
+    """`taken_at` is in seconds since the epoch; `None` where a saved output does not say. `topology` is read once for
+    each set of devices."""
 
     taken_at: float | None
     host: Host
     devices: tuple[Device, ...] = ()
     problems: tuple[Problem, ...] = ()
+    topology: Topology = Topology()
 
     @cached_property
     def is_mixed(self) -> bool:

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuyard.config import simulated_devices
+from gpuyard.core.simulated_topology import parse_topology
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
 from gpuyard.ports import Clock, Probe
 from gpuyard.probes.common.run_tool import find_any_tool
 from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.links.link_reader import LinkReader, ReadLinks, read_local_links
 from gpuyard.probes.machine_reader import MachineReader
+from gpuyard.simulated_usage import parse_devices
 from gpuyard.system.clock import SystemClock
 
 DEFAULT_DEADLINE_S = 2.0
@@ -24,7 +27,7 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = 
 
     clock = clock or SystemClock()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
-    return MachineReader(chains, PsutilHost(), clock, deadline_s)
+    return MachineReader(chains, PsutilHost(), clock, deadline_s, LinkReader(local_links()))
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
@@ -81,6 +84,16 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
         ],
         Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "apple.apple_gpu:AppleProbe")],
     }
+
+
+def local_links() -> ReadLinks:
+    """Return the function that reads how devices are linked. It raises UserError for simulated links that it cannot
+    understand before the first reading."""
+    spec = simulated_devices()
+    if spec is None:
+        return read_local_links
+    topology = parse_topology(spec, parse_devices(spec))
+    return lambda _: topology
 
 
 class _ToolProbe:

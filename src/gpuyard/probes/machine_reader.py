@@ -12,6 +12,7 @@ from gpuyard.ports import Clock, HostProbe
 from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.links.link_reader import LinkReader
 
 # The rest of the deadline is for killing tools and their children.
 _CHAIN_SHARE = 0.85
@@ -33,18 +34,29 @@ _INTEL_INTEGRATED = "0000:00:02.0"
 class MachineReader:
     """Takes snapshots. Not thread-safe."""
 
-    def __init__(self, chains: Sequence[FallbackChain], host: HostProbe, clock: Clock, deadline_s: float) -> None:
+    def __init__(
+        self,
+        chains: Sequence[FallbackChain],
+        host: HostProbe,
+        clock: Clock,
+        deadline_s: float,
+        links: LinkReader | None = None,
+    ) -> None:
         self._chains = [(chain, WorkerThread[Reading](f"gpuyard-{chain.vendor}")) for chain in chains]
         self._host = host
         self._clock = clock
         self._deadline_s = deadline_s
+        self._links = links
 
     def snapshot(self) -> Snapshot:
         deadline = Deadline(self._deadline_s)
         taken_at = self._clock.now()
         finishing = [self._start(chain, worker, deadline) for chain, worker in self._chains]
         host = self._host.read()
-        return assemble(taken_at, host, [finish() for finish in finishing])
+        found = assemble(taken_at, host, [finish() for finish in finishing])
+        if self._links is None:
+            return found
+        return replace(found, topology=self._links.topology(found.devices, deadline.left()))
 
     def read_memory(self, snapshot: Snapshot, device_ids: Collection[str]) -> Snapshot:
         """Return an earlier snapshot with the present memory of these devices, as far as that can be read at little

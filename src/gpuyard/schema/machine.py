@@ -47,6 +47,9 @@ class DrainResult(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True):
+    """`numa_node` is None where it is unknown. `linked_to` are the labels of the devices that NVLink or XGMI joins to
+    this one, as far as links are known."""
+
     id: str
     index: int | None
     label: str | None
@@ -55,6 +58,8 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     name: str | None
     parent: str | None
     pci_bus_id: str | None
+    numa_node: int | None
+    linked_to: list[str]
     memory_total_mb: float | None
     memory_used_mb: float | None
     memory_free_mb: float | None

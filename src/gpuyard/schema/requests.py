@@ -276,6 +276,8 @@ class SubmitKwargs(TypedDict, total=False):
     device: str | None
     vendor: Literal["nvidia", "amd", "intel", "apple", "simulated"] | None
     gpu_name: str | None
+    linked: bool | None
+    same_node: bool | None
     max_cpu: Number | None
     min_free_mem_mb: Number | None
     max_gpu: Number | None

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
@@ -61,6 +62,8 @@ class GPUScheduler:
     `vram="8G"` it gets that much memory on each GPU and shares the GPUs with others. Each `with` makes a reservation
     of its own, also in another thread. On a machine with GPUs of several vendors, `vendor="amd"` selects the vendor;
     by default those that PyTorch is built for if it is imported, else those of the vendor with the largest GPU.
+    Several GPUs are the best-linked ones that are free; `linked` waits for GPUs that NVLink or XGMI joins, `same_node`
+    for GPUs of one NUMA node.
 
     A script that has to wait prints a line to stderr when the wait starts and when it ends, unless `quiet` is set.
     `progress(line)` gets these lines in place of stderr, and another line whenever the reason changes.
@@ -84,6 +87,8 @@ class GPUScheduler:
         quiet: bool = False,
         progress: Callable[[str], None] | None = None,
         vendor: str | None = None,
+        linked: bool = False,
+        same_node: bool = False,
     ) -> None:
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
@@ -108,6 +113,9 @@ class GPUScheduler:
         if vendor is not None and vendor not in {*Vendor}:
             raise UserError(f"vendor is {vendor!r}", hint=f"give one of {', '.join(Vendor)}")
         self._vendor = None if vendor is None else Vendor(vendor)
+        given = [name for name, is_given in (("linked", linked), ("same_node", same_node)) if is_given]
+        check_several(num_gpus, "num_gpus=2", given)
+        self._is_linked, self._is_on_one_node = linked, same_node
         self._label = label or os.path.basename(sys.argv[0] or "python")
         self._write = progress or (_discard if quiet else print_to_stderr)
         self._writes_changes = progress is not None
@@ -119,7 +127,7 @@ class GPUScheduler:
         here = number_as_process(seen)
         need = self._need(seen, here)
         ledger = open_ledger()
-        enclosing = enclosing_lease(ledger, need)
+        enclosing = enclosing_lease(ledger, need, seen)
         if enclosing is not None:
             return self._enter(None, enclosing, seen)
         announce(ledger.folder)
@@ -211,6 +219,8 @@ class GPUScheduler:
             memory=WholeDevice(least_mb) if self._is_exclusive else FixedMemory(self._memory_mb),
             banned=banned,
             vendor=self._vendor,
+            is_linked=self._is_linked,
+            is_on_one_node=self._is_on_one_node,
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gpuyard.core.simulated_topology import split_spec
 from gpuyard.core.snapshot import Device
 from gpuyard.errors import UserError
 from gpuyard.simulated_usage import parse_devices
@@ -67,7 +68,17 @@ class Compared(Struct, frozen=True, kw_only=True):
         }
 
 
+def _refuse_links(devices: str) -> None:
+    _, links = split_spec(devices)
+    if links:
+        raise UserError(
+            f"the policies are compared without {' and '.join(links)}",
+            hint="leave them out of --devices; GPUYARD_SIMULATE takes them",
+        )
+
+
 def compare(request: ComparisonRequest) -> Compared:
+    _refuse_links(request.devices)
     devices = parse_devices(request.devices)
     policies = [find_policy(text) for text in request.policies]
     found, never_ran = _trace(request, devices)

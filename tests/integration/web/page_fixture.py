@@ -12,7 +12,7 @@ from tests.fakes import gated_job
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site
 
-SIMULATED = "2x24GB"
+SIMULATED = "2x24GB:links=0-1:nodes=0,1"
 expect.set_options(timeout=20_000)
 
 

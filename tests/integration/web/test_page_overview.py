@@ -66,6 +66,7 @@ def test_a_gpu_card_shows_the_holders_of_its_memory(
         "aria-label", "Memory: queue, used 5 GB, queue, reserved 7 GB, free 12 GB"
     )
     expect(own).to_contain_text("5 GB used")
+    expect(own).to_contain_text("NVLink to GPU 1 · NUMA node 0")
     expect(own).to_contain_text("80%")
     expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
     expect(own).to_contain_text("3 GB of 8 GB")

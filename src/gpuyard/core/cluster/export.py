@@ -34,6 +34,7 @@ class NotExported(StrEnum):
     PREEMPTION = "preemption", "--preempt and --on-preempt"
     GATES = "gates", "limits on GPU and CPU load (--max-gpu, --max-cpu and similar)"
     DEVICES = "devices", "the selection of GPUs (--device, --vendor)"
+    LINKS = "links", "how GPUs have to be linked (--linked, --same-node)"
     BATCH = "batch", "a batch's pace, its pruning and its summary"
     TASK = "task", "sessions, logs and markers of workspaces (`workspace start --engine` keeps the last two)"
     LOG_CAP = "log-cap", "the size limit of logs (--log-cap)"
@@ -112,6 +113,7 @@ def _features_used(job: Job) -> dict[NotExported, bool]:
         NotExported.PREEMPTION: spec.preempts or spec.on_preempt is not OnPreempt.SUSPEND,
         NotExported.GATES: need.limits_device_load or need.max_cpu_percent is not None,
         NotExported.DEVICES: need.only is not None or need.vendor is not None,
+        NotExported.LINKS: need.is_linked or need.is_on_one_node,
         NotExported.BATCH: spec.pace is not None,
         NotExported.TASK: spec.task is not None,
         NotExported.LOG_CAP: spec.log_cap_mb != DEFAULT_LOG_CAP_MB,

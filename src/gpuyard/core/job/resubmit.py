@@ -62,6 +62,8 @@ def options_of(job: Job) -> dict[str, Any]:
         "exclusive": need.devices > 0 and isinstance(need.memory, WholeDevice),
         "vendor": need.vendor and str(need.vendor),
         "gpu-name": need.model,
+        "linked": need.is_linked,
+        "same-node": need.is_on_one_node,
         "device": None if need.only is None else ",".join(need.only),
         "max-gpu": need.max_utilization_percent,
         "max-power-w": need.max_power_w,

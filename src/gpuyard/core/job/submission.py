@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.link_options import with_links
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.retry import parse_causes
@@ -115,7 +116,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     engine = "" if options["engine"] in (None, LOCAL) else options["engine"]
     _check(request, options, engine)
     pace = _parse_pace(options) if "concurrency" in options else None
-    need = _parse_need(options, pace)
+    need = with_links(_parse_need(options, pace), options)
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
     cwd, on_reboot = request.cwd, options["on-reboot"]
@@ -254,9 +255,7 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
     if gpus == 0 and (vram_mb is not None or is_exclusive or vendor or model or names_gpu):
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
     if gpus == 0 and options["preempt"]:
-        raise UserError(
-            "--preempt takes GPUs from other jobs, and --gpus 0 asks for none", hint="leave out one of them"
-        )
+        raise UserError("--preempt takes GPUs from others, and --gpus 0 asks for none", hint="leave out one of them")
     memory: MemoryNeed = UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
     free_ram = [bound for bound in (options["min-free-mem-mb"], options["ram"]) if bound is not None]
     is_single = pace is None

@@ -1,7 +1,5 @@
 """The shares of devices that a need gets, and questions about a device and its leases."""
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need, Share
@@ -25,13 +23,6 @@ def share_of(need: Need, device: Device) -> Share:
         is_exclusive=need.is_exclusive,
         spread_mb=need.spread_mb,
     )
-
-
-def of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:
-    """Return the first devices of one vendor that are enough for the need; none if no vendor has enough."""
-    vendors = dict.fromkeys(state.device.vendor for state in fitting)
-    groups = ([state for state in fitting if state.device.vendor is vendor] for vendor in vendors)
-    return next((group for group in groups if len(group) >= need.devices), [])[: need.devices]
 
 
 def lease_ids(state: DeviceState) -> set[str]:

@@ -7,7 +7,7 @@ one for ever. A request that would not fit even after all leases have ended (a f
 machine is too busy for it) does not reserve any device.
 
 Among the devices that fit, a job goes where it slows others least, and there to the device with the least free memory,
-so that large gaps stay free for large jobs.
+so that large gaps stay free for large jobs. A job on several devices gets those that are linked best (`device_choice`).
 """
 
 import copy
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons
+from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
     check_capacity,
@@ -30,15 +31,14 @@ from gpuyard.core.scheduling.device_fit import (
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
-from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, of_one_vendor, share_of
+from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.known_refusals import FitQuestion
 from gpuyard.core.scheduling.known_states import KnownStates
-from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
+from gpuyard.core.scheduling.shared_devices import SharedDevices
 from gpuyard.core.scheduling.sharing_limits import SharingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.units import format_count
 
 PATIENCE_S = 60.0
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
@@ -114,6 +114,7 @@ class PlacementState:
 
     def __init__(self, view: PlacementView) -> None:
         self._view = view
+        self.links = DeviceChoice(view.snapshot.topology, view.closed)
         self._known = view.known or KnownStates()
         self.states = self._known.update(view)
         self.has_head = False
@@ -149,8 +150,8 @@ class PlacementState:
         if need.devices == 1 and not need.is_exclusive:
             best = self._best_shared(need)
             return None if best is None else Claim(shares=(claimed_share(need, best),))
-        fitting = of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
-        if len(fitting) < need.devices:
+        fitting = self.links.choose(need, self._fitting(need), self.states)
+        if not fitting:
             return None
         chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
         return Claim(shares=tuple(claimed_share(need, state) for state in chosen))
@@ -163,15 +164,14 @@ class PlacementState:
                 self._question(need), states, lambda state: self._find_reason(need, state)
             )
             reasons = [reason for reason in found if reason is not None]
-            fits = len(states) - len(reasons)
+            fitting = [state.device.id for state, reason in zip(states, found, strict=True) if reason is None]
         else:
-            refused = [(state, kind) for state in states if (kind := self._refusal(need, state)) is not None]
+            kinds = [(state, self._refusal(need, state)) for state in states]
+            refused = [(state, kind) for state, kind in kinds if kind is not None]
             reasons = [self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES]]
-            fits = len(states) - len(refused)
+            fitting = [state.device.id for state, kind in kinds if kind is None]
         yield from reasons
-        if fits < need.devices:
-            available = format_count(fits, "GPU") if fits else "no GPU"
-            yield Reason(ReasonKind.TOO_FEW, f"{available} available now ({need.devices} needed)")
+        yield from self.links.refusals(need, fitting, self._view.snapshot.labels)
 
     def _find_reason(self, need: Need, state: DeviceState) -> Reason | None:
         kind = self._refusal(need, state)
@@ -206,7 +206,7 @@ class PlacementState:
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
         if len(chosen) < need.devices:
-            later = sorted(device.id for device in self._fitting_without_leases(need))
+            later = sorted(self.links.serving(need, self._fitting_without_leases(need)))
             if len(later) < need.devices:
                 return False
             others = [device_id for device_id in later if device_id not in chosen]
@@ -220,8 +220,9 @@ class PlacementState:
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
-        all that will have. `ends` is the end of each lease; a lease without a known end may end at any moment. A device
-        is examined only when its first lease ends before any device that is known to be available."""
+        all that will have; if they have to be linked, the first set that is, or none. `ends` is the end of each lease;
+        a lease without a known end may end at any moment. A device is examined only when its first lease ends before
+        any device that is known to be available."""
         now = self._view.now
         fitting = {state.device.id for state in self._fitting(need)}
         queue = [(now, device_id, True) for device_id in fitting]
@@ -231,14 +232,19 @@ class PlacementState:
             if times:
                 queue.append((min(times), state.device.id, False))
         heapq.heapify(queue)
-        found: list[tuple[float, str]] = []
-        while queue and len(found) < need.devices:
+        return self.links.first(need, self._in_order_of_time(need, queue, ends))
+
+    def _in_order_of_time(
+        self, need: Need, queue: list[tuple[float, str, bool]], ends: Mapping[str, float]
+    ) -> Iterator[tuple[float, str]]:
+        """Yield devices in the order in which they become available. `queue` is a heap of times and devices; the flag
+        says whether the time is known."""
+        while queue:
             at, device_id, is_known = heapq.heappop(queue)
             if is_known:
-                found.append((at, device_id))
+                yield at, device_id
             elif (available_at := self._available_at(need, self.states[device_id], ends)) is not None:
                 heapq.heappush(queue, (available_at, device_id, True))
-        return found
 
     def _available_at(self, need: Need, state: DeviceState, ends: Mapping[str, float]) -> float | None:
         now = self._view.now
@@ -309,7 +315,7 @@ class PlacementState:
         open_places = len(self._known.refusals.open_places(question, marks))
         if not open_places or (open_places <= _FEW_DEVICES and not self._fitting(need)):
             return None
-        best = self._shared_devices(need).best(need, self._packing(need))
+        best = self._shared_devices(need).best(need, self._packing(need), self.links.loss(self.states))
         if best is None:
             self._known.refusals.note(question, marks, range(len(marks)))
         return best
@@ -346,9 +352,10 @@ class PlacementState:
         if not now and not has_waited:
             return ()
         later = self._fitting_without_leases(need)
-        if len(later) < need.devices or self.host_refuses(need):
+        serving = self.links.serving(need, later)
+        if len(serving) < need.devices or self.host_refuses(need):
             return ()
-        return tuple(share_of(need, device) for device in (later if has_waited else now))
+        return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
 
     def _add(self, promise: PromisedShare) -> None:
         before = self.states[promise.share.device_id]

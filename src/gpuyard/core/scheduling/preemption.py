@@ -43,11 +43,18 @@ def find_victims(
     if placement.host_refuses(need):
         return ()
     states = [state.without(frozenset(leaving)) for state in placement.suitable_devices(need)]
-    found = [victims for state in states if (victims := _victims_on(need, placement, state, may_leave)) is not None]
-    if len(found) < need.devices:
+    found = {
+        state.device.id: victims
+        for state in states
+        if (victims := _victims_on(need, placement, state, may_leave)) is not None
+    }
+    costs = [(sum(run.preempt_cost_s or 0.0 for run in victims), each) for each, victims in found.items()]
+    cheapest = [each for _, each in placement.links.first(need, iter(sorted(costs, key=lambda cost: cost[0])))]
+    if len(cheapest) < need.devices:
         return ()
-    cheapest = sorted(found, key=lambda victims: sum(run.preempt_cost_s or 0.0 for run in victims))[: need.devices]
-    chosen = {run.job_id: run for victims in cheapest for run in victims}
+    if need.is_linked or need.is_on_one_node:
+        states = [state for state in states if state.device.id in cheapest]
+    chosen = {run.job_id: run for each in cheapest for run in found[each]}
     return _without_useless(need, placement, states, list(chosen.values()), need.devices)
 
 

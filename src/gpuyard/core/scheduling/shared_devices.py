@@ -7,7 +7,7 @@ the first with enough memory is the best.
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
@@ -16,6 +16,8 @@ from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceState
 # Jobs that together keep a card no busier than this hardly slow each other.
 _COMFORTABLE_PERCENT = 100.0
 _ROUNDING = 1e-6
+# Two idle cards of one model differ by less: a driver or a desktop holds some memory of one of them.
+_ALIKE_MB = 1024.0
 
 
 def _rank(state: DeviceState) -> tuple[float, float, int, str]:
@@ -36,8 +38,11 @@ class SharedDevices:
         if _is_shared(after):
             bisect.insort(self._states, after, key=_rank)
 
-    def best(self, need: Need, packing: Packing) -> DeviceState | None:
-        """Return the best device for a job that needs a share of one device."""
+    def best(
+        self, need: Need, packing: Packing, loss: Callable[[DeviceState], int] | None = None
+    ) -> DeviceState | None:
+        """Return the best device for a job that needs a share of one device. With a `loss`, the device with the least
+        loss among those that are as full as the best."""
         least = -math.inf if need.least_mb is None else need.least_mb
         comfortable = (_COMFORTABLE_PERCENT + _ROUNDING - _load(need), math.inf, 0, "")
         slowing = bisect.bisect_right(self._states, comfortable, key=_rank)
@@ -46,6 +51,11 @@ class SharedDevices:
             is_fuller = least <= state.rank[1] and (best is None or state.rank[1:] < best.rank[1:])
             if is_fuller and not check_capacity(need, state, packing):
                 best = state
+        if best is not None and loss is not None:
+            alike = [
+                each for each in as_full_as(best, self._states[:slowing]) if not check_capacity(need, each, packing)
+            ]
+            return min(alike, key=lambda state: (loss(state), *state.rank[1:]))
         if best is not None:
             return best
         most = math.inf if packing.max_load_percent is None or need.ignores_load else packing.max_load_percent
@@ -56,6 +66,13 @@ class SharedDevices:
             if state.rank[1] >= least and (state.load_percent <= most or not state.lease_count)
         )
         return next((state for state in large if not check_capacity(need, state, packing)), None)
+
+
+def as_full_as(fullest: DeviceState, states: Iterable[DeviceState]) -> list[DeviceState]:
+    """Return the states that have no less free memory than the fullest, and hardly more."""
+    least = math.inf if fullest.free_mb is None else fullest.free_mb
+    free = ((state, math.inf if state.free_mb is None else state.free_mb) for state in states)
+    return [state for state, free_mb in free if least <= free_mb <= least + _ALIKE_MB]
 
 
 def placement_cost(need: Need, state: DeviceState) -> tuple[float, float, int, str]:

@@ -35,6 +35,7 @@ class ReasonKind(StrEnum):
     HOST_TOO_BUSY = "host-too-busy"
     HOST_TOO_FULL = "host-too-full"
     TOO_FEW = "too-few"
+    NOT_LINKED = "not-linked"
     PAUSED = "paused"
     HELD = "held"
     BLOCKED = "blocked"
@@ -58,7 +59,7 @@ class ReasonKind(StrEnum):
 # The queue itself notices when one of these ends; for all others a new sample is needed.
 NOTICED_BY_QUEUE = frozenset(
     {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
-     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
+     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
 )  # fmt: skip
 
 _MEASURES = {
@@ -89,6 +90,9 @@ REMEDIES = {
     ReasonKind.TOO_FULL: "--max-gpu-mem-mb is the job's own limit",
     ReasonKind.HOST_TOO_BUSY: "--max-cpu is the job's own limit",
     ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb or --ram is the job's own limit",
+    ReasonKind.NOT_LINKED: (
+        "without --linked and --same-node (in a script: linked=, same_node=) it gets the best-linked GPUs that are free"
+    ),
     ReasonKind.TAG_LIMIT: "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
     ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
     ReasonKind.CPU_LIMIT: "raise cpu_jobs under [queue] in the configuration",

@@ -146,6 +146,8 @@ def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
         device,
         machine.DeviceRow,
         label=users.snapshot.labels.get(device.id),
+        numa_node=users.snapshot.topology.nodes.get(device.id),
+        linked_to=[users.snapshot.labels.get(each, each) for each in users.snapshot.topology.linked_to(device.id)],
         is_usable=device in users.snapshot.usable_devices(),
         banned=device.id in users.banned or device.parent in users.banned,
         drain=None if (drain := drain_of(device, users.drains)) is None else machine.drain_row(drain),

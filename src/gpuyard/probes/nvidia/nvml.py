@@ -78,7 +78,7 @@ class Nvml:
         self._mig_asked_at = 0.0
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
-        driver = self._driver = self._driver or _Driver(_import_nvml())
+        driver = self._driver = self._driver or _Driver(import_nvml())
         try:
             if self._needs_setup(driver.nvml):
                 self._set_up(driver)
@@ -192,7 +192,7 @@ class _Driver:
         return samples
 
 
-def _import_nvml() -> ModuleType:
+def import_nvml() -> ModuleType:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # this check costs a hundredth of the failing import
     except OSError as error:

@@ -70,6 +70,7 @@ export class Devices {
     set(card.node, "data-fault", Boolean(device.fault));
     say(card.fault, device.fault);
     say(card.closed, closedText(device));
+    say(card.links, linksText(device));
     updateBar(card, device);
     say(card.load, percent(device.utilization_percent));
     say(card.power, watts(device.power_draw_w, device.power_limit_w));
@@ -127,12 +128,20 @@ function closedText(device) {
   return `drained by ${user} since ${new Date(since).toLocaleString()}${reason ? `: ${reason}` : ""}`;
 }
 
+/** The GPUs that NVLink or XGMI joins to the device, and its NUMA node; empty where both are unknown. */
+function linksText(device) {
+  const {linked_to: others, numa_node: node} = device;
+  const joined = others.length ? `${device.vendor === "amd" ? "XGMI" : "NVLink"} to GPU ${others.join(", ")}` : "";
+  return [joined, node === null ? "" : `NUMA node ${node}`].filter(Boolean).join(" · ");
+}
+
 function makeCard() {
   const card = {
     title: el("h3"),
     name: el("span", {class: "hint name"}),
     fault: el("p", {class: "fault"}),
     closed: el("p", {class: "closed"}),
+    links: el("p", {class: "hint links"}),
     amount: number(),
     detail: el("span", {class: "number hint"}),
     load: number(),
@@ -151,6 +160,7 @@ function makeCard() {
     el("header", {}, card.title, card.name),
     card.fault,
     card.closed,
+    card.links,
     el("div", {class: "amounts"}, card.amount, card.detail),
     card.bar,
     el("dl", {class: "facts"}, facts),

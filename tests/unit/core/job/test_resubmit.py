@@ -14,7 +14,8 @@ from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
 TYPED = {
-    "gpus": 2, "vram": "8G", "vendor": "nvidia", "gpu-name": "H100", "max-gpu": 50, "max-power-w": 300,
+    "gpus": 2, "vram": "8G", "vendor": "nvidia", "gpu-name": "H100", "linked": True,
+    "same-node": True, "max-gpu": 50, "max-power-w": 300,
     "max-gpu-mem-mb": 900, "max-cpu": 80, "ram": "4G", "name": "big", "tag": "night", "retries": 2, "time-limit": "1h",
     "grace": "0.001", "duration": "10m", "on-reboot": "requeue", "stdin": "in.txt", "log-cap": "64M", "preempt": True,
     "on-preempt": "never", "cpus": 4, "priority": 3, "device": "GPU-a,GPU-b",

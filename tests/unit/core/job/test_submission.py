@@ -67,7 +67,8 @@ def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
 
 def test_every_option_reaches_the_job() -> None:
     submission = submit(
-        gpus="2", vram="8G", vendor="nvidia", gpu_name="H100", device="0, GPU-abc,",
+        gpus="2", vram="8G", vendor="nvidia", gpu_name="H100", device="0, GPU-abc,", linked=True,
+        same_node=True,
         max_gpu="80", max_power_w="250.5", max_gpu_mem_mb="100", max_cpu="90", min_free_mem_mb="2048",
         priority="-3", name="big", tag="night", retries="2", time_limit="4h", grace="0", duration="30m",
         on_reboot="fail", stdin="in.txt", log_cap="1G", env=["A=1", "B=x=y", "HOME=/elsewhere"], hold=True,
@@ -81,6 +82,8 @@ def test_every_option_reaches_the_job() -> None:
             memory=FixedMemory(8192.0),
             vendor=Vendor.NVIDIA,
             model="H100",
+            is_linked=True,
+            is_on_one_node=True,
             max_utilization_percent=80.0,
             max_power_w=250.5,
             max_memory_used_mb=100.0,

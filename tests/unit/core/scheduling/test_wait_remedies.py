@@ -62,6 +62,8 @@ CASES = [
      PlacementView(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
      PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--ram"),
+    (ReasonKind.NOT_LINKED, Need(devices=2, is_linked=True),
+     PlacementView(now=0.0, snapshot=machine(card(0), card(1))), "--linked and --same-node (in a script: linked="),
 ]  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def gb10(monkeypatch: pytest.MonkeyPatch) -> Any:
     for kind, pids in (("Compute", (42, 7)), ("Graphics", (42,))):
         listed = [SimpleNamespace(pid=pid, usedGpuMemory=pid * 1048576) for pid in pids]
         setattr(module, f"nvmlDeviceGet{kind}RunningProcesses_v3", lambda _, listed=listed: listed)
-    monkeypatch.setattr(nvml_probe, "_import_nvml", lambda: module)
+    monkeypatch.setattr(nvml_probe, "import_nvml", lambda: module)
     return module
 
 

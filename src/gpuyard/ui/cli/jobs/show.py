@@ -29,6 +29,8 @@ _ATTEMPTS = (
 _BOUNDS = {
     "vendor": "{} GPUs",
     "model": "GPUs named {}",
+    "is_linked": "GPUs joined by NVLink or XGMI",
+    "is_on_one_node": "GPUs of one NUMA node",
     "max_utilization_percent": "GPU use up to {:g}%",
     "max_memory_used_mb": "GPU memory used up to {:g} MB",
     "max_power_w": "power up to {:g} W",
@@ -75,6 +77,10 @@ def advice_lines(job: Answer) -> "Iterator[str]":
         yield f"note: {clean(text)}"
 
 
+def _is_given(limit: object) -> bool:
+    return limit is not None and limit is not False
+
+
 def fact_lines(job: Answer) -> list[str]:
     """Return `name: value` lines in the order in which people look for them, without options that were not given."""
     need, notify = job["need"], job.get("notify", ())
@@ -97,7 +103,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("engine", _engine(job)),
         ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
-        ("limits", ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)),
+        ("limits", ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if _is_given(need.get(key)))),
         ("after", ", ".join(map(_after_text, job["after"]))),
         ("submitted", format_time(job["submitted_at"])),
         ("started", job["started_at"] and format_time(job["started_at"])),

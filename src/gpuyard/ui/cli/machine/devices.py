@@ -12,6 +12,7 @@ from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
+from gpuyard.core.topology import topology_as_dict
 from gpuyard.core.units import format_count
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.ledger import open_ledger
@@ -22,17 +23,22 @@ from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines
 from gpuyard.ui.views.device_tables import snapshot_lines
+from gpuyard.ui.views.topology_table import topology_lines
 
 
 @click.group("devices", invoke_without_command=True)
+@click.option("--topology", is_flag=True, help="Show how the GPUs are linked, and their NUMA nodes.")
 @json_option
 @deadline_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
+def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
     """Show every GPU and the host, their load, and whether work starts there."""
     if ctx.invoked_subcommand is not None:
         return
     snapshot = take_snapshot(deadline_s)
+    if topology:
+        _show_topology(snapshot, as_json=as_json)
+        return
     drains, banned = open_ledger().read_drains(), load_config().devices.banned_ids(snapshot)
     if as_json:
         devices = [_as_json(device, snapshot, drains, banned) for device in snapshot.devices]
@@ -91,6 +97,14 @@ def undrain(names: Sequence[str], *, as_json: bool) -> None:
         say_json({"undrained": ids})
     else:
         say(*(f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids))
+
+
+def _show_topology(snapshot: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        found = topology_as_dict(snapshot.topology, [device.id for device in snapshot.unsplit_devices()])
+        say_json({**found, "labels": dict(snapshot.labels)})
+    else:
+        say(*topology_lines(snapshot))
 
 
 def _vendor_text(snapshot: Snapshot, banned: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.memory.preallocation import growth_variables
@@ -46,6 +47,8 @@ _AMOUNT = click.FloatRange(min=0)
 @click.option("--device", metavar="LIST", help=SUBMIT_OPTIONS["device"].help)
 @click.option("--vendor", type=click.Choice(SUBMIT_OPTIONS["vendor"].choices), metavar="NAME",
               help=SUBMIT_OPTIONS["vendor"].help_with_default)  # fmt: skip
+@click.option("--linked", is_flag=True, help=SUBMIT_OPTIONS["linked"].help)
+@click.option("--same-node", is_flag=True, help=SUBMIT_OPTIONS["same-node"].help)
 @click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start only at up to P percent CPU use.")
 @click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start only with at least M MB of RAM available.")
 @click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at up to P percent use.")
@@ -72,7 +75,7 @@ def command(**typed: Any) -> int:
         seen = snapshot()
     need = _need(typed, seen)
     ledger = open_ledger()
-    around = enclosing_lease(ledger, need)
+    around = enclosing_lease(ledger, need, seen)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
         os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
@@ -104,6 +107,8 @@ def _check(typed: dict[str, Any]) -> None:
         )
     if typed["vram_mb"] is not None and typed["vram_mb"] <= 0:
         raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
+    links = {"--linked": typed["linked"], "--same-node": typed["same_node"]}
+    check_several(typed["gpus"], "--gpus 2", [name for name, is_given in links.items() if is_given])
     for_gpus = (typed["vram_mb"], typed["exclusive"] or None, typed["device"], typed["vendor"])
     if typed["gpus"] == 0 and any(given is not None for given in for_gpus):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
@@ -129,6 +134,8 @@ def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
         devices=typed["gpus"],
         memory=WholeDevice(vram_mb) if typed["exclusive"] or vram_mb is None else FixedMemory(vram_mb),
         vendor=vendor,
+        is_linked=typed["linked"],
+        is_on_one_node=typed["same_node"],
         max_utilization_percent=typed["max_gpu"],
         max_power_w=typed["max_power_w"],
         max_memory_used_mb=typed["max_gpu_mem_mb"],

@@ -1,0 +1,1 @@
+"""How devices are linked: the kernel's PCI tree, NVML, and vendors' tools."""
