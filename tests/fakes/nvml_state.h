@@ -10,6 +10,9 @@
  *     mig CURRENT PENDING PLACES         of a card that can be split; PLACES is how many instances fit
  *     process compute|graphics|mps PID BYTES|hidden
  *     sample PID MICROSECONDS PERCENT    of a process's work; a card without any does not sample
+ *     ecc UNCORRECTED                    remap PENDING FAILED
+ *     throttle MASK                      link WIDTH MAX
+ *     xid NUMBER CODE                    an event that is delivered once; NUMBERs rise over all devices and states
  *     result FUNCTION CODE               hang FUNCTION SECONDS
  *
  * A `result` or `hang` before the first device is of the library, a later one of the device or instance above it.
@@ -25,6 +28,7 @@
 #define MAX_PROCESSES 4096
 #define MAX_WORKS 256
 #define MAX_RULES 256
+#define MAX_XIDS 256
 #define LIBRARY (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
 
@@ -36,19 +40,22 @@ typedef struct {
     unsigned index, gi, ci, places;
     Bytes total, reserved, used;
     long long utilization, temperature, power, power_limit; /* -1 where the device does not tell */
+    long long ecc, remap_pending, remap_failed, throttle, link, link_max;
 } Device;
 
 typedef struct { int device; char kind[16]; unsigned pid; Bytes used; } Process;
 typedef struct { int device; unsigned pid, percent; unsigned long long at; } Work;
+typedef struct { int device, number; unsigned code; } Xid;
 typedef struct { int device; char function[80]; int code; double hang_s; } Rule;
 
 typedef struct {
     char driver[80];
-    int init, devices, processes, works, rules, cards;
+    int init, devices, processes, works, rules, cards, xids;
     Device device[MAX_DEVICES];
     Process process[MAX_PROCESSES];
     Work work[MAX_WORKS];
     Rule rule[MAX_RULES];
+    Xid xid[MAX_XIDS];
 } State;
 
 static _Thread_local State state;
@@ -67,7 +74,8 @@ static Device *add_device(int parent) {
     if (state.devices == MAX_DEVICES) give_up("more than %d devices", MAX_DEVICES);
     Device *device = &state.device[state.devices++];
     *device = (Device){.parent = parent, .mig_mode = -1, .mig_pending = -1, .gi = NO_INSTANCE, .ci = NO_INSTANCE,
-                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1};
+                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1,
+                       .ecc = -1, .remap_pending = -1, .remap_failed = -1, .throttle = -1, .link = -1, .link_max = -1};
     if (parent < 0) device->index = (unsigned)state.cards++;
     return device;
 }
@@ -94,6 +102,13 @@ static int read_work(const char *text) {
     return sscanf(text, "%u %llu %u", &work->pid, &work->at, &work->percent) == 3;
 }
 
+static int read_xid(const char *text) {
+    if (state.xids == MAX_XIDS) give_up("more than %d Xids", MAX_XIDS);
+    Xid *xid = &state.xid[state.xids++];
+    xid->device = state.devices - 1;
+    return sscanf(text, "%d %u", &xid->number, &xid->code) == 2;
+}
+
 #define IS(word) (strcmp(keyword, word) == 0)
 
 static int read_rule(const char *keyword, const char *text) {
@@ -112,6 +127,11 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("power")) return sscanf(text, "%lld", &device->power) == 1;
     if (IS("power_limit")) return sscanf(text, "%lld", &device->power_limit) == 1;
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
+    if (IS("ecc")) return sscanf(text, "%lld", &device->ecc) == 1;
+    if (IS("remap")) return sscanf(text, "%lld %lld", &device->remap_pending, &device->remap_failed) == 2;
+    if (IS("throttle")) return sscanf(text, "%lld", &device->throttle) == 1;
+    if (IS("link")) return sscanf(text, "%lld %lld", &device->link, &device->link_max) == 2;
+    if (IS("xid")) return read_xid(text);
     if (IS("process")) return read_process(text);
     if (IS("sample")) return read_work(text);
     if (!IS("memory")) return 0;
@@ -138,7 +158,7 @@ static void read_state(void) {
     FILE *file = path ? fopen(path, "re") : NULL;
     if (file == NULL) give_up("FAKE_NVML_STATE names no file that can be read: %s", path ? path : "it is not set");
     state.driver[0] = '\0';
-    state.init = state.devices = state.processes = state.works = state.rules = state.cards = 0;
+    state.init = state.devices = state.processes = state.works = state.rules = state.cards = state.xids = 0;
     while (fgets(line, sizeof line, file)) {
         int length = 0;
         if (sscanf(line, "%31s %n", keyword, &length) != 1) continue;

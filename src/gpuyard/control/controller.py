@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.device_health_watch import DeviceHealthWatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
@@ -88,7 +89,7 @@ class Controller:
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, self.usage_tracker, self.cluster_dispatch, self.start_pauses,
-            boot_id=me.boot_id,
+            health=DeviceHealthWatch(leases), boot_id=me.boot_id,
         )  # fmt: skip
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
@@ -259,7 +260,10 @@ class Controller:
                 longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
-                closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},
+                closed={
+                    **self.memory_guard.closed(),
+                    **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
+                },
                 known=self._known_states,
             ),
             queues=queues,
@@ -367,6 +371,7 @@ class Controller:
             self._ticket.wake_at(now),
             self.batch_gates.wake_at(now),
             self.cluster_dispatch.wake_at(now),
+            self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
             now if self._has_more_to_start else None,
@@ -382,5 +387,6 @@ class Controller:
             waits_for_sample=waits_for_sample,
             started=started,
             is_outdated=is_outdated,
+            needs_sample=self._ends.sample_due() is not None,
             events=tuple(self.transitions.take_events()),
         )

@@ -19,6 +19,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_fit import would_have_run_out
+from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -67,6 +68,7 @@ class Metrics:
             breakdowns=breakdowns,
             leases=leases,
             counters=self._counters,
+            issues=self._devices.health.issues(sample.snapshot, self._scheduler.ledger.health_marks),
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
@@ -175,6 +177,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     leases: Mapping[str, int]
     counters: EventCounters
     guard_suspensions: int = 0
+    issues: Mapping[str, Sequence[HealthIssue]] = {}
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -192,6 +195,7 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
         _devices(scrape.snapshot, scrape.breakdowns),
+        _metric("device_issue", "gauge", "1 for each fault or alarm of a device.", _issues(scrape)),
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
@@ -211,6 +215,15 @@ def write_metrics(scrape: Scrape) -> bytes:
 
 # Devices and the host
 
+
+def _errors(device: Device) -> float | None:
+    return None if device.health is None else device.health.ecc_uncorrected
+
+
+def _is_throttled(device: Device) -> bool | None:
+    return None if device.health is None or device.health.throttle is None else bool(device.health.throttle)
+
+
 _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("memory_total_bytes", "Memory of the device.", lambda device: _bytes(device.memory_total_mb)),
     ("memory_used_bytes", "Memory in use by any process.", lambda device: _bytes(device.memory_used_mb)),
@@ -218,6 +231,8 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("power_watts", "Power draw.", lambda device: device.power_draw_w),
     ("power_limit_watts", "Power limit.", lambda device: device.power_limit_w),
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
+    ("ecc_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded.", _errors),
+    ("throttled", "1 while heat or the power brake slows the device.", _is_throttled),
     ("healthy", "0 if the device is unusable: it has a fault or has vanished.", lambda device: device.healthy),
 )
 _CHARGED = "reserved, or used where that is more"
@@ -234,6 +249,12 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
     ("memory_total_bytes", "RAM of the machine, or of its container.", lambda host: _bytes(host.memory_total_mb)),
     ("memory_available_bytes", "RAM available to programs.", lambda host: _bytes(host.memory_available_mb)),
 )
+
+
+def _issues(scrape: "Scrape") -> Samples:
+    for device in scrape.snapshot.devices:
+        for issue in scrape.issues.get(device.id, ()):
+            yield {"device": device.id, "kind": issue.kind, "severity": issue.severity}, 1
 
 
 def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:

@@ -28,6 +28,7 @@ class Event(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
     QUEUE_EMPTY = "queue-empty"
     GPU_FREE = "gpu-free"
+    GPU_FAULT = "gpu-fault"
 
 
 JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
