@@ -75,8 +75,8 @@ def test_a_power_limit_is_no_throttling(reader: Reader) -> None:
 
 def test_an_xid_is_reported_from_the_next_reading_on_and_only_for_its_card(reader: Reader) -> None:
     quiet, loud = state(FakeHealth()), state(FakeHealth(xids={1: 79}))
-    outcomes = reader.read_each(quiet, quiet, loud, loud)
-    assert [[event["code"] for event in health_of(each)["xids"]] for each in outcomes] == [[], [], [79], [79]]
+    outcomes = reader.read_each(quiet, loud, loud)
+    assert [[event["code"] for event in health_of(each)["xids"]] for each in outcomes] == [[], [79], [79]]
     assert health_of(outcomes[-1], SECOND)["xids"] == []
 
 

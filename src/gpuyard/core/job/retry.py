@@ -29,6 +29,7 @@ _DELAYS_S = {
     OutcomeKind.TIMED_OUT: (0.0, 0.0),
     OutcomeKind.LOST: (0.0, 60.0),
     OutcomeKind.NOT_RESTORED: (0.0, 60.0),
+    OutcomeKind.DEVICE_FAULT: (0.0, 60.0),
 }
 # With a delay of the user's own: it doubles too, up to this or to itself.
 _LONGEST_OWN_S = 3600.0
@@ -36,6 +37,7 @@ _CAUSES = {
     OutcomeKind.TIMED_OUT: {RetryCause.TIMEOUT},
     OutcomeKind.OUT_OF_MEMORY: {RetryCause.OOM},
     OutcomeKind.NOT_RESTORED: {RetryCause.FAILED, RetryCause.DEVICE},
+    OutcomeKind.DEVICE_FAULT: {RetryCause.DEVICE},
 }
 # A job runs again this often after faults of its GPUs before its retries count.
 _MAX_DEVICE_FAULTS = 3

@@ -82,11 +82,11 @@ class Nvml:
                 self._ask_mig(driver)
             measured = [_measure(driver, card) for card in self._cards]
             self._health.collect_events(driver, [(card.device, card.handle) for card in self._cards])
+            devices = tuple(chain.from_iterable(self._with_health(driver, *each) for each in measured))
         except driver.nvml.NVMLError as error:
             self._close(driver.nvml)
             raise _as_probe_error(driver.nvml, error) from error
         self._cards = tuple(card for card, _ in measured)
-        devices = tuple(chain.from_iterable(self._with_health(driver, *each) for each in measured))
         return Reading(devices=devices, problems=self._problems)
 
     def _with_health(self, driver: "_Driver", card: _NvmlCard, devices: list[Device]) -> list[Device]:

@@ -2,9 +2,8 @@
 
 - Most figures change seldom and may take long to read: they are asked for every 10 s, and at once after an event.
   Reasons for throttling are asked for every 2 s.
-- Events are collected at each reading from the second on, without waiting: the driver keeps them until then. There is
-  no thread that would have to end before the library is closed, or that a stuck driver could keep from ending. A
-  process that reads once pays nothing.
+- Events are collected at each reading, without waiting: from the first reading on the driver keeps them until then.
+  There is no thread that would have to end before the library is closed, or that a stuck driver could keep from ending.
 - The kernel's log replaces events that the driver does not send.
 - A PCIe link counts as narrow only while the card is busy; a wide one always counts.
 - Memory counts as unreleased when it was in use for 10 s without any process. In a PID namespace the driver hides
@@ -37,12 +36,10 @@ _MOST_EVENTS = 64
 _MOST_REMEMBERED = 32
 # Names of the first PID namespace: the number of its inode never changes.
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-_THROTTLES = {
-    Throttle.SW_THERMAL: "SwThermalSlowdown",
-    Throttle.HW_THERMAL: "HwThermalSlowdown",
-    Throttle.POWER_BRAKE: "HwPowerBrakeSlowdown",
-    Throttle.HW_SLOWDOWN: "HwSlowdown",
-}
+# NVML's own numbers.
+_XID, _DOUBLE_BIT_ECC = 8, 2
+_UNCORRECTED, _VOLATILE = 1, 0
+_THROTTLES = {Throttle.SW_THERMAL: 32, Throttle.HW_THERMAL: 64, Throttle.POWER_BRAKE: 128, Throttle.HW_SLOWDOWN: 8}
 
 
 class AsksDriver(Protocol):
@@ -71,14 +68,10 @@ class NvmlHealth:
         self._events: Any = None  # NVML's event set
         self._has_asked_for_events = False
         self._is_registered = False
-        self._readings = 0
         self._by_handle: dict[int | None, Device] = {}
 
     def collect_events(self, driver: AsksDriver, cards: Sequence[tuple[Device, Any]]) -> None:
         """Note the Xids since the last reading. `cards` are all cards with their handles."""
-        self._readings += 1
-        if self._readings == 1:
-            return
         if not self._has_asked_for_events:
             self._has_asked_for_events = True
             self._register(driver, cards)
@@ -86,7 +79,7 @@ class NvmlHealth:
             event = self._next_event(driver.nvml)
             if event is None:
                 break
-            self._note_event(driver.nvml, event)
+            self._note_event(event)
         if not self._is_registered:
             by_bus_id = {card.pci_bus_id: card for card, _ in cards}
             for bus_id, code in self._kernel_log.new_xids():
@@ -96,13 +89,12 @@ class NvmlHealth:
     def _register(self, driver: AsksDriver, cards: Sequence[tuple[Device, Any]]) -> None:
         """Ask the driver for events of all cards. Where it refuses for one of them, the kernel's log is read."""
         nvml = driver.nvml
-        wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
         self._by_handle = {_address(handle): card for card, handle in cards if handle is not None}
         try:
             self._events = nvml.nvmlEventSetCreate()
             for handle in (handle for _, handle in cards if handle is not None):
                 supported = nvml.nvmlDeviceGetSupportedEventTypes(handle)
-                nvml.nvmlDeviceRegisterEvents(handle, wanted & supported, self._events)
+                nvml.nvmlDeviceRegisterEvents(handle, supported & (_XID | _DOUBLE_BIT_ECC), self._events)
             self._is_registered = True
         except nvml.NVMLError:
             self._is_registered = False
@@ -118,11 +110,11 @@ class NvmlHealth:
             self._is_registered &= error.value == nvml.NVML_ERROR_TIMEOUT
             return None
 
-    def _note_event(self, nvml: ModuleType, event: Any) -> None:
+    def _note_event(self, event: Any) -> None:
         card = self._by_handle.get(_address(event.device))
         if card is None:
             return
-        if event.eventType & nvml.nvmlEventTypeXidCriticalError:
+        if event.eventType & _XID:
             self._note_xid(card.id, int(event.eventData))
         self._card(card.id).rare_asked_at = float("-inf")
 
@@ -177,20 +169,17 @@ def _throttle(driver: AsksDriver, handle: Any) -> tuple[Throttle, ...] | None:
         reasons = driver.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     if reasons is None:
         return None
-    masks = {each: getattr(driver.nvml, f"nvmlClocksThrottleReason{name}") for each, name in _THROTTLES.items()}
-    return tuple(each for each, mask in masks.items() if reasons & mask)
+    return tuple(each for each, mask in _THROTTLES.items() if reasons & mask)
 
 
 def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *, is_busy: bool) -> HealthFigures:
-    nvml = driver.nvml
-    errors = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     rows = driver.ask("nvmlDeviceGetRemappedRows", handle)
     width = driver.ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
     most = driver.ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
     is_certain = width is not None and most is not None and (is_busy or width >= most)
     return replace(
         before,
-        ecc_uncorrected=driver.ask("nvmlDeviceGetTotalEccErrors", handle, *errors),
+        ecc_uncorrected=driver.ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),
         link_width=width if is_certain else before.link_width,
