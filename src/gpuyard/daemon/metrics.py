@@ -19,7 +19,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_fit import would_have_run_out
-from gpuyard.core.scheduling.device_health import HealthIssue
+from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -194,7 +194,7 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("queue_paused", "gauge", "1 while the queue is paused.", [({}, scrape.is_paused)]),
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
-        _devices(scrape.snapshot, scrape.breakdowns),
+        _devices(scrape),
         _metric("device_issue", "gauge", "1 for each fault or alarm of a device.", _issues(scrape)),
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
@@ -233,8 +233,8 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
     ("ecc_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded.", _errors),
     ("throttled", "1 while heat or the power brake slows the device.", _is_throttled),
-    ("healthy", "0 if the device is unusable: it has a fault or has vanished.", lambda device: device.healthy),
 )
+_HEALTHY = "0 if the device is unusable: it has a fault or has vanished."
 _CHARGED = "reserved, or used where that is more"
 _BREAKDOWN_METRICS: tuple[tuple[str, str, Callable[[MemoryParts], float | None]], ...] = (
     ("memory_own_bytes", f"Memory of this queue's jobs: {_CHARGED}.", lambda parts: _bytes(parts.own_mb)),
@@ -257,8 +257,9 @@ def _issues(scrape: "Scrape") -> Samples:
             yield {"device": device.id, "kind": issue.kind, "severity": issue.severity}, 1
 
 
-def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:
+def _devices(scrape: "Scrape") -> Iterator[str]:
     labels: dict[str, Labels] = {}
+    snapshot, breakdowns, faulty = scrape.snapshot, scrape.breakdowns, first_faults(scrape.issues)
     devices = snapshot.devices
     for device in devices:
         index = "" if device.index is None else str(device.index)
@@ -267,6 +268,8 @@ def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Itera
         labels[device.id] = {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
     for name, text, read in _DEVICE_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(labels[each.id], read(each)) for each in devices])
+    healthy = [(labels[each.id], each.healthy and each.id not in faulty) for each in devices]
+    yield from _metric("device_healthy", "gauge", _HEALTHY, healthy)
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])

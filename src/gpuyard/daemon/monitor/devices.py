@@ -151,14 +151,15 @@ class DeviceList:
 
 
 def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
+    issues = users.issues.get(device.id, ())
     return copy_fields(
         device,
         machine.DeviceRow,
         label=users.snapshot.labels.get(device.id),
-        is_usable=device in users.snapshot.usable_devices(),
+        is_usable=device in users.snapshot.usable_devices() and not any(each.is_fault for each in issues),
         banned=device.id in users.banned or device.parent in users.banned,
         drain=None if (drain := drain_of(device, users.drains)) is None else machine.drain_row(drain),
-        issues=[machine.issue_row(issue) for issue in users.issues.get(device.id, ())],
+        issues=[machine.issue_row(issue) for issue in issues],
         memory=users.breakdown(device),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     )
