@@ -34,7 +34,7 @@ UNRELEASED_AFTER_S = 10.0
 _UNRELEASED_MB = 1024.0
 _MOST_EVENTS = 64
 _MOST_REMEMBERED = 32
-# Names of the first PID namespace: the number of its inode never changes.
+# The inode of the first PID namespace: its number never changes.
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 # NVML's own numbers.
 _XID, _DOUBLE_BIT_ECC = 8, 2
@@ -61,10 +61,12 @@ class _CardHealth(Struct):
 
 
 class NvmlHealth:
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), *, lists_all_processes: bool | None = None) -> None:
+        """`lists_all_processes`: whether the driver shows us all processes; by default, outside of containers."""
         self._cards: dict[str, _CardHealth] = {}
         self._kernel_log = KernelLog(root)
-        self._lists_all_processes = _pid_namespace(root) == _FIRST_PID_NAMESPACE
+        is_first = _pid_namespace(root) == _FIRST_PID_NAMESPACE
+        self._lists_all_processes = is_first if lists_all_processes is None else lists_all_processes
         self._events: Any = None  # NVML's event set
         self._has_asked_for_events = False
         self._is_registered = False

@@ -129,7 +129,8 @@ function issueText({text, since, remedy}) {
 function closedText(device) {
   if (device.banned) return "banned in the configuration: nothing starts here";
   if (!device.drain) {
-    return device.issues.filter((issue) => issue.severity === "alarm").map((each) => `used last: ${issueText(each)}`).join("; ");
+    const alarms = device.issues.filter((issue) => issue.severity === "alarm");
+    return alarms.map((issue) => `used last: ${issueText(issue)}`).join("; ");
   }
   const {user, since, reason} = device.drain;
   return `drained by ${user} since ${new Date(since).toLocaleString()}${reason ? `: ${reason}` : ""}`;
