@@ -21,7 +21,7 @@ from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema import jobs
-from gpuyard.schema.machine import DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
+from gpuyard.schema.machine import ClearResult, DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
     ChangeSummary,
     CleanResult,
@@ -303,6 +303,10 @@ class Client(Closeable):
     def undrain_devices(self, *devices: str | int) -> DrainResult:
         """Let work start on these devices again."""
         return self._post("/devices/undrain", {"devices": devices}, DrainResult)
+
+    def clear_devices(self, *devices: str | int) -> ClearResult:
+        """Let work start on devices that were faulty, after a repair."""
+        return self._post("/devices/clear", {"devices": devices}, ClearResult)
 
     def device_history(self, span: Literal["10m", "1h", "24h"] = "10m") -> DeviceHistory:
         """Return the usage of devices and host over time."""

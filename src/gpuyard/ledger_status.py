@@ -51,7 +51,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         measured=measure(snapshot, leases),
         foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
         packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
-        closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot)),
+        closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot), contents.health_marks),
     )
     return LedgerStatus(
         snapshot=snapshot,

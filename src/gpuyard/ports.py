@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
+from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
 from gpuyard.core.job.shell_settings import ShellSettings
@@ -254,6 +255,9 @@ class LeaseLedger(Protocol):
 
     def drains(self) -> Sequence[Drain]:
         """Return the drains as of the last `grant` or `read`; within `decide`, as of this grant."""
+
+    def health_marks(self) -> Sequence[HealthMark]:
+        """Return the health marks as of the last `grant` or `read`."""
 
     def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return the memory that the processes of each lease hold, by (lease id, device id)."""

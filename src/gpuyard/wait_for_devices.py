@@ -179,7 +179,9 @@ class Acquisition:
             measured=measure(self._snapshot, leases),
             foreign=self._loads,
             packing=self._packing,
-            closed=closed_devices(self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot)),
+            closed=closed_devices(
+                self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot), self._ledger.health_marks
+            ),
             ahead=self._ahead(tickets),
         )
         choice: PlacementChoice = choose(self._need, view)

@@ -22,7 +22,7 @@
 typedef const void *Handle;
 typedef enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-    GPU_IS_LOST = 15, VERSION_MISMATCH = 25
+    TIMED_OUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 } Code;
 
 typedef struct { Bytes total, free, used; } Memory;
@@ -38,7 +38,10 @@ typedef struct {
     char bus_id[32];
 } Pci;
 
+typedef struct { Handle device; unsigned long long type, data; unsigned gi, ci; } Event;
+
 static atomic_int init_count;
+static atomic_int last_event; /* the number of the last Xid that was delivered, or that is older than the event set */
 
 /* What every call begins with */
 
@@ -258,6 +261,83 @@ FIGURE(nvmlDeviceGetPowerManagementLimit, device->power_limit)
 Code nvmlDeviceGetTemperature(Handle handle, unsigned sensor, unsigned *celsius) {
     BEGIN_ON(handle);
     return sensor == 0 ? give_figure(device->temperature, celsius) : INVALID_ARGUMENT;
+}
+
+/* How healthy it is */
+
+FIGURE(nvmlDeviceGetCurrPcieLinkWidth, device->link)
+FIGURE(nvmlDeviceGetMaxPcieLinkWidth, device->link_max)
+
+static Code give_long_figure(long long figure, unsigned long long *out) {
+    if (figure >= 0) *out = (unsigned long long)figure;
+    return figure < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+Code nvmlDeviceGetTotalEccErrors(Handle handle, int type, int counter, unsigned long long *count) {
+    BEGIN_ON(handle);
+    /* Only the uncorrected errors since the driver was loaded are in the state. */
+    return type == 1 && counter == 0 ? give_long_figure(device->ecc, count) : NOT_SUPPORTED;
+}
+
+Code nvmlDeviceGetRemappedRows(Handle handle, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
+                               unsigned *failed) {
+    BEGIN_ON(handle);
+    *correctable = *uncorrectable = 0;
+    const Code given = give_figure(device->remap_pending, pending);
+    return given != SUCCESS ? given : give_figure(device->remap_failed, failed);
+}
+
+Code nvmlDeviceGetCurrentClocksThrottleReasons(Handle handle, unsigned long long *reasons) {
+    BEGIN_ON(handle);
+    return give_long_figure(device->throttle, reasons);
+}
+
+#ifndef OLD_DRIVER
+Code nvmlDeviceGetCurrentClocksEventReasons(Handle handle, unsigned long long *reasons) {
+    BEGIN_ON(handle);
+    return give_long_figure(device->throttle, reasons);
+}
+#endif
+
+/* Events: Xids with a number above that of the last one; there is one event set per process */
+
+Code nvmlDeviceGetSupportedEventTypes(Handle handle, unsigned long long *types) {
+    BEGIN_ON(handle);
+    return give_long_figure(2 | 8, types);
+}
+
+Code nvmlEventSetCreate(Handle *set) {
+    BEGIN();
+    int newest = 0;
+    for (int i = 0; i < state.xids; i++)
+        if (state.xid[i].number > newest) newest = state.xid[i].number;
+    if (newest > atomic_load(&last_event)) atomic_store(&last_event, newest);
+    *set = &last_event;
+    return SUCCESS;
+}
+
+Code nvmlDeviceRegisterEvents(Handle handle, unsigned long long types, Handle set) {
+    BEGIN_ON(handle);
+    return set == &last_event && (types & ~10ULL) == 0 ? SUCCESS : INVALID_ARGUMENT;
+}
+
+Code nvmlEventSetWait_v2(Handle set, Event *event, unsigned milliseconds) {
+    BEGIN();
+    (void)milliseconds;
+    if (set != &last_event) return INVALID_ARGUMENT;
+    const Xid *next = NULL;
+    for (int i = 0; i < state.xids; i++)
+        if (state.xid[i].number > atomic_load(&last_event) && (next == NULL || state.xid[i].number < next->number))
+            next = &state.xid[i];
+    if (next == NULL) return TIMED_OUT;
+    atomic_store(&last_event, next->number);
+    *event = (Event){.device = handle_of(&state.device[next->device]), .type = 8, .data = next->code};
+    return SUCCESS;
+}
+
+Code nvmlEventSetFree(Handle set) {
+    BEGIN();
+    return set == &last_event ? SUCCESS : INVALID_ARGUMENT;
 }
 
 /* Who uses a device: of a split card, those of all its instances too */

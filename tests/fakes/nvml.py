@@ -75,6 +75,25 @@ class FakeMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FakeHealth:
+    """`xids` are events by a number that rises from state to state, over all cards; each is delivered once.
+    `throttle` is NVML's mask of reasons, `link` the lanes in use and the most possible."""
+
+    ecc: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool = False
+    throttle: int | None = None
+    link: tuple[int, int] | None = None
+    xids: Mapping[int, int] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        remap = None if self.remap_pending is None else f"{self.remap_pending:d} {self.remap_failed:d}"
+        link = None if self.link is None else f"{self.link[0]} {self.link[1]}"
+        yield from _figure_lines(ecc=self.ecc, remap=remap, throttle=self.throttle, link=link)
+        yield from (f"xid {number} {code}" for number, code in self.xids.items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class FakeInstance:
     """A MIG instance; `place` is its index on the card; indexes may have gaps."""
 
@@ -110,6 +129,7 @@ class FakeDevice:
     temperature: int | None = None
     processes: tuple[FakeProcess, ...] = ()
     samples: tuple[FakeSample, ...] = ()
+    health: FakeHealth = field(default_factory=FakeHealth)
     is_split: bool = False
     places: int | None = None
     instances: tuple[FakeInstance, ...] = ()
@@ -131,7 +151,7 @@ class FakeDevice:
             temperature=self.temperature,
             mig=mig,
         )
-        for part in (self.memory, *self.processes, *self.samples):
+        for part in (self.memory, *self.processes, *self.samples, self.health):
             yield from part.lines() if part else ()
         yield from (f"nvlink {end}" for end in self.nvlinks)
         yield from (f"shares {bus_id} {level}" for bus_id, level in self.shares.items())

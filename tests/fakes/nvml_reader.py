@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ known = ()
 for number, text in enumerate(task["states"]):
     if number == task["close_before"]:
         pynvml.nvmlShutdown()
+    if str(number) in task["append"]:
+        path, more = task["append"][str(number)]
+        with open(path, "a") as file:
+            file.write(more)
     state_file = Path(os.environ["FAKE_NVML_STATE"])
     state_file.with_suffix(".new").write_text(text)
     state_file.with_suffix(".new").replace(state_file)
@@ -73,15 +78,18 @@ def run_program(
     set_up_each_time: bool = False,
     close_before: int | None = None,
     memory_from: int | None = None,
+    append: Mapping[int, tuple[str, str]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the result of each read. `close_before`: the number of the read before which the library is closed;
-    `memory_from`: the number of the first read that reads only the memory of the devices of the first one."""
+    `memory_from`: the number of the first read that reads only the memory of the devices of the first one;
+    `append`: what is appended to a file before the read of this number, as path and text."""
     task = {
         "root": str(root),
         "states": [state.text() for state in states],
         "set_up_each_time": set_up_each_time,
         "close_before": close_before,
         "memory_from": memory_from,
+        "append": append or {},
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -13,6 +13,9 @@
  *     nvlink BUS_ID|switch|off           an NVLink to a card, to an NVSwitch, or without a connection
  *     shares BUS_ID LEVEL                what it shares with another card on PCIe, as a level of NVML
  *     apart                              peers do not reach it through NVSwitches
+ *     ecc UNCORRECTED                    remap PENDING FAILED
+ *     throttle MASK                      link WIDTH MAX
+ *     xid NUMBER CODE                    an event that is delivered once; NUMBERs rise over all devices and states
  *     result FUNCTION CODE               hang FUNCTION SECONDS
  *
  * A `result` or `hang` before the first device is of the library, a later one of the device or instance above it.
@@ -29,6 +32,7 @@
 #define MAX_WORKS 256
 #define MAX_RULES 256
 #define MAX_LINKS 512
+#define MAX_XIDS 256
 #define LIBRARY (-1)
 #define NO_INSTANCE 0xFFFFFFFFu
 
@@ -40,23 +44,26 @@ typedef struct {
     unsigned index, gi, ci, places;
     Bytes total, reserved, used;
     long long utilization, temperature, power, power_limit; /* -1 where the device does not tell */
+    long long ecc, remap_pending, remap_failed, throttle, link, link_max;
 } Device;
 
 typedef struct { int device; char kind[16]; unsigned pid; Bytes used; } Process;
 typedef struct { int device; unsigned pid, percent; unsigned long long at; } Work;
 typedef struct { int device; char end[32]; } NvLink;
 typedef struct { int device, level; char bus_id[32]; } Level;
+typedef struct { int device, number; unsigned code; } Xid;
 typedef struct { int device; char function[80]; int code; double hang_s; } Rule;
 
 typedef struct {
     char driver[80];
-    int init, devices, processes, works, rules, cards, links, levels;
+    int init, devices, processes, works, rules, cards, links, levels, xids;
     Device device[MAX_DEVICES];
     Process process[MAX_PROCESSES];
     Work work[MAX_WORKS];
     Rule rule[MAX_RULES];
     NvLink link[MAX_LINKS];
     Level level[MAX_LINKS];
+    Xid xid[MAX_XIDS];
 } State;
 
 static _Thread_local State state;
@@ -75,7 +82,8 @@ static Device *add_device(int parent) {
     if (state.devices == MAX_DEVICES) give_up("more than %d devices", MAX_DEVICES);
     Device *device = &state.device[state.devices++];
     *device = (Device){.parent = parent, .mig_mode = -1, .mig_pending = -1, .gi = NO_INSTANCE, .ci = NO_INSTANCE,
-                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1};
+                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1,
+                       .ecc = -1, .remap_pending = -1, .remap_failed = -1, .throttle = -1, .link = -1, .link_max = -1};
     if (parent < 0) device->index = (unsigned)state.cards++;
     return device;
 }
@@ -116,6 +124,13 @@ static int read_level(const char *text) {
     return sscanf(text, "%31s %d", level->bus_id, &level->level) == 2;
 }
 
+static int read_xid(const char *text) {
+    if (state.xids == MAX_XIDS) give_up("more than %d Xids", MAX_XIDS);
+    Xid *xid = &state.xid[state.xids++];
+    xid->device = state.devices - 1;
+    return sscanf(text, "%d %u", &xid->number, &xid->code) == 2;
+}
+
 #define IS(word) (strcmp(keyword, word) == 0)
 
 static int read_rule(const char *keyword, const char *text) {
@@ -134,6 +149,11 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("power")) return sscanf(text, "%lld", &device->power) == 1;
     if (IS("power_limit")) return sscanf(text, "%lld", &device->power_limit) == 1;
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
+    if (IS("ecc")) return sscanf(text, "%lld", &device->ecc) == 1;
+    if (IS("remap")) return sscanf(text, "%lld %lld", &device->remap_pending, &device->remap_failed) == 2;
+    if (IS("throttle")) return sscanf(text, "%lld", &device->throttle) == 1;
+    if (IS("link")) return sscanf(text, "%lld %lld", &device->link, &device->link_max) == 2;
+    if (IS("xid")) return read_xid(text);
     if (IS("process")) return read_process(text);
     if (IS("sample")) return read_work(text);
     if (IS("nvlink")) return read_link(text);
@@ -163,7 +183,7 @@ static void read_state(void) {
     FILE *file = path ? fopen(path, "re") : NULL;
     if (file == NULL) give_up("FAKE_NVML_STATE names no file that can be read: %s", path ? path : "it is not set");
     state.driver[0] = '\0';
-    state.init = state.devices = state.processes = state.works = state.rules = state.cards = 0;
+    state.init = state.devices = state.processes = state.works = state.rules = state.cards = state.xids = 0;
     state.links = state.levels = 0;
     while (fgets(line, sizeof line, file)) {
         int length = 0;

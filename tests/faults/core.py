@@ -364,4 +364,20 @@ FAULTS = (
         breaks="Jobs go on starting on the MIG parts of a card that was drained.",
         near=("tests/unit/core/scheduling/test_closed_devices.py",),
     ),
+    Fault(
+        id="core-cleared-device-stays-faulty",
+        file="src/gpuyard/core/scheduling/device_health.py",
+        old="        new = errors if errors < before else errors - before",
+        new="        new = errors",
+        breaks="A GPU whose ECC errors were accepted with `devices clear` stays closed until a reboot.",
+        near=("tests/unit/core/scheduling/test_device_health.py",),
+    ),
+    Fault(
+        id="core-program-that-breaks-gpus-runs-for-ever",
+        file="src/gpuyard/core/job/retry.py",
+        old="    if faults_before < _MAX_DEVICE_FAULTS:",
+        new="    if True:",
+        breaks="A program that causes Xids itself closes one GPU after the other and never fails.",
+        near=("tests/unit/control/test_device_health_watch.py",),
+    ),
 )

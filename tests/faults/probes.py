@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         id="probes-impossible-load-of-a-process",
-        file="src/gpuyard/probes/nvidia/nvml.py",
+        file="src/gpuyard/probes/nvidia/process_loads.py",
         old="        if is_newer and sample.smUtil <= _WHOLE:\n",
         new="        if is_newer:\n",
         breaks="A process is shown with a load of 4,000,000%, and that load is counted.",

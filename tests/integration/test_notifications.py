@@ -87,6 +87,20 @@ def test_a_gpu_that_is_free_again_is_notified(
     assert target("all").await_title("GPU 0 (Simulated 24 GB) is free")["event"] == "gpu-free"
 
 
+def test_a_fault_of_a_gpu_is_notified_once(own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]) -> None:
+    configure(own_queue, on=["gpu-fault"], to=[target("all").command], gpu_free_s=0.5)
+    simulated = own_queue.home / "simulated"
+    simulated.mkdir(parents=True)
+    (simulated / "health.json").write_text('{"SIM-0": {"remap_failed": true, "throttle": ["hw-thermal"]}}')
+    own_queue.start()
+    message = target("all").await_title("GPU 0 (Simulated 24 GB) is faulty")
+    assert message["event"] == "gpu-fault"
+    assert "rows of its memory cannot be remapped" in message["body"]
+    own_queue.restart()
+    own_queue.wait(own_queue.submit("true", vram="1G"))
+    assert len([each for each in target("all").all if "is faulty" in each["title"]]) == 1
+
+
 def test_a_changed_configuration_is_applied_and_secrets_are_not_shown(
     own_queue: QueueUnderTest, target: Callable[[str], RecordingTarget]
 ) -> None:

@@ -106,6 +106,8 @@ def fill(queue: QueueUnderTest) -> None:
     queue.submit("true", vram="1G", tag="night")
     queue.wait()
     queue.post("/pause")
+    faulty = {f"SIM-{number}": {"ecc_uncorrected": 1, "throttle": ["hw-thermal"]} for number in range(2)}
+    (queue.home / "simulated" / "health.json").write_text(json.dumps(faulty))
     table = "index,seed\n0,1\n1,2\n"
     assert queue.submit("echo", "{index}", "{seed}", table=table, concurrency=2, gpus=0, **NEVER) == BATCH
     queue.submit("true", hold=True, **NEVER)

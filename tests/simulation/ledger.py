@@ -78,6 +78,9 @@ class SimulatedLedger:
             self._world.check_fit(taken, self._seen)
         return claims
 
+    def health_marks(self) -> tuple[()]:
+        return ()
+
     def drains(self) -> tuple[()]:
         return ()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.device_health_watch import WAIT_FOR_SAMPLE_S, DeviceHealthWatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
@@ -18,6 +19,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import (
     REBOOTED,
     Verdict,
+    after_device_fault,
     after_reboot,
     died_with_the_machine,
     ended_before_reboot,
@@ -41,6 +43,7 @@ class AttemptEnds:
         cluster_dispatch: ClusterDispatch,
         start_pauses: StartPauses,
         *,
+        health: DeviceHealthWatch,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
@@ -48,8 +51,10 @@ class AttemptEnds:
         self._lack_finder = lack_finder
         self._cluster_dispatch = cluster_dispatch
         self._start_pauses = start_pauses
+        self._health = health
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
+        self._waiting: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once a newer sample shows their GPUs
         self._set_aside: dict[int, Verdict] = {}  # by job, for those of `_unrecorded` that did not begin
 
     def collect(self, now: float) -> None:
@@ -75,12 +80,22 @@ class AttemptEnds:
         }
 
     def forget_recorded(self) -> None:
-        self._unrecorded.clear()
+        self._unrecorded = {key: ended for key, ended in self._unrecorded.items() if key in self._waiting}
         self._set_aside.clear()
+
+    def sample_due(self) -> float | None:
+        """Return when the ends that wait for a newer sample are recorded without it; None if none waits."""
+        times = [self._unrecorded[key].at for key in self._waiting]
+        return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
     def record(self, now: float, sample: Sample | None = None) -> bool:
         """Record all collected ends; return whether one of the attempts had devices of this machine."""
         has_freed_devices = False
+        self._waiting = {
+            (live.job.id, live.attempt.number)
+            for live, ended in self._all_live_ends()
+            if self._health.needs_newer_sample(live, ended, sample, now)
+        }
         stopped = [live.attempt for live, end in self._live_ends() if self._may_leave_processes(live.attempt, end)]
         self._engines.signal_each(stopped, signal.SIGKILL)  # no process of it may run beside the next attempt
         for live, ended in self._live_ends():
@@ -92,6 +107,10 @@ class AttemptEnds:
         return has_freed_devices
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
+        ends = self._all_live_ends()
+        return (each for each in ends if (each[0].job.id, each[0].attempt.number) not in self._waiting)
+
+    def _all_live_ends(self) -> Iterator[tuple[Live, Ended]]:
         for (job_id, number), ended in self._unrecorded.items():
             live = self._transitions.live.get(job_id)
             # Otherwise an earlier daemon recorded it, and died before it could forget it.
@@ -119,15 +138,29 @@ class AttemptEnds:
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
         special_verdict = self._cluster_dispatch.verdict(live, ended, now)
-        fault = _device_fault(live, ended, sample) if attempt.stopping is None else None
-        if fault is not None and special_verdict is None:
-            outcome = replace(outcome, reason=f"{outcome.reason or outcome.kind}; GPU fault: {fault}")
-            special_verdict = judge(live.job, outcome, is_device_fault=True)
+        if special_verdict is None and attempt.stopping is None:
+            outcome, special_verdict = self._judge_device(live, ended, sample)
         if attempt.stopping is None:
             special_verdict = special_verdict or self._set_aside.get(job_id)
             if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
                 self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
         self._transitions.end(job_id, outcome, ended_at, verdict=special_verdict, pid=ended.pid)
+
+    def _judge_device(self, live: Live, ended: Ended, sample: Sample | None) -> tuple[Outcome, Verdict | None]:
+        """Return the outcome of a failed program, and a verdict if its GPU is to blame."""
+        outcome = ended.outcome
+        if outcome.kind is not OutcomeKind.FAILED or not live.job.spec.need.devices:
+            return outcome, None
+        reported = self._health.fault_of(live.attempt, sample)
+        fault = reported or _device_fault(live, ended, sample)
+        if fault is None:
+            return outcome, None
+        outcome = replace(outcome, reason=f"{outcome.reason or outcome.kind}; GPU fault: {fault}")
+        if reported is None:
+            return outcome, judge(live.job, outcome, is_device_fault=True)
+        outcomes = [each.outcome for each in self._transitions.store.attempts(live.job.id)]
+        before = sum(each is not None and each.kind is OutcomeKind.DEVICE_FAULT for each in outcomes)
+        return after_device_fault(live.job, outcome, before)
 
     def _record_end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
         """Record without signalling: none of its processes is left, and its pid may belong to another process now."""
@@ -139,9 +172,8 @@ class AttemptEnds:
 
 
 def _device_fault(live: Live, ended: Ended, sample: Sample | None) -> str | None:
-    """Return what was wrong with a GPU of a failed attempt, by its log or by the last sample."""
-    if ended.outcome.kind is not OutcomeKind.FAILED or not live.job.spec.need.devices:
-        return None
+    """Return what was wrong with a GPU of a failed attempt, by its log or by the last sample. That is weaker evidence
+    than a fault that the driver reports: a program may hide its GPU from itself."""
     if ended.device_fault is not None:
         return ended.device_fault
     found = [sample.snapshot.device(device_id) for device_id in live.attempt.devices] if sample is not None else []

@@ -20,6 +20,7 @@ from gpuyard.control.adjust_leases import LeaseAdjuster
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.device_health_watch import DeviceHealthWatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
@@ -92,7 +93,7 @@ class Controller:
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, boot_id=me.boot_id,
+            self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
         )  # fmt: skip
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
@@ -263,7 +264,10 @@ class Controller:
                 longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=self._sharing_facts.packing(rules.packing, queues, len(devices)),
-                closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},
+                closed={
+                    **self.memory_guard.closed(),
+                    **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
+                },
                 known=self._known_states,
             ),
             queues=queues,
@@ -371,6 +375,7 @@ class Controller:
             self._ticket.wake_at(now),
             self.batch_gates.wake_at(now),
             self.cluster_dispatch.wake_at(now),
+            self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
             now if self._has_more_to_start else None,
@@ -386,5 +391,6 @@ class Controller:
             waits_for_sample=waits_for_sample,
             started=started,
             is_outdated=is_outdated,
+            needs_sample=self._ends.sample_due() is not None,
             events=tuple(self.transitions.take_events()),
         )

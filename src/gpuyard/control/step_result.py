@@ -12,6 +12,7 @@ class Step(Struct, frozen=True, kw_only=True):
     - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
       whether a job may start.
     - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
+    - `needs_sample`: the end of an attempt is recorded when a newer sample shows whether its GPU failed.
     - `events`: events of this step and of user requests since the last one.
     """
 
@@ -20,4 +21,5 @@ class Step(Struct, frozen=True, kw_only=True):
     waits_for_sample: bool
     started: int
     is_outdated: bool = False
+    needs_sample: bool = False
     events: tuple[PublishedEvent, ...] = ()

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from gpuyard.core.health_figures import HealthFigures
 from gpuyard.core.topology import Topology
 
 
@@ -55,6 +56,7 @@ class Device(Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] | None = None
     fault: str | None = None
     is_integrated: bool = False
+    health: HealthFigures | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -63,6 +65,14 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def healthy(self) -> bool:
         return self.fault is None
+
+    @property
+    def is_last_choice(self) -> bool:
+        """Whether it is slower than it could be, or keeps memory in use, so that work goes to other devices first."""
+        health = self.health
+        return health is not None and (
+            bool(health.throttle) or health.has_narrow_link or health.unreleased_mb is not None
+        )
 
     @property
     def hides_processes(self) -> bool:

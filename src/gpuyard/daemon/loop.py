@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -89,6 +89,8 @@ class SchedulerLoop:
         self.step_s: float | None = None
         # Called after each step, so after each change and each sample; they have to return quickly.
         self.listeners: list[Callable[[Step], None]] = []
+        # What else users should know at this moment.
+        self.notice_sources: list[Callable[[], Iterable[str]]] = []
         # Called when a changed configuration has been read.
         self.config_listeners: list[Callable[[], None]] = []
         self.problem: str | None = None  # why steps fail now
@@ -148,8 +150,8 @@ class SchedulerLoop:
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
-        drained = self._drain_notices()
-        return [*self.notices, *now, *drained, *self.controller.start_pauses.notices(), *self._engine.problems()]
+        more = (notice for source in (self._drain_notices, *self.notice_sources) for notice in source())
+        return [*self.notices, *now, *more, *self.controller.start_pauses.notices(), *self._engine.problems()]
 
     def _drain_notices(self) -> Iterator[str]:
         labels = self.sampling.latest.snapshot.labels
@@ -210,7 +212,7 @@ class SchedulerLoop:
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
-        if is_wanted or self.controller.batch_gates.wants_sample(self.clock.now()):
+        if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
         self._drop_refused()

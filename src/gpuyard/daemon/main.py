@@ -161,6 +161,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         )
     )
     publisher = EventPublisher(scheduler, ledger.leases)
+    routes.health.on_fault.append(publisher.publish_fault)
     await routes.web.open_as_configured(scheduler.notices.append)
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())

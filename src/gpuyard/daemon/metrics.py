@@ -19,6 +19,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_fit import would_have_run_out
+from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -67,6 +68,7 @@ class Metrics:
             breakdowns=breakdowns,
             leases=leases,
             counters=self._counters,
+            issues=self._devices.health.issues(sample.snapshot, self._scheduler.ledger.health_marks),
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
@@ -175,6 +177,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     leases: Mapping[str, int]
     counters: EventCounters
     guard_suspensions: int = 0
+    issues: Mapping[str, Sequence[HealthIssue]] = {}
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -191,7 +194,8 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("queue_paused", "gauge", "1 while the queue is paused.", [({}, scrape.is_paused)]),
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
-        _devices(scrape.snapshot, scrape.breakdowns),
+        _devices(scrape),
+        _metric("device_issue", "gauge", "1 for each fault or alarm of a device.", _issues(scrape)),
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
@@ -211,6 +215,15 @@ def write_metrics(scrape: Scrape) -> bytes:
 
 # Devices and the host
 
+
+def _errors(device: Device) -> float | None:
+    return None if device.health is None else device.health.ecc_uncorrected
+
+
+def _is_throttled(device: Device) -> bool | None:
+    return None if device.health is None or device.health.throttle is None else bool(device.health.throttle)
+
+
 _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
     ("memory_total_bytes", "Memory of the device.", lambda device: _bytes(device.memory_total_mb)),
     ("memory_used_bytes", "Memory in use by any process.", lambda device: _bytes(device.memory_used_mb)),
@@ -218,8 +231,10 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("power_watts", "Power draw.", lambda device: device.power_draw_w),
     ("power_limit_watts", "Power limit.", lambda device: device.power_limit_w),
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
-    ("healthy", "0 if the device is unusable: it has a fault or has vanished.", lambda device: device.healthy),
+    ("ecc_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded.", _errors),
+    ("throttled", "1 while heat or the power brake slows the device.", _is_throttled),
 )
+_HEALTHY = "0 if the device is unusable: it has a fault or has vanished."
 _CHARGED = "reserved, or used where that is more"
 _BREAKDOWN_METRICS: tuple[tuple[str, str, Callable[[MemoryParts], float | None]], ...] = (
     ("memory_own_bytes", f"Memory of this queue's jobs: {_CHARGED}.", lambda parts: _bytes(parts.own_mb)),
@@ -236,8 +251,15 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
 )
 
 
-def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Iterator[str]:
+def _issues(scrape: "Scrape") -> Samples:
+    for device in scrape.snapshot.devices:
+        for issue in scrape.issues.get(device.id, ()):
+            yield {"device": device.id, "kind": issue.kind, "severity": issue.severity}, 1
+
+
+def _devices(scrape: "Scrape") -> Iterator[str]:
     labels: dict[str, Labels] = {}
+    snapshot, breakdowns, faulty = scrape.snapshot, scrape.breakdowns, first_faults(scrape.issues)
     devices = snapshot.devices
     for device in devices:
         index = "" if device.index is None else str(device.index)
@@ -246,6 +268,8 @@ def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Itera
         labels[device.id] = {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
     for name, text, read in _DEVICE_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(labels[each.id], read(each)) for each in devices])
+    healthy = [(labels[each.id], each.healthy and each.id not in faulty) for each in devices]
+    yield from _metric("device_healthy", "gauge", _HEALTHY, healthy)
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])

@@ -24,8 +24,9 @@ from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.process_identity import user_name
 
 DRAIN = ".drain"
+MARK = ".health"  # of a health mark, see `health_marks.py`
 LONGEST_REASON = 200
-_MAX_BYTES = 4096
+MAX_BYTES = 4096
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -51,29 +52,40 @@ class DrainReader:
         return tuple(drain for drain in self._known.values() if drain is not None)
 
     def _read(self, name: str) -> Drain | None:
+        found = read_owned(self._folder, name)
+        if found is None:
+            return None
+        content, uid = found
         try:
-            descriptor = os.open(f"{self._folder}/{name}", _READ)
-        except OSError as error:
-            if error.errno in SKIPPED_ERRORS:
-                return None
-            raise  # for example no free descriptors: a skipped drain would open its device
-        try:
-            status = os.fstat(descriptor)
-            owners = (os.geteuid(), 0, os.stat(self._folder).st_uid)
-            if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):
-                return None
-            record = msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=DrainRecord)
+            record = msgspec.json.decode(content, type=DrainRecord)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        finally:
-            os.close(descriptor)
         return Drain(
             device_id=record.device_id,
-            uid=status.st_uid,
-            user=user_name(status.st_uid),
+            uid=uid,
+            user=user_name(uid),
             since=min(record.since, time.time()),
             reason=printable(record.reason, LONGEST_REASON),
         )
+
+
+def read_owned(folder: str, name: str) -> tuple[bytes, int] | None:
+    """Return the content of a file and its owner; None if it is gone, is no file, or belongs to another user than this
+    one, root and the directory's owner. Raises OSError."""
+    try:
+        descriptor = os.open(f"{folder}/{name}", _READ)
+    except OSError as error:
+        if error.errno in SKIPPED_ERRORS:
+            return None
+        raise  # for example no free descriptors: a skipped drain would open its device
+    try:
+        status = os.fstat(descriptor)
+        owners = (os.geteuid(), 0, os.stat(folder).st_uid)
+        if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):
+            return None
+        return os.read(descriptor, MAX_BYTES), status.st_uid
+    finally:
+        os.close(descriptor)
 
 
 def add_drain(folder: Path, device_id: str, reason: str, since: float) -> None:
@@ -95,7 +107,7 @@ def remove_drains(folder: Path, device_id: str) -> None:
 
 
 def copy_drains(earlier: Path, folder: Path) -> list[str]:
-    """Copy this user's drains into another directory. Call it while its mutex is held.
+    """Copy this user's drains and health marks into another directory. Call it while its mutex is held.
 
     Returns the files in `earlier` that are not needed there any more: those that hold for this user alone.
     """
@@ -105,7 +117,7 @@ def copy_drains(earlier: Path, folder: Path) -> list[str]:
         holds_for_others = os.geteuid() in (0, status.st_uid) and status.st_mode & 0o077
         for entry in list(os.scandir(earlier)):
             is_mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            if entry.name.endswith(DRAIN) and is_mine:
+            if entry.name.endswith((DRAIN, MARK)) and is_mine:
                 write_atomically(folder / entry.name, Path(entry.path).read_bytes(), exact_mode=0o644)
                 left += [] if holds_for_others else [entry.path]
     return left

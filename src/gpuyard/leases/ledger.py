@@ -16,10 +16,12 @@ from typing import NamedTuple
 import msgspec
 
 from gpuyard.config import lease_dir
+from gpuyard.core.health_figures import HealthFigures, HealthMark
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.directory_record import check_directory, unlink_lease
 from gpuyard.leases.drains import DRAIN, LONGEST_REASON, DrainReader, add_drain, remove_drains
+from gpuyard.leases.health_marks import HealthMarkReader, accept_figures, find_marks
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
 from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, LedgerScan
@@ -42,12 +44,14 @@ _DRAIN_TIMEOUT_S = 10.0
 
 
 class LedgerContents(NamedTuple):
-    """All live leases and tickets, the held files that are ignored, and the drains that hold for this user."""
+    """All live leases and tickets, the held files that are ignored, and the drains and health marks that hold for this
+    user."""
 
     leases: tuple[Lease, ...] = ()
     tickets: tuple[Ticket, ...] = ()
     bad: tuple[BadRecord, ...] = ()
     drains: tuple[Drain, ...] = ()
+    health_marks: tuple[HealthMark, ...] = ()
 
 
 class HeldLease(LockFile):
@@ -64,7 +68,10 @@ class Ledger:
         self._remade: set[str] = set()
         self._scan = LedgerScan(folder)
         self._drain_reader = DrainReader(folder)
-        self.drains: tuple[Drain, ...] = ()  # as of the last read; `decide` sees those of its own claim
+        self._mark_reader = HealthMarkReader(folder)
+        # As of the last read; `decide` sees those of its own claim.
+        self.drains: tuple[Drain, ...] = ()
+        self.health_marks: tuple[HealthMark, ...] = ()
 
     def leases(self) -> tuple[Lease, ...]:
         return self.contents().leases
@@ -215,6 +222,18 @@ class Ledger:
         if not before:
             raise UserError(f"{device_id} is not drained", hint="`gpuyard devices` shows which GPUs are")
 
+    def read_health_marks(self) -> tuple[HealthMark, ...]:
+        """Return the health marks that hold for this user, without reading the leases."""
+        try:
+            return self._mark_reader.read(find_marks(self.folder))
+        except OSError:
+            return self.health_marks  # the next claim says what is wrong
+
+    def clear_health(self, device_id: str, figures: HealthFigures | None) -> None:
+        """Let work start on a device that was faulty: its marks go, and its present figures are accepted."""
+        with self._as_fault():
+            accept_figures(self.folder, device_id, figures)
+
     def _new_path(self, suffix: str) -> str:
         return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"
 
@@ -239,8 +258,9 @@ class Ledger:
                 elif record is not None:
                     leases.append(record)
             self.drains = self._drain_reader.read(self._scan.drains)
+            self.health_marks = self._mark_reader.read(self._scan.marks)
         except FileNotFoundError:
-            self.drains = ()
+            self.drains, self.health_marks = (), ()
             return LedgerContents()  # no process has claimed anything here yet
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
@@ -251,7 +271,7 @@ class Ledger:
             )
             for uid, count in self._scan.unread.items()
         )
-        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread), self.drains)
+        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread), self.drains, self.health_marks)
 
 
 def _is_mine(drain: Drain, device_id: str) -> bool:

@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gpuyard.leases.drains import DRAIN
+from gpuyard.leases.drains import DRAIN, MARK
 from gpuyard.leases.lock_file import LEASE, SKIPPED_ERRORS, TICKET, HeldFile, read_held
 
 MAX_FILES_PER_USER = 4096
 _MAX_REMOVED = 10_000
+_READ = (LEASE, TICKET, DRAIN, MARK)
 
 
 def remove_dead(folder: Path) -> None:
@@ -29,12 +30,14 @@ def remove_dead(folder: Path) -> None:
 
 class LedgerScan:
     """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, and `unread`
-    the number of files that were not read, by user; `drains` are the inodes of the files of drains, by name."""
+    the number of files that were not read, by user; `drains` and `marks` are the inodes of their files,
+    by name."""
 
     def __init__(self, folder: Path) -> None:
         self.dead: list[str] = []
         self.unread: dict[int, int] = {}
         self.drains: dict[str, int] = {}
+        self.marks: dict[str, int] = {}
         self._folder = str(folder)
         self._not_held: set[tuple[str, int]] = set()
 
@@ -42,8 +45,9 @@ class LedgerScan:
         """Yield the files that are held, by name."""
         self.dead, self.unread = [], {}
         with os.scandir(self._folder) as entries:
-            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith((LEASE, TICKET, DRAIN))}
+            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith(_READ)}
         self.drains = {name: files.pop(name) for name in [name for name in files if name.endswith(DRAIN)]}
+        self.marks = {name: files.pop(name) for name in [name for name in files if name.endswith(MARK)]}
         if self._not_held:
             self._not_held.intersection_update(files.items())
             files = {name: inode for name, inode in files.items() if (name, inode) not in self._not_held}

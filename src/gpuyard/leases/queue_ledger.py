@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket, asks_for_the_same
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
@@ -61,6 +62,9 @@ class QueueLedger:
 
     def drains(self) -> tuple[Drain, ...]:
         return self.ledger.drains
+
+    def health_marks(self) -> tuple[HealthMark, ...]:
+        return self.ledger.health_marks
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None:
         if self._ticket is not None and self._waits_for is not None:

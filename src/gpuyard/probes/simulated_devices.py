@@ -4,6 +4,7 @@
 that pass for those of two vendors. A real process declares the memory
 and load it uses with a `SimulatedUse`, which ends with the process at the latest (`gpuyard/simulated_usage.py`).
 A suspended process waits at its next call, as a program that calls a driver does.
+The file `health.json` in their folder gives them faults, as figures by device id: `{"SIM-0": {"ecc_uncorrected": 1}}`.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import msgspec
 
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
+from gpuyard.core.health_figures import HealthFigures
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices, pid_namespace
@@ -48,9 +50,12 @@ class SimulatedDevices:
         try:
             with self.shares.locked():
                 taken = list(self.shares.live().values())
+                health = _read_health(self.folder / "health.json")
         except OSError as error:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
         own = [device for device in self.devices if device.vendor is self.vendor]
+        if health is not None:
+            own = [msgspec.structs.replace(each, health=health.get(each.id, HealthFigures())) for each in own]
         return Reading(devices=tuple(_loaded(device, taken) for device in own))
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
@@ -147,6 +152,16 @@ def visible_device_ids(devices: SimulatedDevices, environment: Mapping[str, str]
         names = ids if visible is None else [name.strip() for name in visible.split(",")]
         found += (by_name[name] for name in names if name in by_name)
     return tuple(found)
+
+
+def _read_health(path: Path) -> dict[str, HealthFigures] | None:
+    """Return the figures by device id, or None without such a file: then the devices report no health."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, HealthFigures])
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise ProbeCrashed("simulated", f"{path} cannot be read: {error}") from error
 
 
 def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:

@@ -2,10 +2,12 @@
 
 from msgspec import Struct, field
 
+from gpuyard.core.health_figures import HealthFigures, IssueKind
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.lease import Drain
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.report.usage_report import GroupBy, UsageReport
+from gpuyard.core.scheduling.device_health import HealthIssue, Severity
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.schema.queue import Iso
@@ -46,6 +48,28 @@ class DrainResult(Struct, frozen=True, kw_only=True):
     drains: list[DrainRow]
 
 
+class IssueRow(Struct, frozen=True, kw_only=True):
+    """Something that is wrong with a device. A fault keeps new work away; an alarm makes the device the last choice.
+    `since` is unknown where no daemon has watched the device."""
+
+    kind: IssueKind
+    severity: Severity
+    text: str
+    since: Iso | None
+    remedy: str
+
+
+def issue_row(issue: HealthIssue) -> IssueRow:
+    since = iso_time(issue.since)
+    return IssueRow(kind=issue.kind, severity=issue.severity, text=issue.text, since=since, remedy=issue.remedy)
+
+
+class ClearResult(Struct, frozen=True, kw_only=True):
+    """The ids of the devices that were cleared."""
+
+    devices: list[str]
+
+
 class DeviceRow(Struct, frozen=True, kw_only=True):
     """`numa_node` is None where it is unknown. `linked_to` are the labels of the devices that NVLink or XGMI joins to
     this one, as far as links are known."""
@@ -72,6 +96,8 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     is_usable: bool
     banned: bool
     drain: DrainRow | None
+    health: HealthFigures | None
+    issues: list[IssueRow]
     memory: MemoryParts
     leases: list[LeaseRow]
 

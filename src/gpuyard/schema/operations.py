@@ -131,6 +131,10 @@ _MACHINE = (
         "undrain_devices", "/devices/undrain", "Let work start on these devices again.", machine.DrainResult,
         requests.UndrainRequest,
     ),
+    _post(
+        "clear_devices", "/devices/clear", "Let work start on devices that were faulty, after a repair.",
+        machine.ClearResult, requests.UndrainRequest,
+    ),
     _get(
         "device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
         machine.DeviceHistory, requests.DeviceHistoryQuery,

@@ -81,13 +81,12 @@ def find_free_gpus(
     utilization_threshold_percent: float | None = 1,
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
-    """Return the numbers of the GPUs that are within these limits, have no lease, and are not drained."""
+    """Return the numbers of the GPUs that are within these limits, without a lease, and neither drained nor faulty."""
     seen = snapshot()
     here = number_as_process(seen)
     contents = open_ledger().contents()
-    view = PlacementView(
-        now=0.0, snapshot=seen, leases=contents.leases, closed=closed_devices(seen, contents.drains, ())
-    )
+    closed = closed_devices(seen, contents.drains, (), contents.health_marks)
+    view = PlacementView(now=0.0, snapshot=seen, leases=contents.leases, closed=closed)
     names = as_names(specific_gpus)
     requested = None if names is None else find_devices(names, here, process_vendor(here))
     banned = all_banned_devices(seen, here)

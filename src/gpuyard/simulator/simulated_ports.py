@@ -67,6 +67,9 @@ class SimulatedLedger:
     def drains(self) -> tuple[Drain, ...]:
         return ()
 
+    def health_marks(self) -> tuple[()]:
+        return ()
+
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
         self._last_descriptor += 1
         descriptor = self._last_descriptor

@@ -78,6 +78,7 @@ class OutcomeKind(StrEnum):
     PREEMPTED = "preempted"
     NOT_RESTORED = "not-restored"
     MEMORY_GUARD = "memory-guard"
+    DEVICE_FAULT = "device-fault"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

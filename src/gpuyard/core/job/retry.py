@@ -3,6 +3,8 @@
 - Only failures use up the job's retries, and only those that `retry_on` names are retried. A job that ran out of memory
   runs again with more memory, a few times, unless it is known to be too large for the machine; a job that was
   preempted, or stopped by the memory guard, is queued again. None of these uses up a retry.
+- A job that failed while the driver reported a fault of its GPU is queued again, up to three times. After that its
+  failures count: the program itself may cause the fault.
 - A new daemon watches attempts of this boot further: their keepers are alive, or the journal has their ends. Attempts
   of an earlier boot died with the machine, and their jobs follow `on_reboot`. Exception: an attempt that is known to
   have succeeded, or never to have started, is not run twice and does not wait for a person. Attempts on other machines
@@ -27,6 +29,7 @@ _DELAYS_S = {
     OutcomeKind.TIMED_OUT: (0.0, 0.0),
     OutcomeKind.LOST: (0.0, 60.0),
     OutcomeKind.NOT_RESTORED: (0.0, 60.0),
+    OutcomeKind.DEVICE_FAULT: (0.0, 60.0),
 }
 # With a delay of the user's own: it doubles too, up to this or to itself.
 _LONGEST_OWN_S = 3600.0
@@ -34,7 +37,10 @@ _CAUSES = {
     OutcomeKind.TIMED_OUT: {RetryCause.TIMEOUT},
     OutcomeKind.OUT_OF_MEMORY: {RetryCause.OOM},
     OutcomeKind.NOT_RESTORED: {RetryCause.FAILED, RetryCause.DEVICE},
+    OutcomeKind.DEVICE_FAULT: {RetryCause.DEVICE},
 }
+# A job runs again this often after faults of its GPUs before its retries count.
+_MAX_DEVICE_FAULTS = 3
 # A job is held once more attempts than this were lost on another machine.
 _MAX_LOST = 5
 _REBOOTED = "the machine was restarted while it ran"
@@ -89,6 +95,19 @@ def _judge_failure(job: Job, outcome: Outcome, *, is_device_fault: bool) -> Verd
     when = f"after {format_duration(delay_s)}" if delay_s else "at once"
     number = f"retry {job.failures + 1} of {job.spec.retries}"
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, counts=True, text=f"{why}; {number} {when}")
+
+
+def after_device_fault(job: Job, outcome: Outcome, faults_before: int) -> tuple[Outcome, Verdict]:
+    """Decide for a job that failed while the driver reported a fault of its GPU. Return the outcome to record, too.
+
+    `faults_before`: the number of its attempts that ended so before this one."""
+    why = outcome.reason or outcome.kind
+    ended = Outcome(kind=OutcomeKind.DEVICE_FAULT, status=outcome.status, reason=why)
+    if RetryCause.DEVICE not in job.spec.retry_on:
+        return ended, Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
+    if faults_before < _MAX_DEVICE_FAULTS:
+        return ended, Verdict(event=JobEvent.REQUEUE, text=f"{why}; queued again, no retry used up")
+    return outcome, judge(job, outcome, is_device_fault=True)
 
 
 def _not_retried(job: Job, why: str) -> str:

@@ -95,6 +95,9 @@ def message_of(occurrence: Occurrence, host: str) -> Message:
     if event is Event.GPU_FREE:
         title = f"{plain(occurrence.text)} is free{at_host(host)}"
         return Message(events=str(event), title=title, body="It has no lease and no process.")
+    if event is Event.GPU_FAULT:
+        title, _, body = occurrence.text.partition("\n")
+        return Message(events=str(event), title=f"{plain(title)} is faulty{at_host(host)}", body=plain(body))
     if job is None:
         return Message(events=str(event), title=f"The queue is empty{at_host(host)}", body=plain(occurrence.text))
     name = f" ({plain(job.spec.name)})" if job.spec.name else ""

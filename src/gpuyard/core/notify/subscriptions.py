@@ -29,6 +29,7 @@ class Event(StrEnum):
     MEMORY_GUARD = "memory-guard"
     QUEUE_EMPTY = "queue-empty"
     GPU_FREE = "gpu-free"
+    GPU_FAULT = "gpu-fault"
 
 
 JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY, Event.MEMORY_GUARD)

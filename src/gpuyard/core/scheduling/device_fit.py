@@ -76,7 +76,8 @@ def would_have_run_out(need: Need, reasons: Sequence[Reason], snapshot: Snapshot
     if not need.devices or need.required_mb is None or need.is_exclusive or not need.is_memory_known:
         return False
     promised = {each.device_id for each in reasons if each.kind in (ReasonKind.NO_ROOM, ReasonKind.LEASED)}
-    closed = {each.device_id for each in reasons if each.kind in (ReasonKind.BANNED, ReasonKind.DRAINED)}
+    shut = (ReasonKind.BANNED, ReasonKind.DRAINED, ReasonKind.UNHEALTHY)
+    closed = {each.device_id for each in reasons if each.kind in shut}
     large_enough = [
         device.id
         for device in snapshot.usable_devices()

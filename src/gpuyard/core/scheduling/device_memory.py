@@ -26,6 +26,8 @@ from gpuyard.core.snapshot import Device
 
 # A job of unknown load may keep a whole device busy.
 UNKNOWN_PERCENT = 100.0
+# Behind any load that jobs can cause: a device that is the last choice (`Device.is_last_choice`).
+LAST_CHOICE_PERCENT = 1e9
 # Nine of ten groups of jobs of uncertain need stay within what is expected and this many standard deviations.
 SURENESS = 1.2816
 # How many sets of ended leases a state remembers itself without.
@@ -66,7 +68,8 @@ class DeviceState:
     load_percent: how busy the device is known to be; shares of unknown load count as 0.
     expected_percent: how busy it may become; shares of unknown load count as 100%.
     lease_count: promised shares without reservations.
-    rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id.
+    rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id. Devices that are
+    the last choice come behind all others.
     refusals, reasons: remembered for each need by the placement.
     mark: common to states that fit alike.
     """
@@ -120,6 +123,8 @@ class DeviceState:
         charged = sum([charged_mb(promise, size) for promise in promises]) if size is not None else 0.0
         self.free_mb = None if size is None else size - self.foreign_mb - self.margin_mb - charged
         expected_load = self.expected_percent if self.is_loaded else -math.inf
+        if device.is_last_choice:
+            expected_load = LAST_CHOICE_PERCENT + max(0.0, expected_load)
         free_mb = math.inf if self.free_mb is None else self.free_mb
         self.rank = (expected_load, free_mb, device.index or 0, device.id)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
-from gpuyard.core.scheduling.device_memory import UNKNOWN_PERCENT, DeviceState
+from gpuyard.core.scheduling.device_memory import LAST_CHOICE_PERCENT, UNKNOWN_PERCENT, DeviceState
 
 # Jobs that together keep a card no busier than this hardly slow each other.
 _COMFORTABLE_PERCENT = 100.0
@@ -78,8 +78,9 @@ def as_full_as(fullest: DeviceState, states: Iterable[DeviceState]) -> list[Devi
 def placement_cost(need: Need, state: DeviceState) -> tuple[float, float, int, str]:
     """Return a sort key: how much the job would slow others there, then how much memory would be left over."""
     crowding = state.expected_percent + _load(need) - _COMFORTABLE_PERCENT if state.is_loaded else 0.0
+    last = LAST_CHOICE_PERCENT if state.device.is_last_choice else 0.0
     return (
-        crowding if crowding > _ROUNDING else 0.0,
+        last + (crowding if crowding > _ROUNDING else 0.0),
         state.free_mb if state.free_mb is not None else math.inf,
         state.device.index or 0,
         state.device.id,

@@ -81,6 +81,7 @@ class Routes:
         self.retention = Retention(scheduler, Path(paths.state_folder()))
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
+        self.health = devices.health
         self.table: dict[RouteKey, Route] = {
             **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
             ("GET", "/openapi.json"): lambda: Response(body=document()),
@@ -129,6 +130,7 @@ class Routes:
             ("GET", "/devices"): devices.devices,
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
+            ("POST", "/devices/clear"): devices.clear,
             ("GET", "/devices/history"): UsageHistory(scheduler, devices).history,
             ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
             ("GET", "/report"): self._reports.report,

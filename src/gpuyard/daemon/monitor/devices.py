@@ -10,7 +10,7 @@ size is bounded however long the daemon runs. While the machine is not sampled n
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,14 +20,17 @@ from gpuyard.control.step_result import Step
 from gpuyard.core.lease import Drain, Lease
 from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.closed_devices import drain_of
+from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.daemon.api.codec import copy_fields, encode
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.device_health import HealthMonitor
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.leases.clear_devices import clear_devices
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.schema import machine
@@ -57,6 +60,7 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
     jobs: dict[str, int]
     drains: tuple[Drain, ...] = ()
     banned: tuple[str, ...] = ()
+    issues: Mapping[str, Sequence[HealthIssue]] = {}
 
     def breakdown(self, device: Device) -> MemoryParts:
         shares = [
@@ -78,6 +82,7 @@ class DeviceList:
         self._snapshot: Snapshot | None = None
         self._users: asyncio.Task[DeviceUsers] | None = None
         self._answer: tuple[DeviceUsers, machine.MachineState] | None = None
+        self.health = HealthMonitor(scheduler)
         scheduler.listeners.append(self._after_step)
 
     async def users(self) -> DeviceUsers:
@@ -103,6 +108,7 @@ class DeviceList:
             measured=measured,
             jobs=jobs,
             drains=contents.drains,
+            issues=self.health.issues(snapshot, contents.health_marks),
             banned=scheduler.controller.rules.devices.banned_ids(snapshot),
         )
 
@@ -112,6 +118,9 @@ class DeviceList:
 
     async def undrain(self, body: UndrainRequest) -> machine.DrainResult:
         return self._drained(await self._change(undrain_devices, body.devices))
+
+    async def clear(self, body: UndrainRequest) -> machine.ClearResult:
+        return machine.ClearResult(devices=await self._change(clear_devices, body.devices))
 
     async def _change(self, change: Callable[..., list[T]], names: list[str | int]) -> list[T]:
         """Change drains in a thread: another process may hold the ledger's mutex for a while."""
@@ -142,15 +151,17 @@ class DeviceList:
 
 
 def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:
+    issues = users.issues.get(device.id, ())
     return copy_fields(
         device,
         machine.DeviceRow,
         label=users.snapshot.labels.get(device.id),
         numa_node=users.snapshot.topology.nodes.get(device.id),
         linked_to=[users.snapshot.labels.get(each, each) for each in users.snapshot.topology.linked_to(device.id)],
-        is_usable=device in users.snapshot.usable_devices(),
+        is_usable=device in users.snapshot.usable_devices() and not any(each.is_fault for each in issues),
         banned=device.id in users.banned or device.parent in users.banned,
         drain=None if (drain := drain_of(device, users.drains)) is None else machine.drain_row(drain),
+        issues=[machine.issue_row(issue) for issue in issues],
         memory=users.breakdown(device),
         leases=[_as_lease(users, lease, device) for lease in users.leases if lease.on(device.id) is not None],
     )

@@ -1,7 +1,7 @@
 """Pick the events of the queue and the GPUs that have subscribers, and pass them to the delivery thread.
 
-The publisher runs in the daemon's loop after each step, so it only looks up subscribers. While `gpu-free` is configured
-it samples the machine every few seconds, even if nothing else happens.
+The publisher runs in the daemon's loop after each step, so it only looks up subscribers. While `gpu-free` or
+`gpu-fault` is configured it samples the machine every few seconds, even if nothing else happens.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from gpuyard.core.notify.messages import (
     targets_of,
 )
 from gpuyard.core.notify.subscriptions import Event
+from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.delivery_thread import DeliveryThread
 from gpuyard.errors import EnvironmentFault, StoreFault
@@ -54,7 +55,7 @@ class EventPublisher:
         self._config = load_config().notify
         self._delivery.per_minute = self._config.per_minute
         self._delivery.check_apprise(self._config.to)
-        is_wanted = self._is_configured(Event.GPU_FREE)
+        is_wanted = self._is_configured(Event.GPU_FREE) or self._is_configured(Event.GPU_FAULT)
         if is_wanted and self._gpu_watch is None:
             self._gpu_watch = asyncio.get_running_loop().create_task(self._watch_gpus())
         elif not is_wanted and self._gpu_watch is not None:
@@ -77,6 +78,10 @@ class EventPublisher:
         if self._is_configured(Event.QUEUE_EMPTY):
             occurrences += self._queue_emptied(step.events)
         self._publish(occurrences)
+
+    def publish_fault(self, title: str, issue: HealthIssue) -> None:
+        text = f"{title}\n{issue.text}. No new work starts on it. What to do: {issue.remedy}"
+        self._publish([Occurrence(event=Event.GPU_FAULT, at=self._scheduler.sampling.now(), text=text)])
 
     def _publish(self, occurrences: Iterable[Occurrence]) -> None:
         on, to = self._config.on, self._config.to

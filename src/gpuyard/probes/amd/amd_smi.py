@@ -22,6 +22,7 @@ from gpuyard.probes.common.device_ids import with_distinct_ids
 from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
 
 NAME = "amd-smi"
+_SECTIONS = ("--usage", "--power", "--temperature", "--mem-usage", "--ecc")
 _IDENTITY_OR_USERS = frozenset({"bdf", "uuid", "process_list", "process_info"})
 
 
@@ -66,7 +67,7 @@ class AmdSmi:
         listed = known or self._list(deadline)
         # All sections of `metric` are slow. Guests and old releases lack some options.
         try:
-            metric = _call("metric", "--usage", "--power", "--temperature", "--mem-usage", deadline=deadline)
+            metric = _call("metric", *_SECTIONS, deadline=deadline)
         except ProbeCrashed:
             metric = _call("metric", deadline=deadline)
         indexes = {device.index for device in metric.devices}

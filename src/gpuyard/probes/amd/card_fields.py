@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpuyard.core.health_figures import HealthFigures
 from gpuyard.core.snapshot import Device, Process, Vendor
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id
@@ -62,7 +63,14 @@ def device_of(number: int, record: Record) -> Device:
         power_draw_w=_first(parse_numbers.watts, record, "power"),
         power_limit_w=next((limit_w for limit_w in limits_w if limit_w), None),  # releases print 0 W for no cap
         temperature_c=_first(parse_numbers.celsius, record, "temperature"),
+        health=_health(section(record, "ecc")),
     )
+
+
+def _health(ecc: Record) -> HealthFigures | None:
+    # `throttle_status` is no sign of heat: the tool also prints THROTTLED for a card at its power limit.
+    errors = parse_numbers.whole(ecc.get("total_uncorrectable_count"))
+    return None if errors is None else HealthFigures(ecc_uncorrected=errors)
 
 
 def section(record: Any, name: str) -> Record:

@@ -1,18 +1,23 @@
 """NVIDIA devices through `nvidia-smi`, for machines where NVML cannot be loaded.
 
 One call for the XML returns everything. If it cannot be read, two calls for the CSV return most of it. If a lost card
-keeps the tool from listing the others, they are queried by bus id.
+keeps the tool from listing the others, they are queried by bus id. Xids are in no output: they come from the kernel's
+log.
 """
 
+import time
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from gpuyard.core.health_figures import XidEvent
 from gpuyard.core.snapshot import Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
 from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import ToolOutput
+from gpuyard.probes.nvidia.kernel_log import KernelLog
 from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
+from gpuyard.probes.nvidia.nvidia_smi_health import with_xids
 from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 
@@ -24,12 +29,23 @@ _COLUMNS = (
 _GPUS = ("nvidia-smi", f"--query-gpu={_COLUMNS}", "--format=csv")
 _APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name", "--format=csv")
 
+_MOST_REMEMBERED = 32
+
 
 class NvidiaSmi:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+        self._kernel_log = KernelLog(root)
+        self._xids: dict[str, tuple[XidEvent, ...]] = {}
 
     def read(self, timeout_s: float) -> Reading:
+        for bus_id, code in self._kernel_log.new_xids():
+            events = (*self._xids.get(bus_id, ()), XidEvent(code=code, at=time.time()))
+            self._xids[bus_id] = events[-_MOST_REMEMBERED:]
+        reading = self._read(timeout_s)
+        return replace(reading, devices=with_xids(reading.devices, self._xids)) if self._xids else reading
+
+    def _read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
         output = run_until(_XML, deadline)
         try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
+from gpuyard.core.health_figures import HealthFigures
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
@@ -16,6 +17,7 @@ from gpuyard.probes.common.parse_numbers import celsius, megabytes, percent, wat
 from gpuyard.probes.common.probe_calls import as_problem
 from gpuyard.probes.common.process_info import larger_mb, one_per_pid
 from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
+from gpuyard.probes.nvidia.nvidia_smi_health import health_in
 
 _START = re.compile(r"<nvidia_smi_log[\s>]")
 _END = "</nvidia_smi_log>"
@@ -57,6 +59,8 @@ def _complete_cards(document: str) -> tuple[list[Element], bool]:
 def _read_card(index: int, card: Element) -> Iterator[Device]:
     bus_id = pci_bus_id(card.get("id")) or pci_bus_id(card.findtext("pci/pci_bus_id"))
     card_id = own_words(card.findtext("uuid")) or bus_id or f"nvidia-{index}"
+    fault, utilization = fault_in(_figures(card)), percent(card.findtext("utilization/gpu_util"))
+    health = HealthFigures(is_lost=True) if fault is not None else health_in(card, utilization)
     device = Device(
         id=card_id,
         vendor=Vendor.NVIDIA,
@@ -64,12 +68,13 @@ def _read_card(index: int, card: Element) -> Iterator[Device]:
         name=own_words(card.findtext("product_name")),
         pci_bus_id=bus_id,
         **_memory(card),
-        utilization_percent=percent(card.findtext("utilization/gpu_util")),
+        utilization_percent=utilization,
         power_draw_w=_power(card, _DRAW),
         power_limit_w=_power(card, _LIMIT),
         temperature_c=celsius(card.findtext("temperature/gpu_temp")),
         processes=_processes(card, None),
-        fault=fault_in(_figures(card)),
+        fault=fault,
+        health=health,
     )
     yield device
     for place, part in enumerate(card.iterfind("mig_devices/mig_device")):

@@ -9,19 +9,14 @@ Rules:
   all figures together. The load per process takes 2 ms, and is queried only for a busy card.
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
-
-Rules for the load of each process, from the samples that the driver takes a few times a second:
-- The load of a process is that of its newest sample. A process without a sample in the last two seconds was idle.
-- Times are the driver's own, so samples are compared with each other and never with our clock.
-- Samples of unlisted processes and samples above 100%, which some drivers report, are ignored. If no sample belongs to
-  a listed process, all loads are unknown: in a container pids differ, and the first samples of a process come late.
+- The load of each process is in `process_loads.py`, the health of a card in `nvml_health.py`.
 """
 
 import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +31,9 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.common.device_ids import pci_bus_id
 from gpuyard.probes.common.probe_calls import as_problem
 from gpuyard.probes.common.process_info import larger_mb, one_per_pid
+from gpuyard.probes.nvidia.nvml_health import NvmlHealth
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
+from gpuyard.probes.nvidia.process_loads import window_start, with_loads
 
 SETUP_AGAIN_AFTER_S = 30.0
 ASK_MIG_AGAIN_AFTER_S = 10.0
@@ -46,8 +43,6 @@ _HINT_DENIED = (
     "look at the permissions of /dev/nvidia*, and at the device limits of your cgroup (a job's, a container's)"
 )
 _PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
-_WINDOW_US = 2_000_000
-_WHOLE = 100
 
 
 class _NvmlCard(Struct, frozen=True, kw_only=True):
@@ -76,6 +71,7 @@ class Nvml:
         self._problems: tuple[Problem, ...] = ()
         self._set_up_at = 0.0
         self._mig_asked_at = 0.0
+        self._health = NvmlHealth(root)
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         driver = self._driver = self._driver or _Driver(import_nvml())
@@ -85,12 +81,22 @@ class Nvml:
             if time.monotonic() - self._mig_asked_at > ASK_MIG_AGAIN_AFTER_S:
                 self._ask_mig(driver)
             measured = [_measure(driver, card) for card in self._cards]
+            self._health.collect_events(driver, [(card.device, card.handle) for card in self._cards])
+            devices = tuple(chain.from_iterable(self._with_health(driver, *each) for each in measured))
         except driver.nvml.NVMLError as error:
             self._close(driver.nvml)
             raise _as_probe_error(driver.nvml, error) from error
         self._cards = tuple(card for card, _ in measured)
-        devices = tuple(chain.from_iterable(devices for _, devices in measured))
         return Reading(devices=devices, problems=self._problems)
+
+    def _with_health(self, driver: "_Driver", card: _NvmlCard, devices: list[Device]) -> list[Device]:
+        if not devices:
+            return []
+        health = self._health.lost(card.device.id)
+        if card.handle is not None:
+            with contextlib.suppress(_LostError):
+                health = self._health.read(driver, card.handle, devices[0])
+        return [replace(devices[0], health=health), *devices[1:]]
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
         """Read a few devices without setting up again what `read` takes care of."""
@@ -115,8 +121,7 @@ class Nvml:
         return is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S
 
     def _set_up(self, driver: "_Driver") -> None:
-        if self._pid == os.getpid():
-            self._close(driver.nvml)
+        self._close(driver.nvml)
         driver.nvml.nvmlInit()
         self._pid, self._set_up_at = os.getpid(), time.monotonic()
         found = [_identify(driver, index) for index in range(driver.nvml.nvmlDeviceGetCount())]
@@ -133,7 +138,9 @@ class Nvml:
 
     def _close(self, nvml: ModuleType) -> None:
         """Shut the library down as often as it was initialised; otherwise it stays initialised."""
-        if self._pid == os.getpid():
+        is_ours = self._pid == os.getpid()  # not after a fork
+        self._health.close(nvml if is_ours else None)
+        if is_ours:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
         self._pid = 0
@@ -188,7 +195,7 @@ class _Driver:
         if found is None:
             return None
         samples = list(found)
-        self._sampled_from[card.device.id] = max(since, _window_start(samples))
+        self._sampled_from[card.device.id] = max(since, window_start(samples))
         return samples
 
 
@@ -285,7 +292,7 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     if device.processes and not card.is_split and (device.utilization_percent or 0.0) > IDLE_PERCENT:
         samples = driver.samples(card)
         if samples is not None:
-            device = replace(device, processes=_with_loads(device.processes, samples))
+            device = replace(device, processes=with_loads(device.processes, samples))
     figures = (device.memory_total_mb, utilization, device.power_draw_w, device.temperature_c, device.processes)
     if driver.failed and figures == (None,) * 5:
         raise _LostError("the driver answers nothing about it")
@@ -351,26 +358,6 @@ def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
     entries = chain.from_iterable(lists)
     found = one_per_pid((Process(pid=entry.pid, memory_mb=_mb(entry.usedGpuMemory)) for entry in entries), larger_mb)
     return tuple(sorted(found, key=lambda process: process.pid))
-
-
-def _window_start(samples: Iterable[Any]) -> int:
-    """Return the time in microseconds since which samples count, given these samples of NVML."""
-    return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
-
-
-def _with_loads(processes: Sequence[Process], samples: Sequence[Any]) -> tuple[Process, ...]:
-    """Return the processes with their utilization. `samples` are NVML's since the last window began."""
-    begins = _window_start(samples)
-    newest: dict[int, Any] = {}
-    for sample in samples:
-        known = newest.get(sample.pid)
-        is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
-        if is_newer and sample.smUtil <= _WHOLE:
-            newest[sample.pid] = sample
-    if newest.keys().isdisjoint(process.pid for process in processes):
-        return tuple(processes)
-    loads = {pid: float(sample.smUtil) for pid, sample in newest.items()}
-    return tuple(replace(process, utilization_percent=loads.get(process.pid, 0.0)) for process in processes)
 
 
 def _mb(size: int | None) -> float | None:

@@ -15,7 +15,7 @@ from gpuyard.ui.cli import ALIASES, EXIT_INTERRUPTED, MACHINE_VERBS, QUEUE_VERBS
 from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
 
 # What is typed in place of a command of a group.
-_SUBCOMMANDS = {"undrain": "devices undrain"}
+_SUBCOMMANDS = {"undrain": "devices undrain", "clear": "devices clear"}
 
 
 class VerbGroup(click.Group):

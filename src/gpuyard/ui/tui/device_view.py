@@ -133,7 +133,9 @@ def _memory(device: Device) -> str:
 
 
 def _name(device: Device) -> str:
+    is_faulty = any(issue["severity"] == "fault" for issue in device.get("issues", ()))
     state = "drained: " if device.get("drain") else "banned: " if device.get("banned") else ""
+    state = "faulty: " if is_faulty else state
     return clean(f"{state}{device.get('name') or device['id']}")
 
 

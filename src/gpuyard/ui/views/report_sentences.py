@@ -20,6 +20,7 @@ _CAUSES = {
     "lost": "lost: its node failed",
     "preempted": "preempted by a more urgent job",
     "memory-guard": "stopped before its GPU ran out of memory",
+    "device-fault": "ended by a fault of its GPU",
     "not-restored": "could not be resumed after a suspension",
 }
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}

@@ -67,8 +67,9 @@ export class Devices {
   update(card, device) {
     say(card.title, `GPU ${device.label ?? "?"}`);
     say(card.name, device.name);
-    set(card.node, "data-fault", Boolean(device.fault));
-    say(card.fault, device.fault);
+    const faults = device.issues.filter((issue) => issue.severity === "fault" && issue.kind !== "lost");
+    set(card.node, "data-fault", Boolean(device.fault) || faults.length > 0);
+    say(card.fault, [device.fault, ...faults.map(issueText)].filter(Boolean).join("; "));
     say(card.closed, closedText(device));
     say(card.links, linksText(device));
     updateBar(card, device);
@@ -120,10 +121,18 @@ export class Devices {
   }
 }
 
-/** Why nothing new starts on the device; empty if work may start there. */
+/** What is wrong with the device, since when, and what to do. */
+function issueText({text, since, remedy}) {
+  return `${text}${since ? `, since ${new Date(since).toLocaleString()}` : ""} (${remedy})`;
+}
+
+/** Why nothing new starts on the device, or why it is the last choice; empty if work may start there. */
 function closedText(device) {
   if (device.banned) return "banned in the configuration: nothing starts here";
-  if (!device.drain) return "";
+  if (!device.drain) {
+    const alarms = device.issues.filter((issue) => issue.severity === "alarm");
+    return alarms.map((issue) => `used last: ${issueText(issue)}`).join("; ");
+  }
   const {user, since, reason} = device.drain;
   return `drained by ${user} since ${new Date(since).toLocaleString()}${reason ? `: ${reason}` : ""}`;
 }

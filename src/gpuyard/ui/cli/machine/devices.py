@@ -1,6 +1,7 @@
-"""`gpuyard devices`: every GPU and the host, and their load; `drain` and `undrain`: whether work starts on a GPU."""
+"""`gpuyard devices`: every GPU and the host, and their load; `drain` and `undrain`: whether work starts on a GPU;
+`clear`: after a repair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,16 +11,19 @@ from gpuyard.config import load_config
 from gpuyard.core.device_names import choose_vendor
 from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
+from gpuyard.core.scheduling.device_health import HealthIssue, describe_issue, device_issues
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
 from gpuyard.core.topology import topology_as_dict
 from gpuyard.core.units import format_count
+from gpuyard.leases.clear_devices import clear_devices
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
-from gpuyard.schema.machine import drain_row
+from gpuyard.schema.machine import drain_row, issue_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines
 from gpuyard.ui.views.device_tables import snapshot_lines
@@ -39,9 +43,13 @@ def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float
     if topology:
         _show_topology(snapshot, as_json=as_json)
         return
-    drains, banned = open_ledger().read_drains(), load_config().devices.banned_ids(snapshot)
+    ledger, banned = open_ledger(), load_config().devices.banned_ids(snapshot)
+    drains, issues = ledger.read_drains(), device_issues(snapshot, ledger.read_health_marks())
     if as_json:
-        devices = [_as_json(device, snapshot, drains, banned) for device in snapshot.devices]
+        devices = [
+            {**_as_json(device, snapshot, drains, banned), "issues": _issue_rows(issues.get(device.id, ()))}
+            for device in snapshot.devices
+        ]
         say_json({**snapshot_as_dict(snapshot), "devices": devices})
         return
     processes = describe_processes(pids_of(snapshot))
@@ -49,7 +57,10 @@ def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float
     if snapshot.is_mixed:
         say(_vendor_text(snapshot, banned))
     for device_id, reason in closed_devices(snapshot, drains, banned).items():
+        if reason.kind is ReasonKind.UNHEALTHY:
+            continue  # its line is below
         say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
+    say(*(f"{paint('!', 'yellow')} {line}" for line in health_lines(issues, snapshot)))
 
 
 @command.command("drain")
@@ -72,6 +83,35 @@ def drain_command(names: tuple[str, ...], reason: str, as_json: bool) -> None:  
 def undrain_command(names: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
     """Let work start on these GPUs again."""
     undrain(names, as_json=as_json)
+
+
+@command.command("clear")
+@click.argument("names", nargs=-1, required=True, metavar="ID...")
+@json_option
+def clear_command(names: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
+    """Let work start on GPUs that were faulty, after a repair.
+
+    What is wrong with a GPU at this moment is accepted: it counts as faulty again when that gets worse. Faults that
+    the driver no longer reports end by themselves.
+    """
+    snapshot = take_snapshot()
+    ids = clear_devices(open_ledger(), names, snapshot)
+    if as_json:
+        say_json({"cleared": ids})
+    else:
+        say(*(f"GPU {_label(device_id, snapshot)} is cleared: work starts there again" for device_id in ids))
+
+
+def health_lines(issues: Mapping[str, Sequence[HealthIssue]], snapshot: Snapshot) -> Iterator[str]:
+    """Yield a line for each thing that is wrong with a card, with what to do."""
+    for device in snapshot.devices:
+        if device.parent is None:
+            for issue in issues.get(device.id, ()):
+                yield f"GPU {_label(device.id, snapshot)} is {describe_issue(issue)}; {issue.remedy}"
+
+
+def _issue_rows(issues: Sequence[HealthIssue]) -> list[Any]:
+    return [to_builtins(issue_row(issue)) for issue in issues]
 
 
 def drain(names: Sequence[str], reason: str, *, as_json: bool) -> None:

@@ -12,8 +12,11 @@ from msgspec import to_builtins
 from gpuyard import __version__
 from gpuyard.config import lease_dir, load_config
 from gpuyard.core.device_names import banned_ids
+from gpuyard.core.health_figures import HealthMark, IssueKind
 from gpuyard.core.lease import Drain
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain
+from gpuyard.core.scheduling.device_health import device_issues
+from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host, Snapshot, Vendor
 from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.core.units import format_count
@@ -29,6 +32,7 @@ from gpuyard.probes.fallback_chain import Checkup, check_probes
 from gpuyard.probes.local_machine import local_probes
 from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.schema.machine import drain_row
+from gpuyard.ui.cli.machine.devices import health_lines
 from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
@@ -57,7 +61,11 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     engines = list(check_engines())
     contents = _read_ledger()
     notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad)]
-    advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
+    faults, alarms = _health_texts(checks, contents.health_marks)
+    notices += alarms
+    advice = [*_advice(checks, plugged), *faults] + [
+        str(each.problem) for each in engines if each.problem and not each.is_absent
+    ]
     folders, folder_advice = check_folders()
     advice += [*_ledger_advice(), *folder_advice]
     neighbours = find_neighbours(lease_dir())
@@ -123,12 +131,27 @@ def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
     config = load_config().devices
     closed = closed_devices(seen, drains, config.banned_ids(seen))
     lines = [f"GPU {seen.labels.get(each) or each} ({devices[each].name or each}) is {reason.text}"
-             for each, reason in closed.items()]  # fmt: skip
+             for each, reason in closed.items() if reason.kind is not ReasonKind.UNHEALTHY]  # fmt: skip
     lines += [f"{drain.device_id} (not found on this machine) is {describe_drain(drain)}"
               for drain in drains if drain.device_id not in devices]  # fmt: skip
     unmatched = [str(name) for name in config.banned if not banned_ids([name], (), seen)]
     lines += [f"[devices] banned names {name}, but this machine has no such GPU" for name in unmatched]
     return lines
+
+
+def _health_texts(checks: list[Checkup], marks: Sequence[HealthMark]) -> tuple[list[str], list[str]]:
+    """Return a line for each fault of a GPU, and for each alarm. A lost GPU has its own line already."""
+    devices = {device.id: device for check in reversed(checks) for device in check.devices or ()}
+    seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
+    found = {
+        (device_id, is_fault): [
+            each for each in issues if each.is_fault is is_fault and each.kind is not IssueKind.LOST
+        ]
+        for device_id, issues in device_issues(seen, marks).items()
+        for is_fault in (True, False)
+    }
+    faults, alarms = ({each: found.get((each, is_fault), []) for each in devices} for is_fault in (True, False))
+    return list(health_lines(faults, seen)), list(health_lines(alarms, seen))
 
 
 def _ledger_advice() -> list[str]:

@@ -1,0 +1,200 @@
+"""The health of NVIDIA cards as NVML reports it: Xid events, ECC errors, remapped rows, throttling, the PCIe link.
+
+- Most figures change seldom and may take long to read: they are asked for every 10 s, and at once after an event.
+  Reasons for throttling are asked for every 2 s.
+- Events are collected at each reading, without waiting: from the first reading on the driver keeps them until then.
+  There is no thread that would have to end before the library is closed, or that a stuck driver could keep from ending.
+- The kernel's log replaces events that the driver does not send.
+- A PCIe link counts as narrow only while the card is busy; a wide one always counts.
+- Memory counts as unreleased when it was in use for 10 s without any process. In a PID namespace the driver hides
+  processes, so nothing is concluded there.
+"""
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.health_figures import HealthFigures, Throttle, XidEvent
+from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
+from gpuyard.core.snapshot import Device
+from gpuyard.probes.nvidia.kernel_log import KernelLog
+
+ASK_RARE_AGAIN_AFTER_S = 10.0
+ASK_THROTTLE_AGAIN_AFTER_S = 2.0
+UNRELEASED_AFTER_S = 10.0
+# A driver keeps less than this in use for itself.
+_UNRELEASED_MB = 1024.0
+_MOST_EVENTS = 64
+_MOST_REMEMBERED = 32
+# The inode of the first PID namespace: its number never changes.
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+# NVML's own numbers.
+_XID, _DOUBLE_BIT_ECC = 8, 2
+_UNCORRECTED, _VOLATILE = 1, 0
+_THROTTLES = {Throttle.SW_THERMAL: 32, Throttle.HW_THERMAL: 64, Throttle.POWER_BRAKE: 128, Throttle.HW_SLOWDOWN: 8}
+
+
+class AsksDriver(Protocol):
+    """The part of the NVML probe that calls the driver: None where a device does not support the call."""
+
+    @property
+    def nvml(self) -> ModuleType: ...
+
+    def ask(self, function: str, *arguments: Any) -> Any: ...
+
+
+class _CardHealth(Struct):
+    """What is kept of a card between readings; times are of the monotonic clock."""
+
+    figures: HealthFigures = HealthFigures()
+    rare_asked_at: float = float("-inf")
+    throttle_asked_at: float = float("-inf")
+    unused_since: float | None = None
+
+
+class NvmlHealth:
+    def __init__(self, root: Path = Path("/"), *, lists_all_processes: bool | None = None) -> None:
+        """`lists_all_processes`: whether the driver shows us all processes; by default, outside of containers."""
+        self._cards: dict[str, _CardHealth] = {}
+        self._kernel_log = KernelLog(root)
+        is_first = _pid_namespace(root) == _FIRST_PID_NAMESPACE
+        self._lists_all_processes = is_first if lists_all_processes is None else lists_all_processes
+        self._events: Any = None  # NVML's event set
+        self._has_asked_for_events = False
+        self._is_registered = False
+        self._by_handle: dict[int | None, Device] = {}
+
+    def collect_events(self, driver: AsksDriver, cards: Sequence[tuple[Device, Any]]) -> None:
+        """Note the Xids since the last reading. `cards` are all cards with their handles."""
+        if not self._has_asked_for_events:
+            self._has_asked_for_events = True
+            self._register(driver, cards)
+        for _ in range(_MOST_EVENTS):
+            event = self._next_event(driver.nvml)
+            if event is None:
+                break
+            self._note_event(event)
+        if not self._is_registered:
+            by_bus_id = {card.pci_bus_id: card for card, _ in cards}
+            for bus_id, code in self._kernel_log.new_xids():
+                if bus_id in by_bus_id:
+                    self._note_xid(by_bus_id[bus_id].id, code)
+
+    def _register(self, driver: AsksDriver, cards: Sequence[tuple[Device, Any]]) -> None:
+        """Ask the driver for events of all cards. Where it refuses for one of them, the kernel's log is read."""
+        nvml = driver.nvml
+        self._by_handle = {_address(handle): card for card, handle in cards if handle is not None}
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+            for handle in (handle for _, handle in cards if handle is not None):
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, supported & (_XID | _DOUBLE_BIT_ECC), self._events)
+            self._is_registered = True
+        except nvml.NVMLError:
+            self._is_registered = False
+
+    def _next_event(self, nvml: ModuleType) -> Any:
+        if self._events is None:
+            return None
+        try:
+            return nvml.nvmlEventSetWait_v2(self._events, 0)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_UNINITIALIZED:
+                raise
+            self._is_registered &= error.value == nvml.NVML_ERROR_TIMEOUT
+            return None
+
+    def _note_event(self, event: Any) -> None:
+        card = self._by_handle.get(_address(event.device))
+        if card is None:
+            return
+        if event.eventType & _XID:
+            self._note_xid(card.id, int(event.eventData))
+        self._card(card.id).rare_asked_at = float("-inf")
+
+    def _note_xid(self, card_id: str, code: int) -> None:
+        card = self._card(card_id)
+        xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-_MOST_REMEMBERED:]
+        card.figures = replace(card.figures, xids=xids)
+        card.rare_asked_at = float("-inf")
+
+    def read(self, driver: AsksDriver, handle: Any, device: Device) -> HealthFigures:
+        """Return the figures of a card that answers."""
+        card, now = self._card(device.id), time.monotonic()
+        if now - card.throttle_asked_at > ASK_THROTTLE_AGAIN_AFTER_S:
+            card.throttle_asked_at = now
+            card.figures = replace(card.figures, throttle=_throttle(driver, handle))
+        is_busy = (device.utilization_percent or 0.0) > IDLE_PERCENT
+        if now - card.rare_asked_at > ASK_RARE_AGAIN_AFTER_S:
+            card.rare_asked_at = now
+            card.figures = _with_rare_figures(card.figures, driver, handle, is_busy=is_busy)
+        unreleased_mb = self._unreleased_mb(card, device, now)
+        if unreleased_mb != card.figures.unreleased_mb:
+            card.figures = replace(card.figures, unreleased_mb=unreleased_mb)
+        return card.figures
+
+    def lost(self, card_id: str) -> HealthFigures:
+        """Return what is known about a card that the driver has lost."""
+        return HealthFigures(xids=self._card(card_id).figures.xids, is_lost=True)
+
+    def close(self, nvml: ModuleType | None) -> None:
+        """Free the event set before the library is closed. Without `nvml` (after a fork), only forget it."""
+        if self._events is not None and nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(self._events)
+        self._events, self._has_asked_for_events, self._is_registered = None, False, False
+
+    def _card(self, card_id: str) -> _CardHealth:
+        return self._cards.setdefault(card_id, _CardHealth())
+
+    def _unreleased_mb(self, card: _CardHealth, device: Device, now: float) -> float | None:
+        used = device.memory_used_mb
+        if not self._lists_all_processes or device.processes != () or used is None or used <= _UNRELEASED_MB:
+            card.unused_since = None
+            return None
+        card.unused_since = now if card.unused_since is None else card.unused_since
+        return used if now - card.unused_since >= UNRELEASED_AFTER_S else None
+
+
+def _throttle(driver: AsksDriver, handle: Any) -> tuple[Throttle, ...] | None:
+    # The older call is deprecated; the newer one is missing in older drivers.
+    reasons = driver.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if reasons is None:
+        reasons = driver.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    if reasons is None:
+        return None
+    return tuple(each for each, mask in _THROTTLES.items() if reasons & mask)
+
+
+def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *, is_busy: bool) -> HealthFigures:
+    rows = driver.ask("nvmlDeviceGetRemappedRows", handle)
+    width = driver.ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
+    most = driver.ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    is_certain = width is not None and most is not None and (is_busy or width >= most)
+    return replace(
+        before,
+        ecc_uncorrected=driver.ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+        remap_pending=None if rows is None else bool(rows[2]),
+        remap_failed=None if rows is None else bool(rows[3]),
+        link_width=width if is_certain else before.link_width,
+        link_width_max=most,
+    )
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _pid_namespace(root: Path) -> int | None:
+    try:
+        return os.stat(root / "proc/self/ns/pid").st_ino
+    except OSError:
+        return None
