@@ -6,7 +6,7 @@
  *     name TEXT                          pci BUS_ID
  *     memory TOTAL RESERVED USED         in bytes
  *     utilization PERCENT                temperature CELSIUS
- *     power MILLIWATTS                   power_limit MILLIWATTS
+ *     power MILLIWATTS                   power_limit MILLIWATTS             energy MILLIJOULES
  *     mig CURRENT PENDING PLACES         of a card that can be split; PLACES is how many instances fit
  *     process compute|graphics|mps PID BYTES|hidden
  *     sample PID MICROSECONDS PERCENT    of a process's work; a card without any does not sample
@@ -35,7 +35,7 @@ typedef struct {
     int parent, has_memory, mig_mode, mig_pending; /* `parent` and the modes are -1 where there are none */
     unsigned index, gi, ci, places;
     Bytes total, reserved, used;
-    long long utilization, temperature, power, power_limit; /* -1 where the device does not tell */
+    long long utilization, temperature, power, power_limit, energy; /* -1 where the device does not tell */
 } Device;
 
 typedef struct { int device; char kind[16]; unsigned pid; Bytes used; } Process;
@@ -67,7 +67,8 @@ static Device *add_device(int parent) {
     if (state.devices == MAX_DEVICES) give_up("more than %d devices", MAX_DEVICES);
     Device *device = &state.device[state.devices++];
     *device = (Device){.parent = parent, .mig_mode = -1, .mig_pending = -1, .gi = NO_INSTANCE, .ci = NO_INSTANCE,
-                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1};
+                       .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1,
+                       .energy = -1};
     if (parent < 0) device->index = (unsigned)state.cards++;
     return device;
 }
@@ -110,6 +111,7 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("utilization")) return sscanf(text, "%lld", &device->utilization) == 1;
     if (IS("temperature")) return sscanf(text, "%lld", &device->temperature) == 1;
     if (IS("power")) return sscanf(text, "%lld", &device->power) == 1;
+    if (IS("energy")) return sscanf(text, "%lld", &device->energy) == 1;
     if (IS("power_limit")) return sscanf(text, "%lld", &device->power_limit) == 1;
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
     if (IS("process")) return read_process(text);

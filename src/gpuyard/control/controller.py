@@ -25,6 +25,7 @@ from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.power_draws import power_limit
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.sharing_facts import SharingFacts
@@ -32,6 +33,7 @@ from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.track_energy import EnergyMeter
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
@@ -74,6 +76,7 @@ class Controller:
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
+        self.energy_meter = EnergyMeter(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
@@ -129,6 +132,7 @@ class Controller:
                 if self.suspend_control.record(now):
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
+                self.energy_meter.settle(self._ends.end_times(now))
                 if self._ends.record(now, sample):
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self._preallocation.note(sample, now)
@@ -163,6 +167,7 @@ class Controller:
         """Note what live attempts use. Return whether a job has to make way: the next step takes care of that."""
         now = self._clock.now()
         self.usage_tracker.note(sample, now, self._ends.ended_before(sample))
+        self.energy_meter.note(sample, self.usage_tracker.loads, self._ends.end_times(now))
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
 
     # Decide and start
@@ -276,6 +281,7 @@ class Controller:
             ends_about=transitions.ends_about,
             ends_by=transitions.ends_by,
             kind=transitions.estimates.kind_of,
+            power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),

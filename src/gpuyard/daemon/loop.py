@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller
@@ -20,6 +20,7 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.memory.expected_peak import sureness_of
+from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.closed_devices import describe_drain
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -389,4 +390,7 @@ def read_rules() -> Rules:
         secret_names=config.keep.secret_names,
         unbuffers_python=queue.python_unbuffered,
         stops_preallocation=packing.preallocation == "off",
+        energy_price=EnergyPrice(**asdict(config.energy)),
+        min_free_disk_mb=config.host.min_free_disk_mb,
+        max_gpu_power_w=config.host.max_gpu_power_w,
     )

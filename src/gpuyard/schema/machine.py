@@ -61,6 +61,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     utilization_percent: float | None
     power_draw_w: float | None
     power_limit_w: float | None
+    energy_j: float | None
     temperature_c: float | None
     fault: str | None
     healthy: bool

@@ -18,6 +18,7 @@ from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
+from gpuyard.core.report.energy import EnergyUse
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 
@@ -208,6 +209,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     preallocates: str = ""  # the framework that took most of its devices at once, which says nothing about its need
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
     beside: Neighbours | None = None  # how much other work of this queue was on its devices
+    energy: EnergyUse | None = None  # of its devices, as far as it was measured
 
     @property
     def peak_mb(self) -> float | None:

@@ -81,6 +81,8 @@ class _Planner:
             need = merge_variants(variants)
         refusals = refusals or self._limits.stagger_refusals(lane)
         choice = refusals or self._place(lane, need, variants, candidate)
+        if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
+            choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
@@ -125,7 +127,7 @@ class _Planner:
         self._order.advance(lane)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, charged_mb=self._charged_mb(lane, claim))
         self._starts.append(start)
-        self._limits.add_start(lane, claim)
+        self._limits.add_start(lane, candidate.job_id, claim)
         self._backfill.add_start(candidate.job_id, claim)
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:

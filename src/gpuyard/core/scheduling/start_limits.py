@@ -13,6 +13,7 @@ from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.batch_pacing import PaceState, device_refusal, pace_refusals, watched_device_refusals
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView
+from gpuyard.core.scheduling.power_limit import PowerBudget
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.tag_sharing import spread_need
@@ -63,8 +64,11 @@ class StartLimits:
         self._last_starts = dict(view.last_starts)
         self._has_started_run = False
         self._started = self._started_with_devices = 0
+        self._power = _power_budget(view)
 
-    def add_start(self, lane: Lane, claim: Claim) -> None:
+    def add_start(self, lane: Lane, job_id: int, claim: Claim) -> None:
+        if self._power is not None:
+            self._power.add_start(job_id, claim, self._view.estimate(job_id).least_s)
         if not lane.resumes:  # a suspended job counts as running already
             device_ids = [share.device_id for share in claim.shares]
             self._counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
@@ -91,6 +95,13 @@ class StartLimits:
         if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
             return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
         return ()
+
+    def power_refusals(self, job_id: int, claim: Claim) -> tuple[Reason, ...]:
+        """Return why the job may not start with this claim: all GPUs together would draw too much power."""
+        if self._power is None:
+            return ()
+        reason = self._power.refusal(job_id, claim, self._view.estimate(job_id).most_s)
+        return () if reason is None else (reason,)
 
     def _cap_reasons(self, lane: Lane) -> tuple[Reason, ...]:
         return tuple(
@@ -156,3 +167,9 @@ class StartLimits:
             for device_id in emptiest[: need.devices]:
                 counts[device_id] = most
         return (need,), (limit_reached(ReasonKind.TAG_LIMIT, "tasks of its workspace on one GPU", most),)
+
+
+def _power_budget(view: PlannerView) -> PowerBudget | None:
+    if view.power is None:
+        return None
+    return PowerBudget(view.power, view.placement.snapshot, view.running, view.now, view.ends_after)
