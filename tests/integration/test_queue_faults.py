@@ -212,6 +212,7 @@ def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
 @pytest.fixture
 def small_disk(own_home: Path) -> Iterator[Path]:
     with mounted(own_home, "size=3m,mode=0700"):
+        (own_home / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
         yield own_home
 
 

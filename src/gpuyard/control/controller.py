@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.disk_gate import DiskGate
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
@@ -77,6 +78,7 @@ class Controller:
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
         self.energy_meter = EnergyMeter(self.transitions)
+        self.disk_gate = DiskGate(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
@@ -281,6 +283,7 @@ class Controller:
             ends_about=transitions.ends_about,
             ends_by=transitions.ends_by,
             kind=transitions.estimates.kind_of,
+            disk_refusals=lambda job_id: self.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
             power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
@@ -308,6 +311,7 @@ class Controller:
             yield Reason(ReasonKind.PAUSED, self.closed)
         if self._store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+        yield from self.disk_gate.closed_reasons(self.rules.min_free_disk_mb)
 
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""

@@ -150,7 +150,9 @@ class SchedulerLoop:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
         drained = self._drain_notices()
-        return [*self.notices, *now, *drained, *self.controller.start_pauses.notices(), *self._engine.problems()]
+        disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
+        pauses = (*self.controller.start_pauses.notices(), *disks)
+        return [*self.notices, *now, *drained, *pauses, *self._engine.problems()]
 
     def _drain_notices(self) -> Iterator[str]:
         labels = self.sampling.latest.snapshot.labels

@@ -23,9 +23,10 @@ from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.monitor.devices import DeviceList
+from gpuyard.daemon.monitor.devices import DeviceList, disk_rows
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.schema.machine import DiskRow
 from gpuyard.version import __version__
 
 _FRESH_S = 0.5
@@ -69,6 +70,7 @@ class Metrics:
             leases=leases,
             counters=self._counters,
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
+            disks=disk_rows(self._scheduler),
             energy=self._scheduler.controller.energy_meter.total,
             energy_price=self._scheduler.controller.rules.energy_price,
         )
@@ -178,6 +180,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     leases: Mapping[str, int]
     counters: EventCounters
     guard_suspensions: int = 0
+    disks: Sequence[DiskRow] = ()
     energy: EnergyUse = EnergyUse()
     energy_price: EnergyPrice = EnergyPrice()
 
@@ -201,6 +204,7 @@ def write_metrics(scrape: Scrape) -> bytes:
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
         ),
+        _disks(scrape.disks),
         _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
         _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended),
         _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished),
@@ -256,6 +260,20 @@ def _devices(snapshot: Snapshot, breakdowns: Mapping[str, MemoryParts]) -> Itera
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])
+
+
+def _disks(disks: Sequence[DiskRow]) -> Iterator[str]:
+    labels = [{"folder": disk.folder, "what": disk.what} for disk in disks]
+    for name, text, figures in (
+        (
+            "disk_free_bytes",
+            "Free space of a disk that the queue or its jobs write to.",
+            [each.free_mb for each in disks],
+        ),
+        ("disk_total_bytes", "Size of that disk.", [each.total_mb for each in disks]),
+        ("disk_min_free_bytes", "No job starts with less free space there.", [each.min_free_mb for each in disks]),
+    ):
+        yield from _metric(name, "gauge", text, list(zip(labels, map(_bytes, figures), strict=True)))
 
 
 def _energy(use: EnergyUse, price: EnergyPrice) -> Iterator[str]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.job.container import Container
+from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
@@ -127,6 +128,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     notify: tuple[Subscription, ...] = ()
     output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
+    disk: DiskLimits = DiskLimits()  # how much free space it starts with
     split_stderr: bool = False  # standard error gets a log of its own
     timestamps: bool = False  # each line begins with the time
     container: Container | None = None  # set for a program that runs in a container

@@ -53,6 +53,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
     power: PowerLimit | None = None
+    disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
 

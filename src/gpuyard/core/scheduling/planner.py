@@ -74,6 +74,8 @@ class _Planner:
             self._look_further(lane)
             return
         refusals = self._limits.refusals(lane)
+        lacks_disk = () if refusals else self._limits.disk_refusals(lane, candidate.job_id)
+        refusals = refusals or lacks_disk
         need = lane.need if refusals or not lane.sizes_each else self._view.need(lane, candidate.job_id)
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
@@ -94,7 +96,7 @@ class _Planner:
                 self._make_head(job, candidate)
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if lane.sizes_each and not refusals:
+        if lacks_disk or (lane.sizes_each and not refusals):  # the next job may write elsewhere
             self._look_further(lane)
         else:
             self._order.drop(lane)

@@ -19,6 +19,8 @@ from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.tag_sharing import spread_need
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
 
+# They keep jobs from starting, but not suspended ones from going on.
+_FOR_STARTS = (ReasonKind.PAUSED, ReasonKind.DISK_FULL)
 # The needs to try, in order; where there is none to try, the reasons.
 Variants = tuple[Sequence[Need], tuple[Reason, ...]]
 
@@ -80,8 +82,8 @@ class StartLimits:
     def refusals(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each limit
         """Return why no job of the lane may start now, wherever it would run. Empty where one may."""
         view = self._view
-        if lane.resumes:  # a suspended job counts as running already, and a pause does not stop running jobs
-            return tuple(reason for reason in view.closed_reasons if reason.kind is not ReasonKind.PAUSED)
+        if lane.resumes:  # a suspended job counts as running already: neither a pause nor a full disk stops it
+            return tuple(reason for reason in view.closed_reasons if reason.kind not in _FOR_STARTS)
         if view.closed_reasons:
             return view.closed_reasons
         if view.start_caps and (capped := self._cap_reasons(lane)):
@@ -95,6 +97,10 @@ class StartLimits:
         if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
             return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
         return ()
+
+    def disk_refusals(self, lane: Lane, job_id: int) -> tuple[Reason, ...]:
+        """Return why this job may not start now: a disk that it writes to is nearly full."""
+        return self._view.disk_refusals(job_id) if lane.writes_files and not lane.resumes else ()
 
     def power_refusals(self, job_id: int, claim: Claim) -> tuple[Reason, ...]:
         """Return why the job may not start with this claim: all GPUs together would draw too much power."""
