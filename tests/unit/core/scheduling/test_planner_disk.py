@@ -1,5 +1,7 @@
 """Jobs that write to a nearly full disk wait, and delay no others."""
 
+from typing import Any
+
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -8,7 +10,7 @@ from tests.unit.core.scheduling.test_planner import kinds_of, queue, started, vi
 FULL = Reason(ReasonKind.DISK_FULL, "the disk of its output (/data) has 1 MB free < 1 GB")
 
 
-def refuse(*jobs: int) -> dict[str, object]:
+def refuse(*jobs: int) -> dict[str, Any]:
     return {"disk_refusals": lambda job_id: (FULL,) if job_id in jobs else ()}
 
 
