@@ -243,7 +243,7 @@ def test_a_full_disk_rejects_submissions_loses_no_job_and_the_queue_continues_af
     small_disk: Path, own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     queue = own_queue
-    (small_disk / "config.toml").write_text("[queue]\ncpu_jobs = 1\n")
+    (small_disk / "config.toml").write_text("[queue]\ncpu_jobs = 1\n[host]\nmin_free_disk = '0'\n")
     queue.start()
     queue.wait(queue.submit("true", gpus=0))  # so that the journal has its first page
     running, gate = queue.start_gated(gpus=0)

@@ -278,6 +278,7 @@ class SubmitKwargs(TypedDict, total=False):
     gpu_name: str | None
     max_cpu: Number | None
     min_free_mem_mb: Number | None
+    min_free_disk: Size | None
     max_gpu: Number | None
     max_gpu_mem_mb: Number | None
     max_power_w: Number | None
@@ -317,4 +318,5 @@ class SubmitKwargs(TypedDict, total=False):
     steady: Time | None
     stagger: Time | None
     run_ram: Size | None
+    output_root: str | None
     sample_log: str | None

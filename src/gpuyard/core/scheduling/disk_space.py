@@ -35,7 +35,8 @@ def disk_reason(figure: DiskFigure | None, least_mb: float, what: str, remedy: s
         return Reason(ReasonKind.DISK_FULL, f"the free space of {what} is being read")
     where = f"{what} ({figure.folder})"
     if figure.silent_s is not None:
-        return Reason(ReasonKind.DISK_FULL, f"{where} has not answered for {figure.silent_s:.0f} s")
+        text = f"{where} has not answered for {figure.silent_s:.0f} s"
+        return Reason(ReasonKind.DISK_FULL, text, needed=least_mb)
     if figure.free_mb is None or figure.free_mb >= least_mb:
         return None
     text = f"{where} has {format_size(figure.free_mb)} free < {format_size(least_mb)}"

@@ -96,7 +96,7 @@ class _Planner:
                 self._make_head(job, candidate)
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if lacks_disk or (lane.sizes_each and not refusals):  # the next job may write elsewhere
+        if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -145,3 +145,9 @@ class _Planner:
             victims = find_victims(job.need, self._backfill.placement, self._view.running, job.lane.priority)
             self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
         self._backfill.try_make_head(job, candidate)
+
+
+def _may_write_elsewhere(lane: Lane, lacks_disk: tuple[Reason, ...]) -> bool:
+    """Return whether the next job of the lane may start although a disk of its first job is full. All runs of a batch
+    write to one disk; and a disk that is being read (without `needed`) is known in a moment: the order stays."""
+    return lane.pace is None and any(reason.needed is not None for reason in lacks_disk)
