@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +52,10 @@ class Disk:
 
 
 @pytest.fixture
-def disk() -> Disk:
-    return Disk()
+def disk() -> Iterator[Disk]:
+    made = Disk()
+    yield made
+    made.answers.release(100)  # readings that a test leaves behind
 
 
 def until(is_true: Callable[[], bool]) -> None:
