@@ -194,6 +194,37 @@ class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"tool = '{self.tool}' is unknown; write \"auto\", {', '.join(CONTAINER_TOOLS)}")
 
 
+class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of the whole machine."""
+
+    min_free_disk: str | int = "1G"
+    max_gpu_power_w: Annotated[float, Meta(gt=0)] | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.min_free_disk_mb  # raises if it cannot be parsed
+
+    @property
+    def min_free_disk_mb(self) -> float:
+        """The space that has to be free before jobs start; 0: no limit."""
+        text = f"{self.min_free_disk}B" if isinstance(self.min_free_disk, int) else self.min_free_disk
+        try:
+            return parse_size(text)
+        except UserError as error:
+            raise ValueError(f'min_free_disk: {error}; write it as "1G", or "0" for no limit') from None
+
+
+class EnergyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kWh costs in `currency`, and how many grams of CO2e it causes. What is left out is not shown."""
+
+    price: Annotated[float, Meta(ge=0)] | None = None
+    currency: Annotated[str, Meta(min_length=1, max_length=8)] = "EUR"
+    gco2_per_kwh: Annotated[float, Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.currency.isprintable():
+            raise ValueError('currency takes plain text, such as "EUR"')
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: DeviceConfig = DeviceConfig()
     leases: LeaseConfig = LeaseConfig()
@@ -206,6 +237,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     containers: ContainersConfig = ContainersConfig()
     web: bool | WebConfig = False
     keep: KeepConfig = KeepConfig()
+    host: HostConfig = HostConfig()
+    energy: EnergyConfig = EnergyConfig()
 
     @property
     def page(self) -> WebConfig:
@@ -296,7 +329,7 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig)
+    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig, HostConfig, EnergyConfig)
     known = [name for section in (*sections, *more) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

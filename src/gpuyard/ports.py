@@ -13,6 +13,7 @@ from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.core.scheduling.disk_space import DiskFigure
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.core.snapshot import Device, Host, Reading, Snapshot, Vendor
@@ -306,3 +307,16 @@ class Suspender(Protocol):
 
     def moved(self) -> list[SuspendResult]:
         """Return the results since the last call. Never blocks."""
+
+
+class DiskSpace(Protocol):
+    """The free space of disks, read in the background."""
+
+    def figure(self, folder: str, least_mb: float) -> DiskFigure | None:
+        """Return the figure of the folder's disk, to compare with `least_mb`; None while it is being read. Never
+        waits."""
+        ...
+
+    def known(self) -> dict[str, DiskFigure]:
+        """Return the last figure of each folder that was asked for."""
+        ...

@@ -258,6 +258,13 @@ FIGURE(nvmlDeviceGetPowerUsage, device->power)
 FIGURE(nvmlDeviceGetEnforcedPowerLimit, device->power_limit)
 FIGURE(nvmlDeviceGetPowerManagementLimit, device->power_limit)
 
+Code nvmlDeviceGetTotalEnergyConsumption(Handle handle, unsigned long long *millijoules) {
+    BEGIN_ON(handle);
+    if (device->energy < 0) return NOT_SUPPORTED;
+    *millijoules = (unsigned long long)device->energy;
+    return SUCCESS;
+}
+
 Code nvmlDeviceGetTemperature(Handle handle, unsigned sensor, unsigned *celsius) {
     BEGIN_ON(handle);
     return sensor == 0 ? give_figure(device->temperature, celsius) : INVALID_ARGUMENT;

@@ -126,6 +126,7 @@ class FakeDevice:
     utilization: int | None = None
     power_mw: int | None = None
     power_limit_mw: int | None = None
+    energy_mj: int | None = None
     temperature: int | None = None
     processes: tuple[FakeProcess, ...] = ()
     samples: tuple[FakeSample, ...] = ()
@@ -148,6 +149,7 @@ class FakeDevice:
             utilization=self.utilization,
             power=self.power_mw,
             power_limit=self.power_limit_mw,
+            energy=self.energy_mj,
             temperature=self.temperature,
             mig=mig,
         )

@@ -6,7 +6,7 @@
  *     name TEXT                          pci BUS_ID
  *     memory TOTAL RESERVED USED         in bytes
  *     utilization PERCENT                temperature CELSIUS
- *     power MILLIWATTS                   power_limit MILLIWATTS
+ *     power MILLIWATTS                   power_limit MILLIWATTS             energy MILLIJOULES
  *     mig CURRENT PENDING PLACES         of a card that can be split; PLACES is how many instances fit
  *     process compute|graphics|mps PID BYTES|hidden
  *     sample PID MICROSECONDS PERCENT    of a process's work; a card without any does not sample
@@ -43,7 +43,7 @@ typedef struct {
     int parent, has_memory, is_apart, mig_mode, mig_pending; /* `parent` and the modes are -1 where there are none */
     unsigned index, gi, ci, places;
     Bytes total, reserved, used;
-    long long utilization, temperature, power, power_limit; /* -1 where the device does not tell */
+    long long utilization, temperature, power, power_limit, energy; /* -1 where the device does not tell */
     long long ecc, remap_pending, remap_failed, throttle, link, link_max;
 } Device;
 
@@ -83,7 +83,8 @@ static Device *add_device(int parent) {
     Device *device = &state.device[state.devices++];
     *device = (Device){.parent = parent, .mig_mode = -1, .mig_pending = -1, .gi = NO_INSTANCE, .ci = NO_INSTANCE,
                        .utilization = -1, .temperature = -1, .power = -1, .power_limit = -1,
-                       .ecc = -1, .remap_pending = -1, .remap_failed = -1, .throttle = -1, .link = -1, .link_max = -1};
+                       .ecc = -1, .remap_pending = -1, .remap_failed = -1, .throttle = -1, .link = -1, .link_max = -1,
+                       .energy = -1};
     if (parent < 0) device->index = (unsigned)state.cards++;
     return device;
 }
@@ -147,6 +148,7 @@ static int read_of_device(Device *device, const char *keyword, const char *text)
     if (IS("utilization")) return sscanf(text, "%lld", &device->utilization) == 1;
     if (IS("temperature")) return sscanf(text, "%lld", &device->temperature) == 1;
     if (IS("power")) return sscanf(text, "%lld", &device->power) == 1;
+    if (IS("energy")) return sscanf(text, "%lld", &device->energy) == 1;
     if (IS("power_limit")) return sscanf(text, "%lld", &device->power_limit) == 1;
     if (IS("mig")) return sscanf(text, "%d %d %u", &device->mig_mode, &device->mig_pending, &device->places) == 3;
     if (IS("ecc")) return sscanf(text, "%lld", &device->ecc) == 1;

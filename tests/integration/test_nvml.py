@@ -32,6 +32,7 @@ RTX = FakeDevice(
     utilization=37,
     power_mw=120500,
     power_limit_mw=450000,
+    energy_mj=7_200_000_500,
     temperature=61,
 )
 L40 = FakeDevice(
@@ -108,6 +109,7 @@ def test_every_figure_is_read_and_used_memory_leaves_out_the_reserved_part(reade
             "utilization_percent": 37.0,
             "power_draw_w": 120.5,
             "power_limit_w": 450.0,
+            "energy_j": 7_200_000.5,
             "temperature_c": 61.0,
             "processes": [],
             "fault": None,

@@ -212,6 +212,7 @@ def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
 @pytest.fixture
 def small_disk(own_home: Path) -> Iterator[Path]:
     with mounted(own_home, "size=3m,mode=0700"):
+        (own_home / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
         yield own_home
 
 
@@ -242,7 +243,7 @@ def test_a_full_disk_rejects_submissions_loses_no_job_and_the_queue_continues_af
     small_disk: Path, own_queue: QueueUnderTest, tmp_path: Path
 ) -> None:
     queue = own_queue
-    (small_disk / "config.toml").write_text("[queue]\ncpu_jobs = 1\n")
+    (small_disk / "config.toml").write_text("[queue]\ncpu_jobs = 1\n[host]\nmin_free_disk = '0'\n")
     queue.start()
     queue.wait(queue.submit("true", gpus=0))  # so that the journal has its first page
     running, gate = queue.start_gated(gpus=0)

@@ -125,6 +125,8 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 @pytest.fixture
 def few_inodes(own_home: Path) -> Iterator[Path]:
     logs = own_home / "logs"
+    own_home.mkdir(mode=0o700, exist_ok=True)
+    (own_home / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
     with mounted(logs, "size=1m,nr_inodes=12,mode=0700"):
         yield logs
 

@@ -25,7 +25,7 @@ GPUYARD = (sys.executable, "-P", "-m", "gpuyard")
 PYTHON = (sys.executable, "-I", "-S")
 CAPACITY_MB = {"0": 24 * 1024.0, "1": 24 * 1024.0}
 _SIMULATED = "2x24GB"
-_CONFIG = "[queue]\ncpu_jobs = 4\nmin_free_memory_mb = 0\n"
+_CONFIG = '[queue]\ncpu_jobs = 4\nmin_free_memory_mb = 0\n[host]\nmin_free_disk = "0"\n'
 _ROLES = {"daemon": "gpuyard.daemon", "keeper": "gpuyard.engines.local.keeper", "job": JOB, "script": SCRIPT}
 
 

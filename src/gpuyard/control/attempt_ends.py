@@ -79,6 +79,14 @@ class AttemptEnds:
             if ended.at is not None and taken_at is not None and ended.at <= taken_at
         }
 
+    def end_times(self, now: float) -> dict[int, float]:
+        """Return when attempts with devices ended that are not recorded yet, by job."""
+        return {
+            live.job.id: now if ended.at is None else min(now, max(live.attempt.since, ended.at))
+            for live, ended in self._live_ends()
+            if live.attempt.devices
+        }
+
     def forget_recorded(self) -> None:
         self._unrecorded = {key: ended for key, ended in self._unrecorded.items() if key in self._waiting}
         self._set_aside.clear()

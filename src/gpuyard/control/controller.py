@@ -21,6 +21,7 @@ from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.device_health_watch import DeviceHealthWatch
+from gpuyard.control.disk_gate import DiskGate
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
@@ -28,6 +29,7 @@ from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.power_draws import power_limit
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.running_jobs import RunningJobs
@@ -36,6 +38,7 @@ from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.track_energy import EnergyMeter
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
@@ -79,6 +82,8 @@ class Controller:
         self.cluster_dispatch = ClusterDispatch(self.transitions, self.engines)
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
         self.lease_adjuster = LeaseAdjuster(self.transitions, self.usage_tracker)
+        self.energy_meter = EnergyMeter(self.transitions)
+        self.disk_gate = DiskGate(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
@@ -134,6 +139,7 @@ class Controller:
                 if self.suspend_control.record(now):
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
+                self.energy_meter.settle(self._ends.end_times(now))
                 if self._ends.record(now, sample):
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self._preallocation.note(sample, now)
@@ -168,6 +174,7 @@ class Controller:
         """Note what live attempts use. Return whether a job has to make way: the next step takes care of that."""
         now = self._clock.now()
         self.usage_tracker.note(sample, now, self._ends.ended_before(sample))
+        self.energy_meter.note(sample, self.usage_tracker.loads, self._ends.end_times(now))
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
 
     # Decide and start
@@ -284,6 +291,8 @@ class Controller:
             ends_about=self.running_jobs.ends_about,
             ends_by=self.running_jobs.ends_by,
             kind=transitions.estimates.kind_of,
+            disk_refusals=lambda job_id: self.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
+            power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
@@ -310,6 +319,7 @@ class Controller:
             yield Reason(ReasonKind.PAUSED, self.closed)
         if self._store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
+        yield from self.disk_gate.closed_reasons(self.rules.min_free_disk_mb)
 
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""

@@ -142,6 +142,10 @@ class LearnedEstimates:
         """Return how busy earlier runs kept a device, or None."""
         return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
 
+    def power_w(self, job: Job) -> float | None:
+        """Return the power per GPU that earlier runs drew, or None."""
+        return next((each.power_w for each in self.profiles(job) if each and each.power_w is not None), None)
+
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
         """Return the profiles of the exact command and of the program, but not those of runs that preallocated if the
         job is set not to."""
@@ -187,7 +191,11 @@ class LearnedEstimates:
         is_first = is_first and bool(run.peak_mb) and not run.preallocates
         if not is_first and (beside is None or not beside.beside_squares):
             return
-        taught = replace(run, seconds=None, load_percent=None, ram_mb=None) if is_first else FinishedRun(at=run.at)
+        taught = (
+            replace(run, seconds=None, load_percent=None, power_w=None, ram_mb=None)
+            if is_first
+            else FinishedRun(at=run.at)
+        )
         for fingerprint, label in _wider_groups(job):
             before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
             self._unsaved[fingerprint] = learn(before, taught, beside)
@@ -284,6 +292,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         preallocates=usage.preallocates,
         ram_mb=usage.ram_mb,
         load_percent=usage.load_percent,
+        power_w=None if usage.energy is None else usage.energy.peak_w,
         neighbours_percent=None if usage.beside is None else usage.beside.percent,
         predicted_mb=attempt.predicted_mb,
         is_whole=False,

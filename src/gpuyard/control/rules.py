@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import DeviceConfig
 from gpuyard.core.memory.sizing import FirstRuns
+from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -26,6 +27,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
     - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
     - `stops_preallocation`: jobs with devices get variables that keep JAX and TensorFlow from taking a whole device.
+    - `min_free_disk_mb`: disk space that has to be free before jobs start; 0: no limit.
+    - `max_gpu_power_w`: how much power all GPUs together may draw; None: no limit.
     """
 
     limits: SchedulingLimits
@@ -39,6 +42,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     secret_names: tuple[str, ...] = ()
     unbuffers_python: bool = True
     stops_preallocation: bool = False
+    energy_price: EnergyPrice = EnergyPrice()
+    min_free_disk_mb: float = 0.0
+    max_gpu_power_w: float | None = None
 
     @property
     def first_runs(self) -> FirstRuns:

@@ -32,6 +32,7 @@ class UsageTracker:
         self.last: Sample | None = None
         self._devices: dict[str, Device] = {}
         self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
+        self.loads: Mapping[tuple[str, str], float | None] = {}  # how busy each lease keeps each device, where known
 
     def note(self, sample: Sample, now: float, ended: Container[int] = ()) -> None:
         """Update the usage of all live attempts; each sample counts once. `ended` are the jobs whose programs were gone
@@ -60,6 +61,7 @@ class UsageTracker:
         mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
         measured = self._measure(sample.snapshot, mine) if mine else {}
         by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
+        self.loads = by_process if not sample.reread else self.loads
         loads: dict[int, float] = {}
         for each in live:
             attempt = each.attempt

@@ -52,6 +52,7 @@ class Device(Struct, frozen=True, kw_only=True):
     utilization_percent: float | None = None
     power_draw_w: float | None = None
     power_limit_w: float | None = None
+    energy_j: float | None = None  # since the driver was loaded, by the counter of the card
     temperature_c: float | None = None
     processes: tuple[Process, ...] | None = None
     fault: str | None = None

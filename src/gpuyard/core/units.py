@@ -82,6 +82,30 @@ def format_time(iso: str | None) -> str:
     return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
+def format_energy(joules: float | None) -> str:
+    """Return `850 J`, `12.5 kJ` below 0.01 kWh, else `0.42 kWh`."""
+    if joules is None:
+        return UNKNOWN
+    if joules >= 36_000:
+        kwh = joules / 3_600_000
+        return f"{kwh:,.0f} kWh" if kwh >= 100 else f"{kwh:.1f} kWh" if kwh >= 10 else f"{kwh:.2f} kWh"
+    return f"{joules:.0f} J" if joules < 1000 else f"{_one_decimal(joules / 1000)} kJ"
+
+
+def format_money(amount: float, currency: str) -> str:
+    """Return `1.27 EUR`; an amount below a cent gets more decimals, down to `<0.0001 EUR`."""
+    if 0 < amount < 0.0001:
+        return f"<0.0001 {currency}"
+    return f"{amount:,.2f} {currency}" if amount >= 0.01 or amount == 0 else f"{amount:.4f} {currency}"
+
+
+def format_co2e(grams: float) -> str:
+    """Return `120 g CO2e` or `1.4 kg CO2e`."""
+    if grams >= 1000:
+        return f"{_one_decimal(grams / 1000)} kg CO2e"
+    return f"{grams:.0f} g CO2e" if grams >= 9.95 else f"{grams:.2g} g CO2e"
+
+
 def format_count(number: int, noun: str) -> str:
     """Return `1 job`, `2 jobs` or `1,200 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpuyard.config import config_stamp, load_config
 from gpuyard.control.controller import Controller
@@ -20,6 +20,7 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.memory.expected_peak import sureness_of
+from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.closed_devices import describe_drain
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -151,7 +152,9 @@ class SchedulerLoop:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
         more = (notice for source in (self._drain_notices, *self.notice_sources) for notice in source())
-        return [*self.notices, *now, *more, *self.controller.start_pauses.notices(), *self._engine.problems()]
+        disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
+        pauses = (*self.controller.start_pauses.notices(), *disks)
+        return [*self.notices, *now, *more, *pauses, *self._engine.problems()]
 
     def _drain_notices(self) -> Iterator[str]:
         labels = self.sampling.latest.snapshot.labels
@@ -391,4 +394,7 @@ def read_rules() -> Rules:
         secret_names=config.keep.secret_names,
         unbuffers_python=queue.python_unbuffered,
         stops_preallocation=packing.preallocation == "off",
+        energy_price=EnergyPrice(**asdict(config.energy)),
+        min_free_disk_mb=config.host.min_free_disk_mb,
+        max_gpu_power_w=config.host.max_gpu_power_w,
     )

@@ -37,6 +37,7 @@ from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.neighbours import announce
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Engine
+from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.database import Database, open_database
@@ -140,6 +141,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         home=home,
     )
     scheduler.listeners.append(lambda _: clock.save())
+    scheduler.controller.disk_gate.watch(DiskWatch(wake), {"state": str(folder), "logs": str(folder / "logs")})
     if notice is not None:
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal", log_folders(folder)))
         _log.error(notice)

@@ -18,14 +18,16 @@ from gpuyard.core.job.job import OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
+from gpuyard.core.report.energy import EnergyPrice, EnergyUse
 from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.monitor.devices import DeviceList
+from gpuyard.daemon.monitor.devices import DeviceList, disk_rows
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.schema.machine import DiskRow
 from gpuyard.version import __version__
 
 _FRESH_S = 0.5
@@ -70,6 +72,9 @@ class Metrics:
             counters=self._counters,
             issues=self._devices.health.issues(sample.snapshot, self._scheduler.ledger.health_marks),
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
+            disks=disk_rows(self._scheduler),
+            energy=self._scheduler.controller.energy_meter.total,
+            energy_price=self._scheduler.controller.rules.energy_price,
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
 
@@ -178,6 +183,9 @@ class Scrape(Struct, frozen=True, kw_only=True):
     counters: EventCounters
     guard_suspensions: int = 0
     issues: Mapping[str, Sequence[HealthIssue]] = {}
+    disks: Sequence[DiskRow] = ()
+    energy: EnergyUse = EnergyUse()
+    energy_price: EnergyPrice = EnergyPrice()
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -200,12 +208,14 @@ def write_metrics(scrape: Scrape) -> bytes:
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
         ),
+        _disks(scrape.disks),
         _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
         _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended),
         _metric("jobs_finished_total", "counter", "Jobs that finished, by final state.", finished),
         _metric("out_of_memory_total", "counter", lacked, _by("where", counters.out_of_memory)),
         _metric("out_of_memory_avoided_total", "counter", avoided, [({}, counters.out_of_memory_avoided)]),
         _metric("memory_guard_suspensions_total", "counter", guarded, [({}, scrape.guard_suspensions)]),
+        _energy(scrape.energy, scrape.energy_price),
         _histogram("wait_seconds", "From when a job was queued to its start.", counters.wait_s),
         _histogram("run_seconds", "How long attempts ran, without the time suspended.", counters.run_s),
         _histogram("step_seconds", "Duration of a step of the scheduler.", counters.step_s),
@@ -230,6 +240,7 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("utilization_ratio", "Utilization, from 0 to 1.", lambda device: _ratio(device.utilization_percent)),
     ("power_watts", "Power draw.", lambda device: device.power_draw_w),
     ("power_limit_watts", "Power limit.", lambda device: device.power_limit_w),
+    ("energy_joules", "Energy since the driver was loaded, by the device's counter.", lambda device: device.energy_j),
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
     ("ecc_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded.", _errors),
     ("throttled", "1 while heat or the power brake slows the device.", _is_throttled),
@@ -273,6 +284,32 @@ def _devices(scrape: "Scrape") -> Iterator[str]:
     known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])
+
+
+def _disks(disks: Sequence[DiskRow]) -> Iterator[str]:
+    labels = [{"folder": disk.folder, "what": disk.what} for disk in disks]
+    for name, text, figures in (
+        (
+            "disk_free_bytes",
+            "Free space of a disk that the queue or its jobs write to.",
+            [each.free_mb for each in disks],
+        ),
+        ("disk_total_bytes", "Size of that disk.", [each.total_mb for each in disks]),
+        ("disk_min_free_bytes", "No job starts with less free space there.", [each.min_free_mb for each in disks]),
+    ):
+        yield from _metric(name, "gauge", text, list(zip(labels, map(_bytes, figures), strict=True)))
+
+
+def _energy(use: EnergyUse, price: EnergyPrice) -> Iterator[str]:
+    joules = "Energy that GPUs used for this queue's jobs since the daemon started."
+    seconds = "GPU-seconds that jobs held, by whether they kept the GPU busy."
+    spent = [({"use": "busy"}, use.seconds - use.idle_s), ({"use": "idle"}, use.idle_s)]
+    cost = "What that energy costs at [energy] price."
+    co2e = "CO2e of that energy at [energy] gco2_per_kwh."
+    yield from _metric("energy_joules_total", "counter", joules, [({}, use.joules)])
+    yield from _metric("energy_gpu_seconds_total", "counter", seconds, spent)
+    yield from _metric("energy_cost_total", "counter", cost, [({"currency": price.currency}, price.cost(use.joules))])
+    yield from _metric("energy_co2e_grams_total", "counter", co2e, [({}, price.co2e_g(use.joules))])
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:

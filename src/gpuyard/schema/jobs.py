@@ -15,6 +15,7 @@ from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS, ProfileKin
 from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
+from gpuyard.core.report.energy import EnergyFigures
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.schema.queue import Iso, QueueState
 
@@ -107,6 +108,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     load_percent: float | None
     neighbours: float | None
     neighbours_percent: float | None
+    energy: EnergyFigures | None
     curve: tuple[tuple[float, float], ...]
     ran_s: float
     warned_at: Iso | None
@@ -189,6 +191,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     attempts: list[AttemptRow]
     device_labels: dict[str, str | None]
     memory: NextMemory | None
+    energy: EnergyFigures | None
     advice: list[str]
 
 
@@ -329,6 +332,7 @@ class EstimateRow(Struct, frozen=True, kw_only=True):
     floor_mb: float | None
     ram_mb: float | None
     load_percent: float | None
+    power_w: float | None
     slowdown_percent: float | None
     least_s: float | None
     mean_s: float | None
@@ -365,6 +369,7 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     floor_mb: Amount | None = None
     ram_mb: Amount | None = None
     load_percent: Amount | None = None
+    power_w: Amount | None = None
     preallocates: Annotated[str, Meta(max_length=20)] = ""
     seen_at: Iso
 

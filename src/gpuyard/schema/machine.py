@@ -90,6 +90,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     utilization_percent: float | None
     power_draw_w: float | None
     power_limit_w: float | None
+    energy_j: float | None
     temperature_c: float | None
     fault: str | None
     healthy: bool
@@ -102,11 +103,23 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     leases: list[LeaseRow]
 
 
+class DiskRow(Struct, frozen=True, kw_only=True):
+    """A disk of the queue (`what` is "state" or "logs"), or one that jobs write to ("output"). No job that needs it
+    starts while less than `min_free_mb` is free; 0: no limit."""
+
+    what: str
+    folder: str
+    free_mb: float | None
+    total_mb: float | None
+    min_free_mb: float
+
+
 class MachineState(Struct, frozen=True, kw_only=True):
     taken_at: Iso | None
     host: Host
     problems: tuple[Problem, ...]
     devices: list[DeviceRow]
+    disks: list[DiskRow]
 
 
 class DeviceSeries(Struct, frozen=True, kw_only=True):

@@ -280,6 +280,7 @@ class SubmitKwargs(TypedDict, total=False):
     same_node: bool | None
     max_cpu: Number | None
     min_free_mem_mb: Number | None
+    min_free_disk: Size | None
     max_gpu: Number | None
     max_gpu_mem_mb: Number | None
     max_power_w: Number | None
@@ -319,4 +320,5 @@ class SubmitKwargs(TypedDict, total=False):
     steady: Time | None
     stagger: Time | None
     run_ram: Size | None
+    output_root: str | None
     sample_log: str | None

@@ -15,6 +15,7 @@ from msgspec import Struct
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, WholeDevice
+from gpuyard.core.report.energy import EnergyUse
 from gpuyard.core.report.timeline_rows import suspensions
 from gpuyard.core.report.usage_report import GroupBy, PastAttempt
 
@@ -81,7 +82,7 @@ WITH wanted (job, number) AS MATERIALIZED (
 )
 SELECT attempts.job, attempts.number, attempts.started_at, attempts.ended_at, attempts.outcome, devices, reserved_mb,
     peaks_mb, json_extract(lack, '$.shortage.where'), suspended_at, suspended_s, engine, jobs.state, jobs.submitted_at,
-    jobs.queued_at, jobs.lane, jobs.spec,
+    jobs.queued_at, jobs.lane, jobs.spec, energy,
     CASE ? WHEN 'user' THEN jobs.user WHEN 'workspace' THEN jobs.tag ELSE jobs.name END
 FROM wanted
 CROSS JOIN attempts ON attempts.job = wanted.job AND attempts.number = wanted.number
@@ -94,6 +95,7 @@ class _LaneNeed(Struct, frozen=True):
 
 
 _read_peaks = msgspec.json.Decoder(dict[str, float]).decode
+_read_energy = msgspec.json.Decoder(EnergyUse).decode
 _read_outcome = lru_cache(maxsize=1024)(msgspec.json.Decoder(Outcome).decode)
 _read_devices = lru_cache(maxsize=1024)(lambda text: tuple(text.split()))
 _read_lane = msgspec.json.Decoder(_LaneNeed).decode
@@ -117,7 +119,7 @@ class _AttemptReader:
         self, job: int, number: int, started_at: float | None, ended_at: float | None, outcome: str | None,
         devices: str | None, reserved_mb: float | None, peaks: str | None, lacked: str | None,
         suspended_at: float | None, suspended_s: float, engine: str, state: str,
-        submitted_at: float, queued_at: float | None, lane_id: int, spec: int, group: str | None,
+        submitted_at: float, queued_at: float | None, lane_id: int, spec: int, energy: str | None, group: str | None,
     ) -> PastAttempt:  # fmt: skip
         lane = self._lane(lane_id)
         held = _read_devices(devices) if devices else ()
@@ -141,6 +143,7 @@ class _AttemptReader:
             lacked=lacked,
             is_healed=state == JobState.SUCCEEDED,
             suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
+            energy=_read_energy(energy) if energy else None,
         )
 
     def _group(self, value: str | None, spec: int) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct, to_builtins
 
 from gpuyard.core.job.job import Attempt, Job, JobSpec, fill_in
 from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.scheduling.disk_space import writes_files
 from gpuyard.core.scheduling.queue_order import Lane
 
 JOB_COLUMNS = (
@@ -149,6 +150,7 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         preempts=spec.preempts,
         pace=spec.pace,
         tag_sharing=spec.tag_sharing,
+        writes_files=writes_files(spec),
         engine=spec.engine,
         # Options besides the need for which an engine may refuse one job and accept another.
         demands=(*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}") if spec.engine else (),

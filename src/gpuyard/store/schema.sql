@@ -109,7 +109,7 @@ CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.
     UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;
 END;
 
--- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb`, so it has a column of its own.
+-- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb` and `energy`, so these have columns.
 -- The phase of an attempt: `handed_over_at` is set until it starts, then `started_at`, with `keeper_pid` (else 0) on this
 -- machine or `place` on another; `ended_at`, `outcome` and `lack` (of memory, both JSON) once it is over.
 -- `pid` is the program's, recorded at the end.
@@ -141,6 +141,7 @@ CREATE TABLE attempts (
     engine TEXT NOT NULL DEFAULT '',
     site_id TEXT,
     peaks_mb TEXT GENERATED ALWAYS AS (json_extract(usage, '$.peaks_mb')) STORED,
+    energy TEXT GENERATED ALWAYS AS (json_extract(usage, '$.energy')) STORED,
     usage TEXT,
     PRIMARY KEY (job, number),
     CHECK ((handed_over_at IS NULL) = (started_at IS NOT NULL)),

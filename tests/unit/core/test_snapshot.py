@@ -50,6 +50,7 @@ def test_the_json_shape_is_the_documented_one() -> None:
             "utilization_percent": None,
             "power_draw_w": None,
             "power_limit_w": None,
+            "energy_j": None,
             "temperature_c": None,
             "processes": None,
             "fault": None,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.core.job.container import Container
+from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
@@ -18,6 +19,7 @@ from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
+from gpuyard.core.report.energy import EnergyUse
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 
@@ -127,6 +129,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     notify: tuple[Subscription, ...] = ()
     output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
+    disk: DiskLimits = DiskLimits()  # how much free space it starts with
     split_stderr: bool = False  # standard error gets a log of its own
     timestamps: bool = False  # each line begins with the time
     container: Container | None = None  # set for a program that runs in a container
@@ -209,6 +212,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     preallocates: str = ""  # the framework that took most of its devices at once, which says nothing about its need
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
     beside: Neighbours | None = None  # how much other work of this queue was on its devices
+    energy: EnergyUse | None = None  # of its devices, as far as it was measured
 
     @property
     def peak_mb(self) -> float | None:

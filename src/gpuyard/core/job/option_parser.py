@@ -73,7 +73,7 @@ def _parse_number(option: SubmitOption, text: str) -> float:
 
 def _parse_size(option: SubmitOption, text: str) -> float:
     size = parse_size(text)
-    if not 0 < size < float("inf"):
+    if not 0 < size < float("inf") and not (size == 0 and option.least == 0):
         raise UserError(f"--{option.name} {text} is out of range", hint="give it at least 1M")
     return size
 
@@ -105,3 +105,10 @@ _PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
     "choice": _parse_choice,
     "word": _parse_word,
 }
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
+    return name, value

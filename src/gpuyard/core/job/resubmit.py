@@ -83,6 +83,7 @@ def options_of(job: Job) -> dict[str, Any]:
         "on-reboot": spec.on_reboot and str(spec.on_reboot),
         "stdin": spec.stdin,
         "log-cap": None if spec.log_cap_mb == DEFAULT_LOG_CAP_MB else _digits(spec.log_cap_mb),
+        "min-free-disk": _digits(spec.disk.min_free_mb),
         "output": spec.output,
         "error": spec.error,
         "split-stderr": spec.split_stderr,

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
+from gpuyard.core.job.disk_limits import parse_disk_limits
 from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.link_options import with_links
-from gpuyard.core.job.option_parser import Options
+from gpuyard.core.job.option_parser import Options, parse_variable
 from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
@@ -120,7 +121,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
     cwd, on_reboot = request.cwd, options["on-reboot"]
-    variables = dict(map(_parse_variable, options["env"]))
+    variables = dict(map(parse_variable, options["env"]))
     spec = JobSpec(
         command=request.command or (),
         cwd=cwd,
@@ -140,6 +141,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         log_cap_mb=options["log-cap"],
         output=options["output"],
         error=options["error"],
+        disk=parse_disk_limits(options),
         split_stderr=options["split-stderr"],
         timestamps=options["timestamps"],
         is_array=count > 1 or group_limit is not None or "array" in options,
@@ -390,10 +392,3 @@ def _expand_rows(text: str) -> Iterator[ArrayElement]:
             raise UserError("the CSV file has no values in it", hint="write a line of them for each job")
     except csv.Error as error:
         raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
-
-
-def _parse_variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
-    return name, value

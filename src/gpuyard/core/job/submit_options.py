@@ -17,7 +17,8 @@ MAX_PRIORITY = 1_000_000
 class SubmitOption:
     """One option: `--name METAVAR`, or a flag where the kind is "flag".
 
-    `kind` says how the value is parsed; `least` and `most` bound whole numbers and times. `default` is the value as a
+    `kind` says how the value is parsed; `least` and `most` bound whole numbers and times; a
+    size may be 0 if `least` is. `default` is the value as a
     user would type it, and `note` describes the default where it is not a single value. "texts" and "ids" may be given
     several times. `label` is what the form of the web page calls it.
 
@@ -80,6 +81,9 @@ _TABLE = (
                  label="Only GPUs of one NUMA node", is_local=True, is_for_gpu=True),
     SubmitOption("max-cpu", "number", "P", "Start at no more than P percent CPU use.", is_local=True),
     SubmitOption("min-free-mem-mb", "number", "M", "Start with at least M MB of RAM available."),
+    SubmitOption("min-free-disk", "size", "SIZE",
+                 "Start with at least this much free on the disks that it writes to; 0: no limit.",
+                 note="1G, or the configuration's", least=0, is_local=True),
     SubmitOption("max-gpu", "number", "P", "Only GPUs at no more than P percent use.", is_local=True, is_for_gpu=True),
     SubmitOption("max-gpu-mem-mb", "number", "M", "Only GPUs with at most M MB of memory used.", is_local=True,
                  is_for_gpu=True),
@@ -143,6 +147,8 @@ _TABLE = (
                  is_for_batch=True),
     SubmitOption("stagger", "time", "TIME", "Time between two starts.", default="0s", least=0, is_for_batch=True),
     SubmitOption("run-ram", "size", "SIZE", "RAM that one run needs.", is_for_batch=True),
+    SubmitOption("output-root", "text", "DIR", "Folder of all runs, whose disk must have free space.",
+                 is_for_batch=True),
     SubmitOption("sample-log", "text", "FILE", "Write the measured load there.", is_for_batch=True),
 )  # fmt: skip
 

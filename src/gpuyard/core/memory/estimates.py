@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
 from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coefficient, run_beside
+from gpuyard.core.report.energy import learn_power
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
 _QUANTILE = 0.95
@@ -53,6 +54,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     floor_mb: float | None = None  # memory that was not enough
     ram_mb: float | None = None
     load_percent: float | None = None
+    power_w: float | None = None  # the highest power per GPU of recent runs
     slowdown: SlowdownFit = SlowdownFit()  # how much longer it took beside others
     predicted_mb: float | None = None  # the last prediction
     actual_mb: float | None = None  # the peak of that run
@@ -80,6 +82,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
     flat_levels_mb: tuple[float, ...] = ()
     ram_mb: float | None = None
     load_percent: float | None = None
+    power_w: float | None = None
     neighbours_percent: float | None = None  # the mean load of other jobs on its devices
     predicted_mb: float | None = None
     preallocates: str = ""  # the framework that took most of a device at once: its peak says nothing about its need
@@ -158,6 +161,7 @@ def learn(before: Profile, run: FinishedRun, beside: RunBeside | None = None) ->
         after,
         ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),
         load_percent=run.load_percent if run.load_percent is not None else before.load_percent,
+        power_w=learn_power(before.power_w, run.power_w),
     )
 
 

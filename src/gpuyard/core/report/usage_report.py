@@ -6,6 +6,7 @@
   device was in use is a separate figure, and counts each moment once.
 - Unused memory is reserved memory minus the peak, over time; an attempt with a device of its own reserved all of it. An
   attempt without a measurement counts as unknown, on neither side of the ratio.
+- Energy counts for the part of the run time that lies in the window, as if the power had been constant.
 - The total is the sum of the groups.
 """
 
@@ -19,6 +20,15 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.report.energy import (
+    NO_PRICE,
+    EnergyPrice,
+    EnergyTotals,
+    EnergyUse,
+    add_energy,
+    energy_totals,
+    part_of_energy,
+)
 from gpuyard.core.report.hourly import (
     HOUR_S,
     HourlyPicture,
@@ -56,6 +66,7 @@ class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     lacked: str | None = None
     is_healed: bool = False
     suspended: tuple[tuple[float, float | None], ...] = ()
+    energy: EnergyUse | None = None
 
 
 class GroupBy(StrEnum):
@@ -103,6 +114,7 @@ class ReportTotals(Struct, frozen=True, kw_only=True):
     running: int
     waits: WaitTotals
     memory: MemoryTotals
+    energy: EnergyTotals
     causes: tuple[Cause, ...]
 
 
@@ -171,6 +183,7 @@ class TotalsBuilder:
         self.attempts = self.succeeded = self.running = 0
         self.jobs: set[int] = set()
         self.waits: list[float] = []
+        self.energy = EnergyUse()
         self.causes: Counter[_CauseKey] = Counter()
         self.healed: Counter[_CauseKey] = Counter()
 
@@ -190,11 +203,12 @@ class TotalsBuilder:
                      "running"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.jobs |= other.jobs
+        self.energy = add_energy(self.energy, other.energy)
         self.waits += other.waits
         self.causes.update(other.causes)
         self.healed.update(other.healed)
 
-    def totals(self) -> ReportTotals:
+    def totals(self, price: EnergyPrice) -> ReportTotals:
         waits = sorted(self.waits)
         return ReportTotals(
             gpu_hours=self.gpu_s / HOUR_S,
@@ -215,6 +229,7 @@ class TotalsBuilder:
                 unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
                 unknown_gpu_hours=self.unknown_s / HOUR_S,
             ),
+            energy=energy_totals(self.energy, self.gpu_s, price),
             causes=tuple(self._most_frequent_causes()),
         )
 
@@ -229,8 +244,11 @@ class TotalsBuilder:
 class Reporter:
     """Builds a report from attempts, which are added one by one in any order."""
 
-    def __init__(self, window: TimeWindow, devices: Sequence[Device], local: LocalTime) -> None:
+    def __init__(
+        self, window: TimeWindow, devices: Sequence[Device], local: LocalTime, price: EnergyPrice = NO_PRICE
+    ) -> None:
         self._window = window
+        self._price = price
         self._local = local
         self._devices = {device.id: device for device in devices}
         self._groups: defaultdict[str, TotalsBuilder] = defaultdict(TotalsBuilder)
@@ -261,6 +279,10 @@ class Reporter:
             self._intervals[device_id].extend(found)
             self._attempts_on[device_id] += 1
         self._add_memory(ran, ran_s, group)
+        if ran.energy is not None and ran_s > 0:
+            whole = run_intervals(ran, TimeWindow(-math.inf, self._window.until))
+            part = ran_s / sum(end - start for start, end in whole)
+            group.energy = add_energy(group.energy, part_of_energy(ran.energy, part))
 
     def _add_memory(self, ran: PastAttempt, ran_s: float, group: TotalsBuilder) -> None:
         group.unknown_s += ran_s * (ran.gpus - len(ran.devices))
@@ -285,8 +307,8 @@ class Reporter:
             total.merge(group)
         device_hours, busy_hours = len(self._devices) * self._window.hours, sum(hours.seconds()) / HOUR_S
         return UsageReport(
-            total=total.totals(),
-            groups=tuple(_largest_groups(self._groups)),
+            total=total.totals(self._price),
+            groups=tuple(_largest_groups(self._groups, self._price)),
             devices=tuple(
                 sorted(self._device_uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))
             ),
@@ -319,13 +341,13 @@ def _hours(found: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in found) / HOUR_S
 
 
-def _largest_groups(groups: Mapping[str, TotalsBuilder]) -> Iterator[ReportGroup]:
+def _largest_groups(groups: Mapping[str, TotalsBuilder], price: EnergyPrice) -> Iterator[ReportGroup]:
     """Yield the groups that used most, in that order, and the rest as one group."""
     ordered = sorted(groups.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
     for name, builder in ordered[:MAX_GROUPS]:
-        yield ReportGroup(group=name, groups=1, **asdict(builder.totals()))
+        yield ReportGroup(group=name, groups=1, **asdict(builder.totals(price)))
     if others := ordered[MAX_GROUPS:]:
         rest = TotalsBuilder()
         for _, builder in others:
             rest.merge(builder)
-        yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals()))
+        yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals(price)))

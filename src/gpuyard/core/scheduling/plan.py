@@ -9,6 +9,7 @@ from gpuyard.core.lease import Claim, Holder, Need, Ticket
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.scheduling.batch_pacing import PaceState
 from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.power_limit import PowerLimit
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue, Party
 from gpuyard.core.scheduling.wait_reasons import Reason
@@ -51,6 +52,8 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
     kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
+    power: PowerLimit | None = None
+    disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
 

@@ -74,6 +74,8 @@ class _Planner:
             self._look_further(lane)
             return
         refusals = self._limits.refusals(lane)
+        lacks_disk = () if refusals else self._limits.disk_refusals(lane, candidate.job_id)
+        refusals = refusals or lacks_disk
         need = lane.need if refusals or not lane.sizes_each else self._view.need(lane, candidate.job_id)
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
@@ -81,6 +83,8 @@ class _Planner:
             need = merge_variants(variants)
         refusals = refusals or self._limits.stagger_refusals(lane)
         choice = refusals or self._place(lane, need, variants, candidate)
+        if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
+            choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
@@ -92,7 +96,7 @@ class _Planner:
                 self._make_head(job, candidate)
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if lane.sizes_each and not refusals:
+        if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -125,7 +129,7 @@ class _Planner:
         self._order.advance(lane)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, charged_mb=self._charged_mb(lane, claim))
         self._starts.append(start)
-        self._limits.add_start(lane, claim)
+        self._limits.add_start(lane, candidate.job_id, claim)
         self._backfill.add_start(candidate.job_id, claim)
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
@@ -141,3 +145,9 @@ class _Planner:
             victims = find_victims(job.need, self._backfill.placement, self._view.running, job.lane.priority)
             self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
         self._backfill.try_make_head(job, candidate)
+
+
+def _may_write_elsewhere(lane: Lane, lacks_disk: tuple[Reason, ...]) -> bool:
+    """Return whether the next job of the lane may start although a disk of its first job is full. All runs of a batch
+    write to one disk; and a disk that is being read (without `needed`) is known in a moment: the order stays."""
+    return lane.pace is None and any(reason.needed is not None for reason in lacks_disk)

@@ -45,6 +45,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     preempts: bool = False  # its jobs may preempt others
     pace: BatchPace | None = None  # when the runs of a batch may start
     tag_sharing: TagSharing | None = None  # how all jobs with the tag share devices
+    writes_files: bool = False  # its jobs write to disks of their own, or have a limit of free space
     engine: str = ""  # the cluster engine that places its jobs
     demands: tuple[str, ...] = ()  # the engine's options that they have in common
 

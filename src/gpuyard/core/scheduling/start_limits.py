@@ -14,11 +14,14 @@ from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.batch_pacing import PaceState, device_refusal, pace_refusals, watched_device_refusals
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView
+from gpuyard.core.scheduling.power_limit import PowerBudget
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.tag_sharing import spread_need
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
 
+# They keep jobs from starting, but not suspended ones from going on.
+_FOR_STARTS = (ReasonKind.PAUSED, ReasonKind.DISK_FULL)
 # The needs to try, in order; where there is none to try, the reasons.
 Variants = tuple[Sequence[Need], tuple[Reason, ...]]
 
@@ -64,6 +67,7 @@ class StartLimits:
         self._last_starts = dict(view.last_starts)
         self._has_started_run = False
         self._started = self._started_with_devices = 0
+        self._power = _power_budget(view)
 
     @cached_property
     def _counts(self) -> RunningCounts:
@@ -73,7 +77,9 @@ class StartLimits:
             _count(counts, *started)
         return counts
 
-    def add_start(self, lane: Lane, claim: Claim) -> None:
+    def add_start(self, lane: Lane, job_id: int, claim: Claim) -> None:
+        if self._power is not None:
+            self._power.add_start(job_id, claim, self._view.estimate(job_id).least_s)
         if not lane.resumes:  # a suspended job counts as running already
             self._counted.append((lane, [share.device_id for share in claim.shares]))
             if "_counts" in self.__dict__:
@@ -86,8 +92,8 @@ class StartLimits:
     def refusals(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each limit
         """Return why no job of the lane may start now, wherever it would run. Empty where one may."""
         view = self._view
-        if lane.resumes:  # a suspended job counts as running already, and a pause does not stop running jobs
-            return tuple(reason for reason in view.closed_reasons if reason.kind is not ReasonKind.PAUSED)
+        if lane.resumes:  # a suspended job counts as running already: neither a pause nor a full disk stops it
+            return tuple(reason for reason in view.closed_reasons if reason.kind not in _FOR_STARTS)
         if view.closed_reasons:
             return view.closed_reasons
         if view.start_caps and (capped := self._cap_reasons(lane)):
@@ -102,6 +108,17 @@ class StartLimits:
         if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
             return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
         return ()
+
+    def disk_refusals(self, lane: Lane, job_id: int) -> tuple[Reason, ...]:
+        """Return why this job may not start now: a disk that it writes to is nearly full."""
+        return self._view.disk_refusals(job_id) if lane.writes_files and not lane.resumes else ()
+
+    def power_refusals(self, job_id: int, claim: Claim) -> tuple[Reason, ...]:
+        """Return why the job may not start with this claim: all GPUs together would draw too much power."""
+        if self._power is None:
+            return ()
+        reason = self._power.refusal(job_id, claim, self._view.estimate(job_id).most_s)
+        return () if reason is None else (reason,)
 
     def _cap_reasons(self, lane: Lane) -> tuple[Reason, ...]:
         return tuple(
@@ -171,3 +188,9 @@ class StartLimits:
 
 def _count(counts: RunningCounts, lane: Lane, device_ids: Sequence[str]) -> None:
     counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
+
+
+def _power_budget(view: PlannerView) -> PowerBudget | None:
+    if view.power is None:
+        return None
+    return PowerBudget(view.power, view.placement.snapshot, view.running, view.now, view.ends_after)

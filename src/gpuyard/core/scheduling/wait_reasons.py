@@ -34,6 +34,8 @@ class ReasonKind(StrEnum):
     TOO_FULL = "too-full"
     HOST_TOO_BUSY = "host-too-busy"
     HOST_TOO_FULL = "host-too-full"
+    DISK_FULL = "disk-full"
+    POWER_LIMIT = "power-limit"
     TOO_FEW = "too-few"
     NOT_LINKED = "not-linked"
     PAUSED = "paused"

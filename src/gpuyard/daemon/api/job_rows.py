@@ -12,6 +12,7 @@ from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
+from gpuyard.core.report.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
 from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
 from gpuyard.daemon.api.wall_time import wall_time
@@ -91,6 +92,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
         attempts=[_make_attempt(scheduler, attempt) for attempt in attempts],
         device_labels=labels_by_id(scheduler, (device for each in attempts for device in each.devices)),
         memory=next_memory(scheduler, job),
+        energy=_attempt_energy(scheduler, _energy_of_all(attempts)),
         advice=advice(scheduler, job, attempts),
     )
 
@@ -138,6 +140,7 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         load_percent=usage.load_percent,
         neighbours=None if usage.beside is None else usage.beside.jobs,
         neighbours_percent=None if usage.beside is None else usage.beside.percent,
+        energy=_attempt_energy(scheduler, usage.energy),
         curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
         suspended_at=wall_time(scheduler, attempt.suspended_at),
@@ -145,6 +148,18 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         lack=None if attempt.lack is None else _make_lack(usage, attempt.lack),
         engine=attempt.engine or "local",
     )
+
+
+def _attempt_energy(scheduler: SchedulerLoop, use: EnergyUse | None) -> EnergyFigures | None:
+    return None if use is None else energy_figures(use, scheduler.controller.rules.energy_price)
+
+
+def _energy_of_all(attempts: Iterable[Attempt]) -> EnergyUse | None:
+    total: EnergyUse | None = None
+    for attempt in attempts:
+        if attempt.usage is not None and attempt.usage.energy is not None:
+            total = add_energy(total, attempt.usage.energy)
+    return total
 
 
 def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:

@@ -79,7 +79,7 @@ def import_estimates(scheduler: SchedulerLoop, request: ImportRequest) -> Import
 
 def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
     """Return the profile to store. It was not seen in the future, whatever the other machine's clock says."""
-    numbers = (sent.floor_mb, sent.ram_mb, sent.load_percent, *sent.durations_s, *sent.peaks_mb)
+    numbers = (sent.floor_mb, sent.ram_mb, sent.load_percent, sent.power_w, *sent.durations_s, *sent.peaks_mb)
     if not all(number is None or math.isfinite(number) for number in numbers):
         raise UserError(f"estimate {sent.fingerprint}: not all its figures are finite numbers")
     try:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import asdict, replace
 
+from gpuyard.core.report.energy import NO_PRICE, EnergyPrice
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
 from gpuyard.core.snapshot import Device
@@ -61,23 +62,28 @@ class ReportHandler:
         now = clock.now()
         window = TimeWindow(max(0.0, now - span_s), now)
         devices, to_wall = snapshot.usable_devices(), clock.to_wall
-        report, busy_s = await self._reader.read(lambda connection: work_out(connection, window, by, devices, to_wall))
+        price = self._scheduler.controller.rules.energy_price
+        report, busy_s = await self._reader.read(
+            lambda connection: work_out(connection, window, by, devices, to_wall, price=price)
+        )
         uses = tuple(replace(use, label=snapshot.labels.get(use.id)) for use in report.devices)
         report = replace(report, devices=uses)
         since, until = (wall_time(self._scheduler, at) for at in (window.since, window.until))
         return ReportAnswer(**asdict(report), since=since, until=until, by=by, host=snapshot.host.name), busy_s
 
 
-def work_out(
+def work_out(  # noqa: PLR0913 - all that a report is made of
     connection: sqlite3.Connection,
     window: TimeWindow,
     by: GroupBy,
     devices: Sequence[Device],
     to_wall: Callable[[float], float],
+    *,
+    price: EnergyPrice = NO_PRICE,
 ) -> tuple[UsageReport, float]:
     """Return the report, and the seconds of CPU time that it took."""
     began = time.thread_time()
-    reporter = Reporter(window, devices, lambda at: datetime.fromtimestamp(to_wall(at), UTC).astimezone())
+    reporter = Reporter(window, devices, lambda at: datetime.fromtimestamp(to_wall(at), UTC).astimezone(), price)
     for ran in attempts_since(connection, window.since, by):
         reporter.add(ran)
     return reporter.report(), time.thread_time() - began

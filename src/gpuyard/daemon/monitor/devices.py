@@ -145,9 +145,16 @@ class DeviceList:
                 host=snapshot.host,
                 problems=snapshot.problems,
                 devices=[_as_device(users, device) for device in snapshot.devices],
+                disks=disk_rows(self._scheduler),
             )
             self._answer = users, state
         return self._answer[1]
+
+
+def disk_rows(scheduler: SchedulerLoop) -> list[machine.DiskRow]:
+    least_mb = scheduler.controller.rules.min_free_disk_mb
+    watched = scheduler.controller.disk_gate.watched()
+    return [copy_fields(each.figure, machine.DiskRow, what=each.what, min_free_mb=least_mb) for each in watched]
 
 
 def _as_device(users: DeviceUsers, device: Device) -> machine.DeviceRow:

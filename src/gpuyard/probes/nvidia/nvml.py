@@ -286,6 +286,7 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
         utilization_percent=None if utilization is None else float(utilization.gpu),
         power_draw_w=_watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle)),
         power_limit_w=_watts(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
+        energy_j=_joules(driver.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle)),
         temperature_c=_temperature(driver, card.handle),
         processes=_processes(driver, card.handle),
     )
@@ -366,6 +367,10 @@ def _mb(size: int | None) -> float | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
+
+
+def _joules(millijoules: int | None) -> float | None:
+    return None if millijoules is None else millijoules / 1000
 
 
 def _text(raw: str | bytes | None) -> str | None:

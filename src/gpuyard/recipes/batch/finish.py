@@ -29,6 +29,7 @@ from gpuyard.recipes.batch import plan as batch
 from gpuyard.recipes.batch.plan import PRUNED, SUCCEEDED, BatchPlan, BatchRecord, RunRecord, run_folder
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, has_frame, prune
 from gpuyard.recipes.batch.prune_empty_runs import read_record as read_pruned
+from gpuyard.recipes.batch.run_sizes import learn_run_size
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.private_files import read_own
@@ -108,6 +109,9 @@ def finish(root: Path) -> Summary:
     ]
     write_whole(root / batch.RUNS, "".join(f"{line}\n" for line in lines).encode())
     summary = _summarize(record, runs, keeps, results)
+    learn_run_size(
+        record.plan, [replace(run, kept_in=result.kept_in) for run, result in zip(runs, results, strict=True)]
+    )
     write_whole(root / batch.SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
     return summary
 

@@ -190,7 +190,8 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     """Submit the runs and the finish job. Each step can be repeated: the daemon ignores a token that it knows."""
     plan = record.plan
     if part.first is None:
-        options = {**plan.options, **_mounts(plan), "tag": plan.name, "name": plan.name, "on-reboot": "requeue"}
+        fixed = {"tag": plan.name, "name": plan.name, "on-reboot": "requeue", "output-root": plan.root}
+        options = {**plan.options, **_mounts(plan), **fixed}
         try:
             answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
         except UserError:

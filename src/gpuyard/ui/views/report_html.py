@@ -70,7 +70,18 @@ def _facts(report: Answer) -> str:
 def _tables(report: Answer) -> Iterator[str]:
     groups, causes, devices = report["groups"], report["total"]["causes"], report["devices"]
     most = max(group["gpu_hours"] for group in groups)
-    headings = (report["by"].capitalize(), "GPU-hours", "", "Jobs", "Attempts", "Median wait", "Waste", "Failed")
+    headings = (
+        report["by"].capitalize(),
+        "GPU-hours",
+        "",
+        "Energy",
+        "Idle",
+        "Jobs",
+        "Attempts",
+        "Median wait",
+        "Waste",
+        "Failed",
+    )
     rows = [_cells(texts.group_cells(group), _bar(group["gpu_hours"], most)) for group in groups]
     for cells, group in zip(rows, groups, strict=True):
         if texts.failed_count(group):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from typing import Any
 
-from gpuyard.core.units import UNKNOWN, format_count, format_duration
+from gpuyard.core.units import UNKNOWN, format_co2e, format_count, format_duration, format_energy, format_money
 from gpuyard.ui.cli.text_table import clean
 
 Answer = dict[str, Any]
@@ -61,6 +61,7 @@ def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
     yield "Jobs", f"{total['jobs']:,}", _attempts(total)
     yield "Wait", format_duration(total["waits"]["median_s"]), _waits(total["waits"])
     yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
+    yield "Energy", _kwh(total["energy"]), _energy(total["energy"])
     if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
         attempts, healed = sum(cause["attempts"] for cause in short), sum(cause["healed"] for cause in short)
         some = f"{'all' if healed == attempts else f'{healed:,}'} of those jobs succeeded later"
@@ -94,6 +95,22 @@ def _waste(memory: Answer) -> str:
     return f"{text}; {left}" if left else text
 
 
+def _kwh(energy: Answer) -> str:
+    return UNKNOWN if energy["kwh"] is None else format_energy(energy["kwh"] * 3_600_000)
+
+
+def _energy(energy: Answer) -> str:
+    """Return what the energy cost, and how many GPU-hours worked and were idle."""
+    if energy["kwh"] is None:
+        return "no energy was measured: the GPUs report neither energy nor power, or no job ran on one"
+    cost = None if energy["cost"] is None else format_money(energy["cost"], clean(energy["currency"]))
+    co2e = None if energy["co2e_kg"] is None else format_co2e(energy["co2e_kg"] * 1000)
+    worked, idle = hours_text(energy["worked_gpu_hours"]), hours_text(energy["idle_gpu_hours"])
+    hours = f"the GPUs worked for {worked} GPU-hours, and were held idle for {idle}"
+    unknown = f"not measured for {hours_text(energy['unknown_gpu_hours'])}" if energy["unknown_gpu_hours"] else None
+    return "; ".join(filter(None, [", ".join(filter(None, [cost, co2e])), hours, unknown]))
+
+
 def _cause_text(cause: Answer) -> str:
     outcome, status = cause["outcome"], cause["status"]
     if outcome == "out-of-memory":
@@ -115,6 +132,8 @@ def group_cells(group: Answer) -> list[str]:
     return [
         f"({group['groups']:,} others)" if group["group"] is None else clean(group["group"]),
         hours_text(group["gpu_hours"]),
+        _kwh(group["energy"]),
+        hours_text(group["energy"]["idle_gpu_hours"]),
         f"{group['jobs']:,}",
         f"{group['attempts']:,}",
         format_duration(group["waits"]["median_s"]),

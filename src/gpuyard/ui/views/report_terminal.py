@@ -14,7 +14,7 @@ from gpuyard.ui.views.report_sentences import Answer
 _BAR, _NARROW, _PIPE_WIDTH = 12, 78, 80
 _LONGEST_NAME, _LONGEST_DEVICE = 40, 28
 _MOST_GROUPS, _MOST_CAUSES, _MOST_DEVICES = 20, 10, 16
-_GROUPS = ("GPU-HOURS", "JOBS", "RUNS", "WAIT", "WASTE", "FAILED")
+_GROUPS = ("GPU-HOURS", "ENERGY", "IDLE", "JOBS", "RUNS", "WAIT", "WASTE", "FAILED")
 _CAUSES = make_columns("DID NOT SUCCEED", "ATTEMPTS", "", right=("ATTEMPTS",), long=("DID NOT SUCCEED",))
 _DEVICES = make_columns(
     "BUSIEST GPUs", "IN USE", "", "HOURS", "ATTEMPTS", right=("", "HOURS", "ATTEMPTS"), long=("BUSIEST GPUs",)
@@ -51,7 +51,7 @@ def _groups(report: Answer, frame: Frame) -> list[Line]:
     for group in groups[:_MOST_GROUPS]:
         name, *figures = texts.group_cells(group)
         rows.append([cut(name, _LONGEST_NAME, frame.ellipsis), *figures, _bar(group["gpu_hours"], most, frame)])
-    columns = make_columns(by, *_GROUPS, "", right=_GROUPS, long=(by,), spare=("RUNS", ""))
+    columns = make_columns(by, *_GROUPS, "", right=_GROUPS, long=(by,), spare=("RUNS", "", "IDLE", "ENERGY"))
     styles = ["red" if texts.failed_count(group) else "dim" for group in groups]
     return [*_table(columns, rows, frame, "FAILED", styles), *_more(len(groups) - _MOST_GROUPS)]
 

@@ -3,7 +3,7 @@
 import {drawLine, drawStack, makeChart} from "./charts.js";
 import {noteRefusal} from "./dialogs.js";
 import {byId, el, keep, makeSpans, number, say, set} from "./dom.js";
-import {degrees, isKnown, memory, percent, watts} from "./format.js";
+import {UNKNOWN, degrees, isKnown, memory, percent, watts} from "./format.js";
 import {get} from "./api.js";
 
 /** The series that are drawn, and their values in an answer of the stream about a device, or about the host. */
@@ -56,6 +56,7 @@ export class Devices {
     );
     keep(byId("cards"), devices, (device) => device.id, makeCard, (node, device) => this.update(node.card, device));
     this.showHost(answer.host);
+    this.showDisk(answer.disks);
   }
 
   /** The time range of the charts, and their highest value. */
@@ -104,6 +105,16 @@ export class Devices {
     say(ram, `${memory(usedOf(host))} of ${memory(host.memory_total_mb)}`);
     this.drawLine(cpuChart, "CPU", at, load, 100, percent);
     this.drawLine(ramChart, "RAM", at, used, host.memory_total_mb || 1, memory);
+  }
+
+  /** The fullest disk that the queue writes to. */
+  showDisk(disks) {
+    const known = disks.filter((disk) => isKnown(disk.free_mb));
+    const least = known.reduce((one, other) => (other.free_mb < (one?.free_mb ?? Infinity) ? other : one), null);
+    const {disk} = this.hostStrip;
+    say(disk, least ? `${memory(least.free_mb)} free of ${memory(least.total_mb)}` : UNKNOWN);
+    set(disk, "title", known.map((each) => `${each.what}: ${memory(each.free_mb)} free (${each.folder})`).join("\n"));
+    set(disk, "data-tone", known.some((each) => each.free_mb < each.min_free_mb) ? "bad" : "");
   }
 
   drawLine(chart, title, at, values, top, format) {
@@ -207,14 +218,15 @@ function makeLease(lease) {
 }
 
 function makeHost() {
-  const [cpu, ram] = [number(), number()];
+  const [cpu, ram, disk] = [number(), number(), number()];
   const [cpuChart, ramChart] = [makeChart("CPU", ["under", "line"]), makeChart("RAM", ["under", "line"])];
   const side = (word, value, chart) => {
     chart.node.firstChild.hidden = true;
     return el("div", {class: "meter"}, el("span", {class: "word", text: word}), value, chart.node);
   };
-  const node = el("div", {class: "panel hostmeters"}, side("CPU", cpu, cpuChart), side("RAM", ram, ramChart));
-  return {node, cpu, ram, cpuChart, ramChart};
+  const space = el("div", {class: "meter"}, el("span", {class: "word", text: "Disk"}), disk);
+  const parts = [side("CPU", cpu, cpuChart), side("RAM", ram, ramChart), space];
+  return {node: el("div", {class: "panel hostmeters"}, parts), cpu, ram, disk, cpuChart, ramChart};
 }
 
 /** RAM in use in MB; null if unknown. */

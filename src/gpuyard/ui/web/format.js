@@ -23,6 +23,18 @@ export function watts(value, limit) {
   return isKnown(limit) ? `${Math.round(value)} / ${Math.round(limit)} W` : `${Math.round(value)} W`;
 }
 
+/** The energy of a job, its cost and its CO2e: `0.42 kWh (0.13 EUR, 147 g CO2e)`. */
+export function energy(used) {
+  if (!used) return UNKNOWN;
+  const {joules, kwh, cost, currency, co2e_g: grams} = used;
+  const amount = joules < 1000 ? `${Math.round(joules)} J` : `${(joules / 1000).toFixed(1)} kJ`;
+  const costs = [
+    isKnown(cost) && `${cost < 0.01 ? cost.toFixed(4) : cost.toFixed(2)} ${currency}`,
+    isKnown(grams) && (grams < 1000 ? `${Number(grams.toPrecision(3))} g CO2e` : `${(grams / 1000).toFixed(1)} kg CO2e`),
+  ].filter(Boolean);
+  return `${kwh < 0.01 ? amount : `${kwh.toFixed(2)} kWh`}${costs.length ? ` (${costs.join(", ")})` : ""}`;
+}
+
 export const degrees = (value) => (isKnown(value) ? `${Math.round(value)} °C` : UNKNOWN);
 
 export const count = (value) => (isKnown(value) ? value.toLocaleString("en") : UNKNOWN);

@@ -4,12 +4,12 @@ import {act, actButton} from "./actions.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
-import {UNKNOWN, clock, duration, memory, title} from "./format.js";
+import {UNKNOWN, clock, duration, energy, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
 import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
 
-const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Details"];
+const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Energy", "Details"];
 
 export class JobPage {
   /** Calls `rewatch()` when its targets change. */
@@ -173,6 +173,7 @@ function factsOf(job) {
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],
     ["Memory", memoryText(job)],
+    ["Energy", job.energy && energyText(job.energy)],
     ["Priority", String(job.priority)],
     ["Tag", job.tag],
     ["Submitted", clock(job.submitted_at)],
@@ -186,6 +187,13 @@ function factsOf(job) {
     ["Engine", job.engine === "local" ? null : [job.engine, job.place].filter(Boolean).join(", ")],
     ["Result", FINISHED.has(job.state) ? job.reason : null],
   ];
+}
+
+/** The energy of all attempts, their mean power, and how long they held GPUs without using them. */
+function energyText(used) {
+  const power = used.mean_w === null ? null : `${Math.round(used.mean_w)} W per GPU on average`;
+  const idle = used.idle_s >= 1 ? `idle for ${duration(used.idle_s)}` : null;
+  return [energy(used), power, idle].filter(Boolean).join(", ");
 }
 
 /** The memory of the next attempt, and where the figure comes from. */
@@ -210,7 +218,7 @@ function makeAttempt() {
 }
 
 function updateAttempt(row, attempt) {
-  const [which, outcome, where, started, ran, reserved, peak, details] = row.values;
+  const [which, outcome, where, started, ran, reserved, peak, used, details] = row.values;
   say(which, attempt.number);
   say(outcome, attempt.outcome?.replaceAll("-", " ") ?? (attempt.parked ? "suspended" : "running"));
   set(outcome, "data-tone", attemptTone(attempt.outcome, attempt.parked ? "suspended" : "running"));
@@ -220,6 +228,7 @@ function updateAttempt(row, attempt) {
   say(reserved, attempt.reserved_mb === null ? "alone" : memory(attempt.reserved_mb));
   const peaks = Object.values(attempt.peaks_mb);
   say(peak, peaks.length ? memory(Math.max(...peaks)) : UNKNOWN);
+  say(used, energy(attempt.energy));
   say(details, attemptDetails(attempt));
 }
 

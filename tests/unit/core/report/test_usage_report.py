@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.core.report.energy import EnergyPrice, EnergyUse
 from gpuyard.core.report.hourly import HOUR_S, LocalTime, TimeWindow
 from gpuyard.core.report.usage_report import MAX_GROUPS, PastAttempt, Reporter, UsageReport
 from gpuyard.core.snapshot import Device, Vendor
@@ -242,3 +243,24 @@ def test_a_long_window_has_no_more_rows_than_a_month(days: int, per_row: int, ro
     until = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
     picture = report_on(window=TimeWindow(until - days * 24 * HOUR_S, until)).picture
     assert (picture.days_per_row, len(picture.rows)) == (per_row, rows)
+
+
+# Energy
+
+
+def test_energy_counts_with_the_part_of_the_run_that_lies_in_the_window() -> None:
+    used = EnergyUse(joules=7.2e6, seconds=2 * HOUR_S, idle_s=HOUR_S)
+    half = ran(started_at=at(-1), ended_at=at(1), energy=used)
+    found = Reporter(WINDOW, CARDS, in_zone("UTC"), EnergyPrice(price=0.5, currency="CHF", gco2_per_kwh=100.0))
+    found.add(half)
+    energy = found.report().total.energy
+    assert (energy.kwh, energy.cost, energy.currency, energy.co2e_kg) == (1.0, 0.5, "CHF", 0.1)
+    assert (energy.worked_gpu_hours, energy.idle_gpu_hours, energy.unknown_gpu_hours) == (0.5, 0.5, 0.0)
+
+
+def test_the_energy_of_all_groups_adds_up_and_unmeasured_time_is_unknown() -> None:
+    used = EnergyUse(joules=3.6e6, seconds=HOUR_S)
+    report = report_on(ran(energy=used), ran(job=2, group="bob", energy=used), ran(job=3, group="bob"))
+    assert report.total.energy.kwh == sum(group.energy.kwh or 0.0 for group in report.groups) == 2.0
+    assert report.total.energy.unknown_gpu_hours == 1.0
+    assert report.total.energy.cost is None

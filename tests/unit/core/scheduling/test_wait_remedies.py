@@ -20,7 +20,7 @@ WITHOUT = {ReasonKind.MEMORY_GUARD,
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,
     ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
-    ReasonKind.PREALLOCATES, ReasonKind.LONGEST,
+    ReasonKind.PREALLOCATES, ReasonKind.LONGEST, ReasonKind.POWER_LIMIT, ReasonKind.DISK_FULL,
 }  # fmt: skip
 FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))
 SHARED = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))

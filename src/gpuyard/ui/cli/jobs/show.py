@@ -1,6 +1,15 @@
 """`gpuyard show`: all details of a job."""
 
-from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
+from gpuyard.core.units import (
+    UNKNOWN,
+    format_co2e,
+    format_count,
+    format_duration,
+    format_energy,
+    format_money,
+    format_size,
+    format_time,
+)
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import devices_text, gpu_text, result_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
@@ -40,6 +49,8 @@ _BOUNDS = {
 _TIMES = {1: "once", 2: "twice"}
 # A job that is retried after all of these, the default, does not list them.
 _CAUSES = ("failed", "timeout", "oom", "device")
+# How the energy was measured; by the card's own counter, alone on the card, is nothing to mention.
+_BASES = {"counter": "", "shared": " (its part of shared GPUs)", "power": " (from the power of the GPUs)"}
 # The chart of an attempt's memory.
 _ROWS = 3
 _MARGIN = 2
@@ -109,6 +120,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("started", job["started_at"] and format_time(job["started_at"])),
         ("ended", job["ended_at"] and format_time(job["ended_at"])),
         ("elapsed", None if job["elapsed_s"] is None else format_duration(job["elapsed_s"])),
+        ("energy", _energy(job)),
         ("time limit", None if job["time_limit_s"] is None else format_duration(job["time_limit_s"])),
         ("signal before it is stopped", job["signal"]),
         ("expected duration", None if job["duration_s"] is None else format_duration(job["duration_s"])),
@@ -225,9 +237,31 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
         figures.append(f"load {attempt['load_percent']:.0f}%")
     if attempt["neighbours"]:
         figures.append(f"beside {attempt['neighbours']:.1f} jobs (load {attempt['neighbours_percent']:.0f}%)")
+    if attempt["energy"] is not None:
+        figures.append(energy_text(attempt["energy"]))
     if attempt["suspended_s"]:
         figures.append(f"suspended for {format_duration(attempt['suspended_s'])}")
     return figures
+
+
+def energy_text(energy: Answer) -> str:
+    """Return the energy with what it cost, such as `0.42 kWh (0.13 EUR, 147 g CO2e)`."""
+    costs = []
+    if energy["cost"] is not None:
+        costs.append(format_money(energy["cost"], clean(energy["currency"])))
+    if energy["co2e_g"] is not None:
+        costs.append(format_co2e(energy["co2e_g"]))
+    return format_energy(energy["joules"]) + (f" ({', '.join(costs)})" if costs else "")
+
+
+def _energy(job: Answer) -> str | None:
+    """Return the energy of all attempts, their mean power, and for how long they held GPUs idle."""
+    energy = job.get("energy")
+    if energy is None:
+        return None
+    power = "" if energy["mean_w"] is None else f", {energy['mean_w']:.0f} W per GPU on average"
+    idle = f", idle for {format_duration(energy['idle_s'])}" if energy["idle_s"] >= 1 else ""
+    return f"{energy_text(energy)}{power}{idle}{_BASES[energy['basis']]}"
 
 
 def _chart(attempt: Answer, width: int, *, is_unicode: bool) -> list[str]:

@@ -24,6 +24,7 @@ from gpuyard.recipes.batch.plan import (
     read_part_status,
     run_command,
 )
+from gpuyard.recipes.batch.run_sizes import disk_warning
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
@@ -95,6 +96,7 @@ def run_batch(plan: BatchPlan, mode: RunMode) -> int:
 def _print_commands(choice: BatchChoice) -> int:
     """Print the commands of new runs; only the queue knows which existing runs would be retried."""
     _note_choice(choice)
+    _warn_of_disk(choice)
     before, count = choice.before, choice.plan.count
     first = before.plan.count if before is not None and count > before.plan.count else 0
     say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
@@ -102,6 +104,7 @@ def _print_commands(choice: BatchChoice) -> int:
 
 
 def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
+    _warn_of_disk(choose_batch(plan, mode.existing))
     with _delay_interrupt() as interrupts:
         choice, record = start_batch(plan, mode.existing)
     before = choice.before
@@ -207,6 +210,11 @@ def _ids(part: BatchPart) -> str:
 def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
     if text := ": ".join(filter(None, (choice.note, more))):
         note(f"gpuyard: {text}")
+
+
+def _warn_of_disk(choice: BatchChoice) -> None:
+    if text := disk_warning(choice.plan, choice.before):
+        note(f"gpuyard: warning: {text}")
 
 
 def _detach(record: BatchRecord, mode: RunMode) -> int:

@@ -25,6 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[str, str], object]
 
 _LONGEST_NAME = 60
+# Options of the submission that follow from the plan.
+_OF_PLAN = ("name", "output-root")
 
 
 class RunMode(Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ def batch_options(*, stagger: str, name: str) -> Callable[[F], F]:
         option("concurrency", "K", whole(1), "Run at most K at once.", default="1"),
         option("max-cpu", "P", _percent, "Start only at up to P percent CPU use.", default="85"),
         option("min-free-mem-mb", "M", None, "Start only with at least M MB of RAM available.", default="2048"),
+        option("min-free-disk", "SIZE", None, "Start only with this much free on the output's disk. [1G]"),
         option("max-gpu", "P", _percent, "Only GPUs at up to P percent use."),
         option("max-gpu-mem-mb", "M", None, "Only GPUs with up to M MB of memory used."),
         option("run-vram", "SIZE", _size, "GPU memory of a run, such as 2G. [learned]"),
@@ -108,7 +111,7 @@ def make_plan(typed: dict[str, Any], **own: Any) -> BatchPlan:
 
 def _queue_options(typed: dict[str, Any]) -> dict[str, str]:
     """Return the options of the submission. The daemon has another working directory, so paths are absolute."""
-    given = {name.replace("-", "_"): name for name in SUBMIT_OPTIONS if name != "name"} | {"run_vram": "vram"}
+    given = {name.replace("-", "_"): name for name in SUBMIT_OPTIONS if name not in _OF_PLAN} | {"run_vram": "vram"}
     options = {name: typed[ours] for ours, name in given.items() if typed.get(ours) is not None}
     if "sample-log" in options:
         options["sample-log"] = absolute(options["sample-log"])

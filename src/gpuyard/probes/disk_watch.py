@@ -1,0 +1,131 @@
+"""Read how much space disks have free, without ever waiting for one.
+
+`statvfs` takes microseconds, and may hang for ever on a network disk whose server is gone. So each reading is made in a
+thread of its own. Readings are kept: a disk is read every 5 s, and only while its figure is asked for. A disk that is
+nearly full is read four times a second: jobs that start one after the other may fill it meanwhile.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gpuyard.core.scheduling.disk_space import DiskFigure
+
+# A figure is read again after FRESH_S, and used until it is STALE_S old.
+FRESH_S, STALE_S = 5.0, 30.0
+# A figure within NEAR_MB of the limit is used for NEAR_S only.
+NEAR_MB, NEAR_S = 4096.0, 0.25
+# A disk that takes longer does not answer.
+SILENT_S = 2.0
+# Readings at a time: those of dead disks never end.
+_MOST_READINGS = 16
+_MOST_FOLDERS = 256
+_MIB = 1048576
+
+
+class _Entry(Struct):
+    figure: DiskFigure | None = None
+    read_at: float = 0.0
+    asked_at: float | None = None  # since when it is being read
+    is_awaited: bool = False  # there was no figure to return
+
+
+def read_disk(folder: str) -> DiskFigure:
+    """Return the free space of the disk of a folder, or of the nearest folder above it that exists. May hang."""
+    path = folder
+    while True:
+        try:
+            found = os.statvfs(path)
+        except FileNotFoundError:
+            above = os.path.dirname(path)
+            if above == path:
+                return DiskFigure(folder=folder)
+            path = above
+        except OSError:
+            return DiskFigure(folder=folder)
+        else:
+            free_mb, total_mb = (blocks * found.f_frsize / _MIB for blocks in (found.f_bavail, found.f_blocks))
+            # Some file systems, such as procfs, have no blocks at all: that is no full disk.
+            return (
+                DiskFigure(folder=folder, free_mb=free_mb, total_mb=total_mb)
+                if found.f_blocks
+                else DiskFigure(folder=folder)
+            )
+
+
+def read_disk_in_time(folder: str, timeout_s: float = SILENT_S) -> DiskFigure:
+    """Return the free space, or a figure without one if the disk does not answer in time."""
+    found: list[DiskFigure] = []
+    thread = threading.Thread(target=lambda: found.append(read_disk(folder)), name="gpuyard-disk", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return found[0] if found else DiskFigure(folder=folder, silent_s=timeout_s)
+
+
+class DiskWatch:
+    """Figures of disks by folder. `on_read` is called, in another thread, when a figure is there that was asked for."""
+
+    def __init__(
+        self,
+        on_read: Callable[[], None] = lambda: None,
+        read: Callable[[str], DiskFigure] = read_disk,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_read = on_read
+        self._read = read
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._readings = 0
+
+    def figure(self, folder: str, least_mb: float) -> DiskFigure | None:
+        """Return the figure of the folder's disk, to compare with `least_mb`; None while it is being read. Never
+        waits."""
+        with self._lock:
+            now = self._monotonic()
+            entry = self._entries.pop(folder, None) or _Entry()
+            self._entries[folder] = entry  # the last one in order
+            age_s = now - entry.read_at if entry.figure is not None else float("inf")
+            fresh_s, stale_s = _lifetime(entry.figure, least_mb)
+            if age_s > fresh_s and entry.asked_at is None:
+                if self._readings >= _MOST_READINGS:
+                    return entry.figure or DiskFigure(folder=folder)
+                self._begin(folder, entry, now)
+            if entry.asked_at is not None and now - entry.asked_at > SILENT_S:
+                return DiskFigure(folder=folder, silent_s=now - entry.asked_at)
+            entry.is_awaited = age_s > stale_s
+            return None if entry.is_awaited else entry.figure
+
+    def known(self) -> dict[str, DiskFigure]:
+        """Return the last figure of each folder that was asked for."""
+        with self._lock:
+            return {folder: each.figure for folder, each in self._entries.items() if each.figure is not None}
+
+    def _begin(self, folder: str, entry: _Entry, now: float) -> None:
+        """Start to read. Forget the folders that were not asked for in the longest time."""
+        entry.asked_at = now
+        self._readings += 1
+        idle = [each for each, other in self._entries.items() if other.asked_at is None]
+        for each in idle[: max(0, len(self._entries) - _MOST_FOLDERS)]:
+            del self._entries[each]
+        threading.Thread(target=self._finish, args=(folder, entry), name="gpuyard-disk", daemon=True).start()
+
+    def _finish(self, folder: str, entry: _Entry) -> None:
+        figure = self._read(folder)
+        with self._lock:
+            is_awaited, entry.is_awaited = entry.is_awaited, False
+            entry.figure, entry.read_at, entry.asked_at = figure, self._monotonic(), None
+            self._readings -= 1
+        if is_awaited:
+            self._on_read()
+
+
+def _lifetime(figure: DiskFigure | None, least_mb: float) -> tuple[float, float]:
+    """Return after how long a figure is read again, and for how long it is used. One below the limit is used until the
+    next one is there: it lets nothing start."""
+    if figure is None or figure.free_mb is None or figure.free_mb >= least_mb + NEAR_MB:
+        return FRESH_S, STALE_S
+    return NEAR_S, STALE_S if figure.free_mb < least_mb else NEAR_S

@@ -1,0 +1,120 @@
+"""How much disk space a run of a batch takes, and whether the runs that are left fit on the disk.
+
+The size is the mean of finished runs: of those in the output root, else of the last batch with the same command, else
+of the last one with the same program. `finish` records it in `batch-sizes.json` in the state directory.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.config import load_config, state_dir
+from gpuyard.core.memory.estimates import fingerprints
+from gpuyard.core.units import format_count, format_size, parse_size
+from gpuyard.probes.disk_watch import read_disk_in_time
+from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, BatchRecord, RunRecord, run_folder
+from gpuyard.system.atomic_files import write_whole
+from gpuyard.system.private_files import PrivateFileError, read_own
+
+_FILE = "batch-sizes.json"
+_MIB = 1048576
+# Enough for a mean; a batch may have 100,000 runs, and a run as many files.
+_MOST_RUNS, _MOST_FILES = 20, 20_000
+_MOST_KNOWN = 500
+
+
+class RunSize(Struct, frozen=True, kw_only=True):
+    """The mean size of a run, over this many runs."""
+
+    mb: float
+    runs: int
+
+
+def learn_run_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> None:
+    """Record the size of the runs of a finished batch. What cannot be written is learned from the next one."""
+    size = _mean_size(plan, runs)
+    if size is None:
+        return
+    known = _read_known()
+    for fingerprint in fingerprints(plan.command, os.getcwd()):
+        known.pop(fingerprint, None)
+        known[fingerprint] = size
+    newest = dict(list(known.items())[-_MOST_KNOWN:])
+    with contextlib.suppress(OSError):
+        write_whole(state_dir() / _FILE, msgspec.json.encode(newest))
+
+
+def expected_run_size(plan: BatchPlan, before: BatchRecord | None) -> RunSize | None:
+    """Return the size that a run of this batch is expected to have; None: unknown."""
+    size = None if before is None else _mean_size(plan, _finished(plan))
+    if size is not None:
+        return size
+    known = _read_known()
+    return next((known[each] for each in fingerprints(plan.command, os.getcwd()) if each in known), None)
+
+
+def disk_warning(plan: BatchPlan, before: BatchRecord | None) -> str | None:
+    """Return a warning if the runs that are left would fill the disk of the output root; None if they fit, or if the
+    size of a run or the free space is unknown."""
+    size = expected_run_size(plan, before)
+    figure = read_disk_in_time(plan.root)
+    if size is None or size.mb <= 0 or figure.free_mb is None:
+        return None
+    least_mb = _least_mb(plan)
+    left = plan.count - sum(1 for _ in _finished(plan))
+    fitting = max(0, int((figure.free_mb - least_mb) / size.mb))
+    if left <= fitting:
+        return None
+    return (
+        f"the disk of {plan.root} is too small for this batch: {format_count(left, 'run')} of about"
+        f" {format_size(size.mb)} (the mean of {format_count(size.runs, 'run')}) need {format_size(left * size.mb)},"
+        f" and {format_size(figure.free_mb)} are free. It starts all the same; after about"
+        f" {format_count(fitting, 'run')} the next ones wait until {format_size(least_mb)} are free"
+    )
+
+
+def _least_mb(plan: BatchPlan) -> float:
+    own = plan.options.get("min-free-disk")
+    return load_config().host.min_free_disk_mb if own is None else parse_size(str(own))
+
+
+def _mean_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> RunSize | None:
+    folders = [run.kept_in or str(run_folder(plan, run.index)) for run in runs if run.state == SUCCEEDED]
+    sizes = [size for folder in folders[-_MOST_RUNS:] if (size := _size_mb(folder)) is not None]
+    return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes)) if sizes else None
+
+
+def _size_mb(folder: str) -> float | None:
+    """Return the size of a folder; None if it does not exist or has very many files."""
+    total = files = 0
+    if not os.path.isdir(folder):
+        return None
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += os.lstat(f"{path}/{name}").st_size
+        files += len(names)
+        if files > _MOST_FILES:
+            return None
+    return total / _MIB
+
+
+def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
+    """Yield the runs in this root that have succeeded, as far as the batch was summed up."""
+    with contextlib.suppress(OSError, PrivateFileError, ValueError, msgspec.MsgspecError):
+        for line in read_own(str(Path(plan.root) / RUNS)).decode().splitlines():
+            run = msgspec.convert(json.loads(line), RunRecord)
+            if run.state == SUCCEEDED:
+                yield run
+
+
+def _read_known() -> dict[str, RunSize]:
+    try:
+        return msgspec.json.decode(read_own(str(state_dir() / _FILE)), type=dict[str, RunSize])
+    except (OSError, PrivateFileError, msgspec.MsgspecError):
+        return {}

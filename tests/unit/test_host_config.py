@@ -1,0 +1,59 @@
+"""`[host]` and `[energy]`: limits of the machine, and what a kWh costs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.config import Config, parse_config
+from gpuyard.core.report.energy import EnergyPrice
+from gpuyard.daemon.loop import read_rules
+from gpuyard.errors import UserError
+
+FILE = Path("/home/ada/config.toml")
+
+
+def parse(**sections: Any) -> Config:
+    return parse_config(sections, FILE)
+
+
+def test_the_defaults_keep_1_gb_free_and_show_no_cost() -> None:
+    config = parse()
+    assert (config.host.min_free_disk_mb, config.host.max_gpu_power_w) == (1024.0, None)
+    assert (config.energy.price, config.energy.gco2_per_kwh) == (None, None)
+
+
+@pytest.mark.parametrize(("text", "megabytes"), [("0", 0.0), ("500M", 500.0), ("2G", 2048.0), (1048576, 1.0), (0, 0.0)])
+def test_the_free_space_is_a_size_or_a_number_of_bytes(text: str | int, megabytes: float) -> None:
+    assert parse(host={"min_free_disk": text}).host.min_free_disk_mb == megabytes
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"host": {"min_free_disk": "much"}}, "min_free_disk: 'much' is not a size; write it as \"1G\""),
+        ({"host": {"max_gpu_power_w": 0}}, "$.host.max_gpu_power_w"),
+        ({"energy": {"price": -1}}, "$.energy.price"),
+        ({"energy": {"currency": "E\nR"}}, "currency takes plain text"),
+        ({"energy": {"prise": 1}}, "unknown field `prise`"),
+    ],
+)
+def test_a_bad_value_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse(**sections)
+    assert message in str(refused.value)
+
+
+def test_a_misspelt_key_gets_a_hint() -> None:
+    with pytest.raises(UserError) as refused:
+        parse(host={"max_gpu_power": 5})
+    assert refused.value.hint == "did you mean `max_gpu_power_w`?"
+
+
+def test_the_rules_of_the_queue_follow_the_file(own_home: Path) -> None:
+    own_home.mkdir(mode=0o700)
+    text = '[host]\nmin_free_disk = "5G"\nmax_gpu_power_w = 1500\n[energy]\nprice = 0.3\ngco2_per_kwh = 350\n'
+    (own_home / "config.toml").write_text(text)
+    rules = read_rules()
+    assert (rules.min_free_disk_mb, rules.max_gpu_power_w) == (5120.0, 1500.0)
+    assert rules.energy_price == EnergyPrice(price=0.3, currency="EUR", gco2_per_kwh=350.0)
