@@ -149,11 +149,15 @@ def test_a_program_that_causes_faults_itself_does_not_run_for_ever(own_queue: Qu
     awk = 'awk -v n="$GPUYARD_ATTEMPT" \'{print} /^device/ {print "xid " (2 * n + cards++) " 79"}\''
     spoil = f"{awk} {state} > {state}.mine; mv {state}.mine {state}; exit 3"
     job_id = queue.shell(spoil, vram="2G")
+
+    def faulty_cards() -> list[str]:
+        return [each for each, found in issues(queue).items() if found] if queue.state(job_id) == "queued" else []
+
     for _ in range(4):
-        until(lambda: queue.state(job_id) in ("failed", "queued"), "its end or its wait for a healthy card")
+        until(lambda: queue.state(job_id) == "failed" or faulty_cards(), "its end or its wait for a healthy card")
         if queue.state(job_id) == "failed":
             break
-        faulty = [each for each, found in issues(queue).items() if found]
+        faulty = faulty_cards()
         assert run("devices", "clear", *faulty).returncode == 0
     queue.wait(job_id)
     outcomes = [attempt["outcome"] for attempt in queue.job(job_id)["attempts"]]

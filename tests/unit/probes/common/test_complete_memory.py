@@ -144,6 +144,7 @@ def gb10(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.nvmlDeviceGetPowerUsage = lambda _: 11170
     module.nvmlDeviceGetTemperature = lambda *_: 35
     module.nvmlDeviceGetMemoryInfo = module.nvmlDeviceGetEnforcedPowerLimit = module.nvmlDeviceGetMigMode = refuse
+    module.nvmlEventSetCreate = module.nvmlDeviceGetTotalEnergyConsumption = refuse
     for kind, pids in (("Compute", (42, 7)), ("Graphics", (42,))):
         listed = [SimpleNamespace(pid=pid, usedGpuMemory=pid * 1048576) for pid in pids]
         setattr(module, f"nvmlDeviceGet{kind}RunningProcesses_v3", lambda _, listed=listed: listed)
