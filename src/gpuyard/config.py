@@ -107,6 +107,25 @@ class WebConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_only: bool = False
 
 
+class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the RAM and the CPUs of the machine are used; `keep_free` is RAM that stays free."""
+
+    keep_free: str | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.keep_free_mb  # raises if it cannot be parsed
+
+    @property
+    def keep_free_mb(self) -> float | None:
+        """The RAM that stays free in MB; None: by the size of the RAM."""
+        if self.keep_free is None:
+            return None
+        try:
+            return parse_size(self.keep_free)
+        except UserError as error:
+            raise ValueError(f'keep_free: {error}; write a size such as "4G", or "0" for no floor') from None
+
+
 class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long finished jobs and their logs are kept; "forever" is no limit."""
 
@@ -206,6 +225,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     containers: ContainersConfig = ContainersConfig()
     web: bool | WebConfig = False
     keep: KeepConfig = KeepConfig()
+    host: HostConfig = HostConfig()
 
     @property
     def page(self) -> WebConfig:
@@ -296,7 +316,7 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig)
+    more = (KeepConfig, HostConfig, SlurmConfig, RayConfig, ContainersConfig)
     known = [name for section in (*sections, *more) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

@@ -67,6 +67,14 @@ class HostProbe(Protocol):
     def read(self) -> Host: ...
 
 
+@runtime_checkable
+class HostMemoryProbe(HostProbe, Protocol):
+    """A probe that can read the RAM alone, in less than a millisecond."""
+
+    def read_memory(self, host: Host) -> Host:
+        """Return an earlier reading of the host with the present RAM."""
+
+
 class Launch(Struct, frozen=True, kw_only=True):
     """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it."""
 

@@ -20,6 +20,7 @@ from gpuyard.control.attempt_ends import AttemptEnds
 from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.guard_host import HostGuard
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
@@ -76,6 +77,7 @@ class Controller:
         self.usage_tracker = UsageTracker(self.transitions, leases, me)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
+        self.host_guard = HostGuard(self.transitions)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
         self.closed: str | None = None  # why this daemon starts no more jobs
@@ -135,6 +137,7 @@ class Controller:
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)
+                self.host_guard.act(now)
                 self._stop_signals.stop_overdue(now)
                 self.memory_guard.act(self.rules, now)
                 ready = self._store.ready_queues()
@@ -163,7 +166,8 @@ class Controller:
         """Note what live attempts use. Return whether a job has to make way: the next step takes care of that."""
         now = self._clock.now()
         self.usage_tracker.note(sample, now, self._ends.ended_before(sample))
-        return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
+        is_due = self.host_guard.note(sample, self.rules, now)
+        return self.memory_guard.note(sample, self.usage_tracker.held_mb, now) or is_due
 
     # Decide and start
 
@@ -267,7 +271,11 @@ class Controller:
             limits=rules.limits,
             running=running,
             used=transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {},
-            closed_reasons=(*self._paused(), *self._host_gates.closed_reasons(sample, rules)),
+            closed_reasons=(
+                *self._paused(),
+                *self._host_gates.closed_reasons(sample, rules),
+                *self.host_guard.closed_reasons(),
+            ),
             start_caps=tuple(self.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import Attempt, Growth, Job
+from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import JobState
 
 
@@ -34,7 +34,7 @@ class LiveJobs(dict[int, Live]):
         job, attempt = live.job, live.attempt
         just_runs = job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
         is_apart = not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
-        has_estimate = attempt.predicted_mb is not None or job.growth != Growth()
+        has_estimate = attempt.predicted_mb is not None or job.growth.memory_mb is not None or job.growth.is_alone
         is_unpredicted = job.spec.learns_memory and attempt.lease_id is not None and not has_estimate
         for index, is_member in ((self.apart, is_apart), (self.unpredicted, is_unpredicted)):
             if is_member:

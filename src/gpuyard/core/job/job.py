@@ -78,6 +78,7 @@ class OutcomeKind(StrEnum):
     PREEMPTED = "preempted"
     NOT_RESTORED = "not-restored"
     MEMORY_GUARD = "memory-guard"
+    HOST_GUARD = "host-guard"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -123,6 +124,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine: str = ""  # engine that places the job, with `engine_options`; empty for this machine
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
+    ram_mb: float | None = None  # what the user declared that it needs
     notify: tuple[Subscription, ...] = ()
     output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
@@ -137,6 +139,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     def learns_memory(self) -> bool:
         """Whether the user has left open how much memory it needs."""
         return isinstance(self.need.memory, UnknownMemory)
+
+    @property
+    def declared_ram_mb(self) -> float | None:
+        """The RAM that the user declared for one run."""
+        return self.ram_mb if self.pace is None else self.pace.run_ram_mb
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"

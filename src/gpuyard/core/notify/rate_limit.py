@@ -18,7 +18,10 @@ MINUTE_S = 60.0
 _MAX_IDS = 1000
 _MAX_RANGES = 20
 _MAX_DEVICES = 16
-_EVENT_TEXT = {Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory"}
+_EVENT_TEXT = {
+    Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory",
+    Event.HOST_GUARD: "made way on a full machine",
+}  # fmt: skip
 
 
 class Digest:

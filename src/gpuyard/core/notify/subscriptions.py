@@ -26,17 +26,20 @@ class Event(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     OUT_OF_MEMORY = "out-of-memory"
+    HOST_GUARD = "host-guard"
     QUEUE_EMPTY = "queue-empty"
     GPU_FREE = "gpu-free"
 
 
-JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
+JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY, Event.HOST_GUARD)
+# A job that made way runs again by itself, so that event has to be asked for.
+DEFAULT_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
 
 
 class Subscription(Struct, frozen=True, kw_only=True):
     """Sends these events of a job to `target`; without one, to the targets of the configuration."""
 
-    events: tuple[Event, ...] = JOB_EVENTS
+    events: tuple[Event, ...] = DEFAULT_EVENTS
     target: str | None = None
 
 

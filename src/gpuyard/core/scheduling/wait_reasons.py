@@ -33,6 +33,7 @@ class ReasonKind(StrEnum):
     TOO_FULL = "too-full"
     HOST_TOO_BUSY = "host-too-busy"
     HOST_TOO_FULL = "host-too-full"
+    HOST_GUARD = "host-guard"
     TOO_FEW = "too-few"
     PAUSED = "paused"
     HELD = "held"

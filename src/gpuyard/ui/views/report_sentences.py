@@ -20,6 +20,7 @@ _CAUSES = {
     "lost": "lost: its node failed",
     "preempted": "preempted by a more urgent job",
     "memory-guard": "stopped before its GPU ran out of memory",
+    "host-guard": "stopped before the machine ran out of RAM",
     "not-restored": "could not be resumed after a suspension",
 }
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}

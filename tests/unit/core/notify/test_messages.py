@@ -31,7 +31,7 @@ from gpuyard.core.notify.messages import (
     targets_of,
 )
 from gpuyard.core.notify.rate_limit import MINUTE_S, Outbox
-from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event, Subscription, parse_subscription
+from gpuyard.core.notify.subscriptions import DEFAULT_EVENTS, JOB_EVENTS, Event, Subscription, parse_subscription
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)
@@ -94,6 +94,16 @@ def test_a_message_about_lack_of_memory_says_whether_the_job_will_run_again() ->
     assert message_of(over, "lab").title == "Job 17 ran out of memory and will not run again on lab"
 
 
+def test_a_job_that_made_way_for_want_of_ram_is_announced_to_those_who_ask_for_it() -> None:
+    why = "the machine had 1.5 GB of RAM left of the 2 GB to keep"
+    published = ended(job(17, JobState.QUEUED, "all job events", "host-guard=mine", reason=why), OutcomeKind.HOST_GUARD)
+    made_way = occurrence(published)
+    message = message_of(made_way, "lab")
+    assert message.title == "Job 17 was stopped and queued again before the machine ran out of RAM on lab"
+    assert why in message.body
+    assert targets_of(made_way, ON, TO) == ("mine",)
+
+
 def test_a_target_gets_each_event_once() -> None:
     subscriptions = ("failed", "failed=mine", "everybody ", "finished=other")
     failed = occurrence(finished(job(17, JobState.FAILED, *subscriptions)))
@@ -151,7 +161,10 @@ def test_an_empty_queue_says_how_its_jobs_ended() -> None:
 
 
 def happened(event: Event, job_id: int = 17) -> Occurrence:
-    states = {Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED}
+    states = {
+        Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED,
+        Event.HOST_GUARD: JobState.QUEUED,
+    }  # fmt: skip
     if event in states:
         return Occurrence(event=event, at=0.0, job=job(job_id, states[event]))
     return Occurrence(event=event, at=0.0, text=f"GPU {job_id}")
@@ -228,8 +241,11 @@ def test_a_retried_message_goes_first_after_its_delay_and_counts_for_the_rate_li
 STEPS = st.lists(
     st.tuples(st.floats(min_value=0.0, max_value=40.0), st.lists(st.sampled_from(Event), max_size=20)), max_size=60
 )
-COUNTED = re.compile(r"(\d+) (?:jobs? )?(finished|failed|ran out of memory)")
-EVENTS = {"finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY}
+EVENTS = {
+    "finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY,
+    "made way on a full machine": Event.HOST_GUARD,
+}  # fmt: skip
+COUNTED = re.compile(rf"(\d+) (?:jobs? )?({'|'.join(EVENTS)})")
 
 
 @given(steps=STEPS, per_minute=st.integers(min_value=1, max_value=8))
@@ -296,5 +312,5 @@ def test_a_gpu_with_a_desktop_counts_as_free_and_a_faulty_gpu_does_not() -> None
     assert len(freed.update(seen(used_mb=300.0), (), 100.0, 30.0)) == 1
 
 
-def test_a_subscription_without_events_gets_all_job_events() -> None:
-    assert Subscription().events == JOB_EVENTS
+def test_a_subscription_without_events_gets_the_ends_of_jobs() -> None:
+    assert Subscription().events == DEFAULT_EVENTS

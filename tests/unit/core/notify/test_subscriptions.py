@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.notify.subscriptions import (
+    DEFAULT_EVENTS,
     JOB_EVENTS,
     Event,
     Subscription,
@@ -22,11 +23,11 @@ from gpuyard.store.row_codec import spec_from_text, spec_to_text
 @pytest.mark.parametrize(
     ("text", "events", "target"),
     [
-        ("ntfy://topic", JOB_EVENTS, "ntfy://topic"),
-        ("json://host/?a=b,c", JOB_EVENTS, "json://host/?a=b,c"),
-        ('notify-send "$GPUYARD_TITLE"', JOB_EVENTS, 'notify-send "$GPUYARD_TITLE"'),
-        ("./tell", JOB_EVENTS, "./tell"),
-        ("TO=ada mail", JOB_EVENTS, "TO=ada mail"),
+        ("ntfy://topic", DEFAULT_EVENTS, "ntfy://topic"),
+        ("json://host/?a=b,c", DEFAULT_EVENTS, "json://host/?a=b,c"),
+        ('notify-send "$GPUYARD_TITLE"', DEFAULT_EVENTS, 'notify-send "$GPUYARD_TITLE"'),
+        ("./tell", DEFAULT_EVENTS, "./tell"),
+        ("TO=ada mail", DEFAULT_EVENTS, "TO=ada mail"),
         ("failed", (Event.FAILED,), None),
         ("failed,finished,failed", (Event.FAILED, Event.FINISHED), None),
         ("failed=tell", (Event.FAILED,), "tell"),
