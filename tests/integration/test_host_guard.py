@@ -1,6 +1,7 @@
 """The host guard: real programs that take RAM over some seconds, on a machine whose RAM is simulated to be small."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def small_queue(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> Q
     return own_queue
 
 
-def hog(queue: QueueUnderTest, megabytes: int, over_s: float, gate: Path | None = None, **options: str) -> int:
+def hog(queue: QueueUnderTest, megabytes: int, over_s: float, gate: Path | None = None, **options: Any) -> int:
     arguments = ["--to", str(megabytes), "--over", str(over_s), *([str(gate)] if gate is not None else [])]
     return queue.submit(*ram_hog.COMMAND, *arguments, gpus=0, **options)
 
@@ -41,7 +42,7 @@ def lowest_mb(queue: QueueUnderTest) -> float:
 @pytest.mark.parametrize("ram", [None, "100M"], ids=["undeclared", "declared too low"])
 def test_the_youngest_makes_way_and_both_end_well(small_queue: QueueUnderTest, tmp_path: Path, ram: str | None) -> None:
     gate = tmp_path / "gate"
-    declared = {} if ram is None else {"ram": ram}
+    declared: dict[str, Any] = {} if ram is None else {"ram": ram}
     first = hog(small_queue, FIRST_MB, 0.5, gate, **declared)
     until_holding(small_queue, first)
     second = hog(small_queue, SECOND_MB, 5.0, **declared)
