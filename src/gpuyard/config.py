@@ -108,9 +108,12 @@ class WebConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the RAM and the CPUs of the machine are used; `keep_free` is RAM that stays free."""
+    """How the RAM and the CPUs of the machine are used: `keep_free` is RAM that stays free, `enforce_ram` limits jobs
+    to the RAM that they declared, and `pin_cpus` gives them CPUs of their own."""
 
     keep_free: str | None = None
+    enforce_ram: bool = False
+    pin_cpus: bool = False
 
     def __post_init__(self) -> None:
         _ = self.keep_free_mb  # raises if it cannot be parsed

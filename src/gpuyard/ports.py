@@ -97,6 +97,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     container: Container | None = None
     devices: tuple[Device, ...] = ()  # what a `container` is given
     shell: ShellSettings | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
+    ram_limit_mb: float | None = None  # it is ended if it takes more RAM
 
     @property
     def key(self) -> str:

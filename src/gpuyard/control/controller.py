@@ -26,6 +26,7 @@ from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.sharing_facts import SharingFacts
@@ -78,6 +79,7 @@ class Controller:
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.host_guard = HostGuard(self.transitions)
+        self._cpu_pinning = CpuPinning(self.transitions)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
         self.closed: str | None = None  # why this daemon starts no more jobs
@@ -325,7 +327,8 @@ class Controller:
         job = self._store.job(start.job_id)
         assert job is not None
         try:
-            launch = launch_of(job, job.attempts + 1, held, snapshot, self.rules, terms=start.terms)
+            number, pinning = job.attempts + 1, self._cpu_pinning
+            launch = launch_of(job, number, held, snapshot, self.rules, terms=start.terms, pinning=pinning)
             prepared = self.engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:
@@ -340,9 +343,8 @@ class Controller:
             return 0
         has_devices = held is not None or start.terms is not None
         predicted_mb = self.transitions.estimates.predicted_mb(job) if has_devices else None
-        self.transitions.start(
-            job, attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
-        )
+        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
+        self.transitions.start(job, replace(attempt, cpus=launch.cpus))
         if start.terms is None:
             self.start_pauses.note_start(now)
         return 1

@@ -105,6 +105,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     peaks_mb: dict[str, float]
     ram_mb: float | None
     load_percent: float | None
+    cpus: tuple[int, ...]
     neighbours: float | None
     neighbours_percent: float | None
     curve: tuple[tuple[float, float], ...]

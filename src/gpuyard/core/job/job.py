@@ -274,6 +274,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     suspended_at: float | None = None  # since when it is suspended
     suspended_s: float = 0.0  # how long it was suspended before
     usage: Usage | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     engine: str = ""  # set if an engine places it, which calls it `site_id`
     site_id: str | None = None
 

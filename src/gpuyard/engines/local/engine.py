@@ -148,6 +148,7 @@ class LocalEngine(PlacesNothing):
                 launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
                 environment, launch.cwd, outputs, launch.stdin or "",
                 output_relay.command(outputs) if launch.timestamps else (), *self._own_shell.changes(launch.shell),
+                launch.cpus, "",
             )
         )  # fmt: skip
         watched = WatchedAttempt(
