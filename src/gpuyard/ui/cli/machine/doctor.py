@@ -30,6 +30,7 @@ from gpuyard.probes.local_machine import local_probes
 from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
+from gpuyard.ui.cli.machine.doctor_host import ram_limit_notices
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
@@ -56,7 +57,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     plugged = gpus_on_pci()
     engines = list(check_engines())
     contents = _read_ledger()
-    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad)]
+    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad), *ram_limit_notices()]
     advice = _advice(checks, plugged) + [str(each.problem) for each in engines if each.problem and not each.is_absent]
     folders, folder_advice = check_folders()
     advice += [*_ledger_advice(), *folder_advice]
