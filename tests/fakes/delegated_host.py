@@ -24,5 +24,5 @@ def make_tree(root: Path, base: Path) -> None:
 
 if __name__ == "__main__":
     root = Path(os.environ["GPUYARD_TEST_CGROUP_ROOT"])
-    engine.JobCgroups = partial(JobCgroups, root=root)
+    vars(engine)["JobCgroups"] = partial(JobCgroups, root=root)
     sys.exit(run_daemon())

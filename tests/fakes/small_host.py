@@ -35,5 +35,5 @@ class SmallHost:
 
 if __name__ == "__main__":
     small = SmallHost(Path(os.environ["GPUYARD_HOME"]), float(os.environ["GPUYARD_TEST_RAM_MB"]))
-    setattr(host, "_memory", small.memory)  # noqa: B010 - the one place where the size of the machine is known
+    vars(host)["_memory"] = small.memory  # the one place where the size of the machine is known
     sys.exit(run_daemon())
