@@ -36,6 +36,7 @@ class HostGuard:
         self._last: Sample | None = None
         self._figures: tuple[float, float] | None = None  # available RAM, and how much of it stays free
         self._fall = MemoryClimb()
+        self._climbs: dict[str, MemoryClimb] = {}  # by the key of an attempt: the RAM that it holds
         self._gate = SteadyGate()
         self._alarm: HostAlarm | None = None
         self._must_kill = False
@@ -47,6 +48,8 @@ class HostGuard:
         if sample is self._last:
             return self._is_due
         host, before = sample.snapshot.host, self._last and self._last.snapshot.host
+        if self._last is None or sample.ram_mb is not self._last.ram_mb:
+            self._note_climbs(sample, now)
         self._last = sample
         self._figures = _figures(host, rules)
         if self._figures is None:
@@ -55,10 +58,17 @@ class HostGuard:
         available, floor = self._figures
         if host is not before:
             self._fall = self._fall.add(now, -available)
-        self._alarm = find_host_alarm(available, floor, self._fall, list(self._jobs(sample, now)))
+        self._alarm = find_host_alarm(available, floor, self._fall, list(self._jobs(now)))
         self._must_kill = must_kill(available, floor, self._fall)
         self._gate = judge_host(self._gate, available, floor, self._alarm, now)
         return self._is_due
+
+    def _note_climbs(self, sample: Sample, now: float) -> None:
+        climbs, self._climbs = self._climbs, {}
+        for attempt in (live.attempt for live in self._transitions.live.values() if not live.attempt.engine):
+            held = sample.ram_mb.get((attempt.job_id, attempt.number))
+            if held is not None:
+                self._climbs[attempt.key] = climbs.get(attempt.key, MemoryClimb()).add(now, held, attempt.since)
 
     @property
     def watch(self) -> HostWatch | None:
@@ -86,7 +96,7 @@ class HostGuard:
             self._hastened.add(live.attempt.key)
             self._transitions.postpone_kill(live.job.id, now)
         self._count_times()
-        jobs = {job.job_id: job for job in self._jobs(sample, now)}
+        jobs = {job.job_id: job for job in self._jobs(now)}
         self._alarm = find_host_alarm(available, floor, self._fall, list(jobs.values()))
         victim = None if self._alarm is None else self._alarm.victim
         if self._alarm is None or victim is None:
@@ -107,17 +117,18 @@ class HostGuard:
             if live.attempt.stopping is OutcomeKind.HOST_GUARD and live.attempt.key not in self._hastened:
                 yield live
 
-    def _jobs(self, sample: Sample, now: float) -> Iterator[HostJob]:
+    def _jobs(self, now: float) -> Iterator[HostJob]:
         """Yield the jobs of this queue whose processes run on this machine."""
         for live in self._transitions.live.values():
             attempt, spec, state = live.attempt, live.job.spec, live.job.state
             if attempt.engine:
                 continue
-            is_stopping = state is JobState.STOPPING
+            is_stopping, climb = state is JobState.STOPPING, self._climbs.get(attempt.key, MemoryClimb())
             yield HostJob(
                 job_id=live.job.id,
                 since=attempt.since,
-                held_mb=sample.ram_mb.get((attempt.job_id, attempt.number), 0.0),
+                held_mb=climb.held_mb,
+                rate_mb_s=climb.rate_mb_s,
                 declared_mb=spec.declared_ram_mb,
                 is_leaving=is_stopping and stops_soon(attempt.stop_at, attempt.kill_at, now),
                 times=self._times.get(attempt.key, 0),

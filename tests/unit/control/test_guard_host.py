@@ -85,6 +85,15 @@ def test_the_youngest_is_queued_again_with_a_need_of_what_it_held(guarded: Guard
     assert (job.reason or "").startswith(f"{why} 10 GB; it starts again when 14.5 GB are available; queued again")
 
 
+def test_a_floor_near_what_is_available_is_kept_while_jobs_grow(queue_db: QueueDb) -> None:
+    guarded = Guarded(queue_db, Rules(limits=SchedulingLimits(cpu_jobs=1), host=HostConfig(keep_free="20G")))
+    first, second = guarded.start(), guarded.start()
+    assert not guarded.read(110.0, 20.1, job1=0.4, job2=0.3)
+    assert not guarded.read(110.2, 19.95, job1=0.4, job2=0.3), "none of them grows"
+    assert guarded.read(110.5, 19.9, job1=0.4, job2=0.4)
+    assert (guarded.state(first), guarded.state(second)) == (JobState.RUNNING, JobState.STOPPING)
+
+
 def test_nothing_starts_below_the_floor_until_it_has_been_free_for_a_while(guarded: Guarded) -> None:
     guarded.start()
     guarded.read(110.0, 1.9, job1=1.0)

@@ -4,8 +4,9 @@ Without it, the kernel's out-of-memory killer picks a program: mostly the larges
 acts before that. It goes by available RAM as it was read, within the limits of a container, not by what was promised:
 
 - Below the floor (`[host] keep_free`) nothing starts, until the floor has been free for some seconds.
-- A job makes way if the rest would be gone within 20 s at the present rate, if less than half of the floor is left, or
-  if all would be gone within a second even above the floor. RAM that is low and steady costs no job its work.
+- Below the floor a job makes way if a job of this queue grows, if the rest would be gone within 20 s at the present
+  rate, or if less than half of the floor is left; above the floor, if all would be gone within a second. RAM that is
+  low and steady costs no job its work.
 - The youngest job of this queue that holds notable RAM makes way: it is stopped and queued again, with a need of what
   it held and a quarter more above the floor, so that it starts only when that fits.
 - Of the jobs that hold notable RAM, the one that was there first never makes way. A job within its declared RAM makes
@@ -38,7 +39,8 @@ _NOTABLE_MB, _NOTABLE_PART = 256.0, 0.1
 _OVER = 1.05
 _MOST_TIMES = 3
 _REOPEN_AFTER_S = 5.0
-# A stopped job needs this times what it held, and no more than this part of what programs that are no jobs leave.
+# A stopped job needs this times what it held above the floor, and no more than this part of what programs that are no
+# jobs leave there.
 _MORE, _MOST_OF_REST = 1.25, 0.9
 # RAM is read so often that a program which takes this much per second, as one that touches fresh pages can, is noticed
 # before it is halfway to the floor.
@@ -49,13 +51,15 @@ _MEASURE_JOBS_S = 0.2
 
 
 class HostJob(Struct, frozen=True, kw_only=True):
-    """A job of this queue on this machine: what it holds of the RAM. `declared_mb` is None if its user did not say.
+    """A job of this queue on this machine: what it holds of the RAM, and how fast it grows (`MemoryClimb`).
+    `declared_mb` is None if its user did not say.
     `is_leaving`: it is being stopped, so that its RAM will be free soon. `times`: how often it has made way before.
     `may_be_stopped`: its user allows it."""
 
     job_id: int
     since: float
     held_mb: float
+    rate_mb_s: float = 0.0
     declared_mb: float | None = None
     is_leaving: bool = False
     times: int = 0
@@ -101,10 +105,11 @@ def find_host_alarm(available_mb: float, floor: float, fall: MemoryClimb, jobs: 
     """Return the alarm of the machine; None if its RAM is not about to run out. The RAM of jobs that leave counts as
     available. `fall` is the climb of what is not available."""
     expected = available_mb + sum(job.held_mb for job in jobs if job.is_leaving)
-    if not is_short(expected, floor, fall):
+    staying = [job for job in jobs if not job.is_leaving]
+    if not is_short(expected, floor, fall, grows=any(job.rate_mb_s > 0.0 for job in staying)):
         return None
     alarm = HostAlarm(available_mb=available_mb, floor_mb=floor, rate_mb_s=fall.rate_mb_s)
-    notable = [job for job in jobs if not job.is_leaving and job.held_mb >= notable_mb(floor)]
+    notable = [job for job in staying if job.held_mb >= notable_mb(floor)]
     first = min(notable, key=_age, default=None)
     movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < _MOST_TIMES]
     over = [job for job in movable if not job.is_within]
@@ -112,12 +117,12 @@ def find_host_alarm(available_mb: float, floor: float, fall: MemoryClimb, jobs: 
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
 
 
-def is_short(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
-    """Return whether a job has to make way, if there is one."""
+def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: bool) -> bool:
+    """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM."""
     if available_mb < _CRITICAL_PART * floor:
         return True
     if available_mb < floor:
-        return available_mb < _LASTS_S * fall.rate_mb_s
+        return grows or available_mb < _LASTS_S * fall.rate_mb_s
     return available_mb < _LASTS_ABOVE_S * fall.steady_mb_s
 
 
@@ -168,8 +173,10 @@ def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float | None) -> 
 def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign_mb: float | None) -> float:
     """Return how much RAM has to be available for the next start of a job that was stopped: no more than it can have
     without other jobs, beside the RAM of programs that are no jobs."""
-    wanted = held_mb * _MORE + floor
-    return wanted if total_mb is None else min(wanted, _MOST_OF_REST * (total_mb - (foreign_mb or 0.0)))
+    wanted = held_mb * _MORE
+    if total_mb is not None:
+        wanted = min(wanted, _MOST_OF_REST * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
+    return floor + wanted
 
 
 def grown_ram(growth: Growth, needed_mb: float) -> Growth:

@@ -81,6 +81,13 @@ def test_a_job_makes_way_when_ram_is_about_to_run_out(available_gb: float, mb_s:
     assert (found is not None) is is_short
 
 
+def test_below_the_floor_a_job_makes_way_while_one_of_them_grows() -> None:
+    assert victim(1.9, job(1, rate_mb_s=60.0), job(2)) == 2
+    assert victim(1.9, job(1), job(2)) is None
+    assert victim(2.1, job(1, rate_mb_s=60.0), job(2)) is None
+    assert victim(0.4, job(1), job(2), job(3, held_gb=1.5, is_leaving=True, rate_mb_s=60.0)) is None
+
+
 def test_the_youngest_makes_way_and_never_the_first() -> None:
     assert victim(0.9, job(1), job(2), job(3)) == 3
     assert victim(0.9, job(1)) is None
@@ -184,7 +191,8 @@ def test_the_texts_have_the_figures() -> None:
 
 def test_a_stopped_job_waits_until_what_it_held_fits_above_the_floor() -> None:
     assert ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB) == 7 * GB
-    assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == pytest.approx(0.9 * 22 * GB), "it has to fit without jobs"
+    assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == 2 * GB + 0.9 * 20 * GB, "it has to fit without jobs"
+    assert ram_to_restart(0.25 * GB, 20 * GB, 24 * GB, 2 * GB) == 20.3125 * GB, "also where the floor is high"
     assert ram_to_restart(4 * GB, FLOOR, None, None) == 7 * GB
     assert grown_ram(Growth(count=1), 7 * GB) == Growth(count=1, ram_mb=7 * GB)
     assert grown_ram(Growth(ram_mb=9 * GB), 7 * GB) == Growth(ram_mb=9 * GB)
