@@ -182,8 +182,6 @@ class LocalEngine(PlacesNothing):
             self._own.was_heard = False
 
     def discard_prepared(self) -> None:
-        for each in self._prepared:
-            self.cgroups.end(each.watched.key)
         self._prepared.clear()
 
     def _send(self, batch: Sequence[_Prepared]) -> bool:

@@ -7,7 +7,7 @@
   the daemon moves there if it is not in a unit. Other processes are never moved.
 - If a job takes more, the kernel ends all its processes at once, and counts that in the job's cgroup. The daemon reads
   the count at the end, also one that has started since, and removes the cgroup. If processes were left behind in it, it
-  is removed later.
+  is removed later. A cgroup whose attempt was not started is used by its next start, or removed by the next daemon.
 - Without delegation jobs run without a limit. The daemon's log, `gpuyard daemon status` and `gpuyard doctor` say why.
 """
 
