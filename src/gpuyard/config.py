@@ -195,13 +195,27 @@ class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the whole machine."""
+    """Limits of the whole machine, and how its RAM and CPUs are used: `keep_free` is RAM that stays free, `enforce_ram`
+    limits jobs to the RAM that they declared, and `pin_cpus` gives them CPUs of their own."""
 
     min_free_disk: str | int = "1G"
     max_gpu_power_w: Annotated[float, Meta(gt=0)] | None = None
+    keep_free: str | None = None
+    enforce_ram: bool = False
+    pin_cpus: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.min_free_disk_mb  # raises if it cannot be parsed
+        _ = self.min_free_disk_mb, self.keep_free_mb  # raise if they cannot be parsed
+
+    @property
+    def keep_free_mb(self) -> float | None:
+        """The RAM that stays free in MB; None: by the size of the RAM."""
+        if self.keep_free is None:
+            return None
+        try:
+            return parse_size(self.keep_free)
+        except UserError as error:
+            raise ValueError(f'keep_free: {error}; write a size such as "4G", or "0" for no floor') from None
 
     @property
     def min_free_disk_mb(self) -> float:

@@ -69,6 +69,14 @@ class HostProbe(Protocol):
     def read(self) -> Host: ...
 
 
+@runtime_checkable
+class HostMemoryProbe(HostProbe, Protocol):
+    """A probe that can read the RAM alone, in less than a millisecond."""
+
+    def read_memory(self, host: Host) -> Host:
+        """Return an earlier reading of the host with the present RAM."""
+
+
 class Launch(Struct, frozen=True, kw_only=True):
     """Everything an engine needs to run one attempt. The environment may hold secrets, so `repr` hides it."""
 
@@ -91,6 +99,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     container: Container | None = None
     devices: tuple[Device, ...] = ()  # what a `container` is given
     shell: ShellSettings | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
+    ram_limit_mb: float | None = None  # it is ended if it takes more RAM
 
     @property
     def key(self) -> str:

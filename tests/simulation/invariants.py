@@ -298,7 +298,7 @@ def _check_outcome(attempt: Attempt, program: Program) -> None:
     outcome = attempt.outcome
     assert outcome is not None, f"{program.name} has no outcome"
     if attempt.stopping is not None:
-        makes_way = attempt.stopping in (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD)
+        makes_way = attempt.stopping in (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
         has_succeeded = makes_way and program.journal_entry == "0"
         assert outcome.kind is (OutcomeKind.SUCCEEDED if has_succeeded else attempt.stopping)
     elif outcome == REBOOTED:

@@ -93,7 +93,8 @@ def check_job_at_end(world: World, job: Job, attempts: Sequence[Attempt], retrie
     )
     short = kinds.count(OutcomeKind.OUT_OF_MEMORY)
     assert short <= (1 + MOST_RERUNS) * (1 + retried), f"job {job.id} ran out of memory {short} times"
-    was_preempted = not {OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD}.isdisjoint(kinds)
+    was_preempted = not {OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD}.isdisjoint(kinds)
+    assert kinds.count(OutcomeKind.HOST_GUARD) <= 3, f"job {job.id} made way again and again"
     assert not was_preempted or job.spec.on_preempt is not OnPreempt.NEVER, f"job {job.id} must never be preempted"
     if job.state is JobState.FAILED and kinds[-1] is OutcomeKind.OUT_OF_MEMORY:
         _check_given_up(world, job, attempts[-1])

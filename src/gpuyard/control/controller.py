@@ -23,12 +23,14 @@ from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.device_health_watch import DeviceHealthWatch
 from gpuyard.control.disk_gate import DiskGate
 from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.guard_host import HostGuard
 from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.power_draws import power_limit
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
@@ -86,6 +88,8 @@ class Controller:
         self.disk_gate = DiskGate(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
+        self.host_guard = HostGuard(self.transitions)
+        self._cpu_pinning = CpuPinning(self.transitions)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
         self.closed: str | None = None  # why this daemon starts no more jobs
@@ -146,6 +150,7 @@ class Controller:
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
                     self.transitions.apply(job, JobEvent.DUE, now)
+                self.host_guard.act(now)
                 self._stop_signals.stop_overdue(now)
                 self.memory_guard.act(self.rules, now)
                 ready = self._store.ready_queues()
@@ -175,7 +180,8 @@ class Controller:
         now = self._clock.now()
         self.usage_tracker.note(sample, now, self._ends.ended_before(sample))
         self.energy_meter.note(sample, self.usage_tracker.loads, self._ends.end_times(now))
-        return self.memory_guard.note(sample, self.usage_tracker.held_mb, now)
+        is_due = self.host_guard.note(sample, self.rules, now)
+        return self.memory_guard.note(sample, self.usage_tracker.held_mb, now) or is_due
 
     # Decide and start
 
@@ -282,7 +288,11 @@ class Controller:
             limits=rules.limits,
             running=running,
             used=transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {},
-            closed_reasons=(*self._paused(), *self._host_gates.closed_reasons(sample, rules)),
+            closed_reasons=(
+                *self._paused(),
+                *self._host_gates.closed_reasons(sample, rules),
+                *self.host_guard.closed_reasons(),
+            ),
             start_caps=tuple(self.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
@@ -335,7 +345,8 @@ class Controller:
         job = self._store.job(start.job_id)
         assert job is not None
         try:
-            launch = launch_of(job, job.attempts + 1, held, snapshot, self.rules, terms=start.terms)
+            number, pinning = job.attempts + 1, self._cpu_pinning
+            launch = launch_of(job, number, held, snapshot, self.rules, terms=start.terms, pinning=pinning)
             prepared = self.engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:
@@ -350,9 +361,8 @@ class Controller:
             return 0
         has_devices = held is not None or start.terms is not None
         predicted_mb = self.transitions.estimates.predicted_mb(job) if has_devices else None
-        self.transitions.start(
-            job, attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
-        )
+        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
+        self.transitions.start(job, replace(attempt, cpus=launch.cpus))
         if start.terms is None:
             self.start_pauses.note_start(now)
         return 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.rules import Rules
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.container import Container
@@ -12,6 +13,7 @@ from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.output_files import fill_pattern
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.memory.preallocation import growth_variables
+from gpuyard.core.memory.sizing import ram_limit_mb
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
@@ -35,8 +37,9 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     rules: Rules,
     *,
     terms: ClusterTerms | None = None,
+    pinning: CpuPinning | None = None,
 ) -> Launch:
-    """Return the launch of attempt `number`."""
+    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     submitted = {name: value for name, value in job.spec.environment.items() if name not in _OWN_VARIABLES}
     own = {
@@ -79,6 +82,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         timestamps=job.spec.timestamps,
         container=job.spec.container,
         devices=tuple(devices) if job.spec.container is not None else (),
+        cpus=pinning.cpus_for(job, devices) if pinning and rules.host.pin_cpus and terms is None else (),
+        ram_limit_mb=ram_limit_mb(job) if rules.host.enforce_ram and terms is None else None,
     )
 
 

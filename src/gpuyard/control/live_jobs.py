@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, Usage
+from gpuyard.core.job.job import Attempt, Job, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.watch_rate import holds_more_than_reserved
 
@@ -50,7 +50,7 @@ class LiveJobs(dict[int, Live]):
         job, attempt = live.job, live.attempt
         just_runs = job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
         is_apart = not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
-        has_estimate = attempt.predicted_mb is not None or job.growth != Growth()
+        has_estimate = attempt.predicted_mb is not None or job.growth.memory_mb is not None or job.growth.is_alone
         is_unpredicted = job.spec.learns_memory and attempt.lease_id is not None and not has_estimate
         _keep(self.apart, job_id, live, is_member=is_apart)
         _keep(self.unpredicted, job_id, live, is_member=is_unpredicted)

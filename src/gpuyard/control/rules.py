@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.config import DeviceConfig
+from gpuyard.config import DeviceConfig, HostConfig
 from gpuyard.core.memory.sizing import FirstRuns
 from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.device_fit import Packing
@@ -24,6 +24,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     - `shares_first_runs`: a job without an estimate shares a device from its start; else it holds it alone at first.
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
+    - `host`: how the RAM and the CPUs of the machine are used.
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
     - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
     - `stops_preallocation`: jobs with devices get variables that keep JAX and TensorFlow from taking a whole device.
@@ -39,6 +40,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     ram_reserve_mb: float = 2048.0
     engine: str = ""
     devices: DeviceConfig = DeviceConfig()
+    host: HostConfig = HostConfig()
     secret_names: tuple[str, ...] = ()
     unbuffers_python: bool = True
     stops_preallocation: bool = False

@@ -42,8 +42,10 @@ _STOP_REASONS = {
     OutcomeKind.PREEMPTED: "preempted by an urgent job",
     OutcomeKind.NOT_RESTORED: "suspended, and could not be resumed",
     OutcomeKind.MEMORY_GUARD: "its GPU was about to run out of memory",
+    OutcomeKind.HOST_GUARD: "the machine was about to run out of RAM",
 }
-_MAKE_ROOM = (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD)
+_GUARDS = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
+_MAKE_ROOM = (OutcomeKind.PREEMPTED, *_GUARDS)
 _STOPPING = "stopping: "
 
 
@@ -368,7 +370,7 @@ class JobTransitions:
 
 
 def _stop_reason(job: Job, kind: OutcomeKind) -> str:
-    """Return why an attempt was stopped. What the memory guard saw is recorded with the job."""
-    if kind is OutcomeKind.MEMORY_GUARD and (job.reason or "").startswith(_STOPPING):
+    """Return why an attempt was stopped. What a memory guard saw is recorded with the job."""
+    if kind in _GUARDS and (job.reason or "").startswith(_STOPPING):
         return (job.reason or "").removeprefix(_STOPPING)
     return _STOP_REASONS[kind]

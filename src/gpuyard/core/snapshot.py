@@ -166,11 +166,15 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
         return tuple([device for device in self.devices if device.id not in split])
 
 
+# In `Sample.reread`: the RAM of the host.
+HOST_RAM = "host-ram"
+
+
 class Sample(Struct, frozen=True, kw_only=True):
     """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
     `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
     live attempt hold, by (job id, attempt number); only the daemon measures it. `reread` are the devices whose memory
-    and processes, and nothing else, were read again since."""
+    and processes, and nothing else, were read again since; with HOST_RAM, so was the available RAM."""
 
     snapshot: Snapshot
     cpu_percent: float | None = None

@@ -196,8 +196,7 @@ class SchedulerLoop:
             self._finished = self.controller.transitions.finished
             self._settled = 0
             self.finish_signal.announce()
-        live = self.controller.transitions.live
-        self.sampling.watched = self.controller.memory_guard.watched if live else frozenset()
+        self._watch_memory()
         self._schedule_next(step)
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
@@ -222,10 +221,14 @@ class SchedulerLoop:
         return step
 
     def on_memory(self) -> None:
-        """Note the memory of a growing first run, which is read often. A step follows only if a job has to make way."""
+        """Note the memory of a growing first run, and RAM, which are read often. A step follows if a job makes way."""
         if not self._is_closed and self.problem is None and self.controller.observe(self.sampling.latest):
             self.wake()
-        self.sampling.watched = self.controller.memory_guard.watched
+        self._watch_memory()
+
+    def _watch_memory(self) -> None:
+        devices = self.controller.memory_guard.watched if self.controller.transitions.live else frozenset()
+        self.sampling.watch(devices, self.controller.host_guard.watch)
 
     def _check_home(self) -> None:
         if self._home.has_lost_home() and self.controller.closed is None:
@@ -391,6 +394,7 @@ def read_rules() -> Rules:
         ram_reserve_mb=config.suspend.ram_reserve_mb,
         engine=queue.engine,
         devices=config.devices,
+        host=config.host,
         secret_names=config.keep.secret_names,
         unbuffers_python=queue.python_unbuffered,
         stops_preallocation=packing.preallocation == "off",

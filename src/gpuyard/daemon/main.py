@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from gpuyard.config import LOCK_DIR
+from gpuyard.config import LOCK_DIR, load_config
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
 from gpuyard.connect.queue_host import hold_queue, refuse_other_machine
@@ -120,6 +120,8 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     announce(ledger.folder)
     engine = LocalEngine(folder, open_files=open_files)
     engine.variables[LOCK_DIR] = str(ledger.folder)
+    if load_config().host.enforce_ram:
+        engine.cgroups.open()  # before the first keeper starts, which is then in the right place
     suspender = LocalSuspender(folder / "suspending", engine.queue, mutexes=[ledger.folder])
     loop = asyncio.get_running_loop()
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Host
 from gpuyard.probes.common import parse_numbers
@@ -108,6 +109,12 @@ class PsutilHost:
             load_15m=load[2],
             limited_by="cgroup" if quota or is_limited else None,
         )
+
+    def read_memory(self, host: Host) -> Host:
+        """Return an earlier reading with the RAM that is available now. Limits are those that `read` found last."""
+        total, available, _ = _memory(self._limits.memory if self._limits is not None else ())
+        sizes = [parse_numbers.megabytes(size, "B") for size in (total, available)]
+        return replace(host, memory_total_mb=sizes[0], memory_available_mb=sizes[1])
 
     def _cpu_percent(self, quota: _CpuQuota | None) -> float | None:
         before, now = self._last, self._cpu_time(quota)

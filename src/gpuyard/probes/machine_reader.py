@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
-from gpuyard.ports import Clock, HostProbe
+from gpuyard.ports import Clock, HostMemoryProbe, HostProbe
 from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.probes.fallback_chain import FallbackChain
@@ -72,6 +72,12 @@ class MachineReader:
         return (
             replace(snapshot, devices=tuple(now.get(each.id, each) for each in snapshot.devices)) if now else snapshot
         )
+
+    def read_host_memory(self, snapshot: Snapshot) -> Snapshot:
+        """Return an earlier snapshot with the present RAM of the host; the identical one if it cannot be read alone."""
+        if not isinstance(self._host, HostMemoryProbe):
+            return snapshot
+        return replace(snapshot, host=self._host.read_memory(snapshot.host))
 
     def _start(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Callable[[], Reading]:
         if chain.is_resting():

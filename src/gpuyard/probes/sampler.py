@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import Problem, Sample, Snapshot, find_new_problems
+from gpuyard.core.snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
 from gpuyard.ports import Clock
 
 HALF_LIFE_S = 5.0
@@ -22,6 +22,8 @@ class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
     def read_memory(self, snapshot: Snapshot, device_ids: Collection[str]) -> Snapshot: ...
+
+    def read_host_memory(self, snapshot: Snapshot) -> Snapshot: ...
 
 
 class Sampler:
@@ -67,6 +69,14 @@ class Sampler:
         pairs = zip(before.devices, snapshot.devices, strict=True)
         reread = frozenset(now.id for then, now in pairs if now is not then)
         return replace(sample, snapshot=snapshot, reread=reread, new_problems=())
+
+    def read_host_memory(self, sample: Sample, reread: frozenset[str]) -> Sample:
+        """Return a sample with the present RAM of the host; the identical one if it cannot be read alone. `reread` are
+        the devices that were read again just now."""
+        snapshot = self._machine.read_host_memory(sample.snapshot)
+        if snapshot is sample.snapshot:
+            return sample
+        return replace(sample, snapshot=snapshot, reread=reread | {HOST_RAM}, new_problems=())
 
     def sample(self) -> Sample:
         """Take a sample now, whether it is due or not."""

@@ -106,6 +106,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     peaks_mb: dict[str, float]
     ram_mb: float | None
     load_percent: float | None
+    cpus: tuple[int, ...]
     neighbours: float | None
     neighbours_percent: float | None
     energy: EnergyFigures | None

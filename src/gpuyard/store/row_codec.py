@@ -25,7 +25,7 @@ PROGRESS_COLUMNS = (
     "stop_at, kill_at, stopping, warned_at, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
 )
 ATTEMPT_COLUMNS = (
-    "job, number, boot_id, lease_id, devices, log, error_log, predicted_mb, engine, "
+    "job, number, boot_id, lease_id, devices, log, error_log, predicted_mb, engine, cpus, "
     f"{PHASE_COLUMNS}, {PROGRESS_COLUMNS}"
 )
 _FIELD_OF_COLUMN = {"group_id": "group", "array_index": "index", "job": "job_id"}
@@ -109,7 +109,8 @@ def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
 def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
     devices = " ".join(attempt.devices) or None
     files = (attempt.log, attempt.error_log)
-    values = (attempt.boot_id, attempt.lease_id, devices, *files, attempt.predicted_mb, attempt.engine)
+    cpus = " ".join(map(str, attempt.cpus)) or None
+    values = (attempt.boot_id, attempt.lease_id, devices, *files, attempt.predicted_mb, attempt.engine, cpus)
     return (attempt.job_id, attempt.number, *values, *phase_to_values(attempt), *progress_to_values(attempt))
 
 
@@ -122,7 +123,8 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
         phase = {"type": "handed-over", "at": fields["handed_over_at"]}
     if "ended_at" in fields:
         phase = {**fields, "type": "over", "at": fields["ended_at"], "before": phase}
-    return msgspec.convert({**fields, "devices": fields.get("devices", "").split(), "phase": phase}, Attempt)
+    lists = {"devices": fields.get("devices", "").split(), "cpus": [int(cpu) for cpu in fields.get("cpus", "").split()]}
+    return msgspec.convert({**fields, **lists, "phase": phase}, Attempt)
 
 
 def _read_fields(names: list[str], row: tuple[Any, ...], json_names: tuple[str, ...]) -> dict[str, Any]:

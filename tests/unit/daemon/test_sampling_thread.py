@@ -5,9 +5,11 @@ import threading
 from collections.abc import Collection
 from typing import Any, cast
 
+import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Host, Sample, Snapshot
+from gpuyard.core.memory.host_guard import HostWatch
+from gpuyard.core.snapshot import HOST_RAM, Host, Sample, Snapshot
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
@@ -35,11 +37,20 @@ class CountingSampler:
             raise self.error
         return replace(sample, reread=frozenset(device_ids))
 
+    def read_host_memory(self, sample: Sample, reread: frozenset[str]) -> Sample:
+        self.asked.append((HOST_RAM,))
+        return replace(sample, reread=reread | {HOST_RAM})
 
-def watch(watched: frozenset[str], readings: int, error: Exception | None = None) -> tuple[CountingSampler, Any]:
+
+def watch(
+    watched: frozenset[str], readings: int, error: Exception | None = None, host_watch: HostWatch | None = None
+) -> tuple[CountingSampler, Any]:
     """Take a sample, watch devices until so many readings have arrived, and take another sample."""
     sampler, arrived = CountingSampler(), []
     sampler.error = error
+
+    def measure(max_age_s: float | None = None) -> dict[tuple[int, int], float]:
+        return {(1, 1): 0.0 if max_age_s is None else 512.0}
 
     async def scenario() -> Any:
         def note() -> None:
@@ -50,9 +61,9 @@ def watch(watched: frozenset[str], readings: int, error: Exception | None = None
         enough = asyncio.Event()
 
         clock = FakeClock()
-        sampling = SamplingThread(cast("Sampler", sampler), clock, lambda: None, on_memory=note)
+        sampling = SamplingThread(cast("Sampler", sampler), clock, lambda: None, measure, on_memory=note)
         try:
-            sampling.watched = watched
+            sampling.watch(watched, host_watch)
             await sampling.request()
             clock.time += 7.0
             async with asyncio.timeout(DEADLINE_S):
@@ -65,7 +76,10 @@ def watch(watched: frozenset[str], readings: int, error: Exception | None = None
             sampling.close()
 
     latest = asyncio.run(scenario())
-    assert all(each.reread == watched for each in arrived)
+    expected = watched if host_watch is None else watched | {HOST_RAM}
+    assert all(each.reread == expected for each in arrived)
+    measured = 512.0 if host_watch is not None and host_watch.measures_jobs else 0.0
+    assert all(each.ram_mb == {(1, 1): measured} for each in arrived)
     return sampler, latest
 
 
@@ -78,3 +92,15 @@ def test_the_memory_of_watched_devices_is_read_between_samples() -> None:
 def test_a_failing_reading_does_not_end_the_thread() -> None:
     sampler, _ = watch(frozenset({"G0"}), readings=0, error=RuntimeError("a bug"))
     assert (sampler.samples, len(sampler.asked)) == (2, 1), "it was not repeated before the next step"
+
+
+@pytest.mark.parametrize("measures_jobs", [False, True])
+@pytest.mark.parametrize("watched", [frozenset[str](), frozenset({"G0"})])
+def test_ram_is_read_between_samples_as_often_as_the_watch_says(
+    watched: frozenset[str], *, measures_jobs: bool
+) -> None:
+    host_watch = HostWatch(every_s=0.05, measures_jobs=measures_jobs)
+    sampler, latest = watch(watched, readings=3, host_watch=host_watch)
+    assert (HOST_RAM,) in sampler.asked
+    assert (watched in sampler.asked) is bool(watched)
+    assert latest.reread == frozenset()

@@ -345,3 +345,16 @@ def test_the_figures_of_this_machine_are_within_those_of_psutil() -> None:
     assert 0 <= host.cpu_percent <= 100
     assert host.load_1m is not None
     assert host.name
+
+
+def test_ram_alone_is_read_again_within_the_limits_that_were_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    machine.write("sys/fs/cgroup/memory.max", str(8 * GB))
+    machine.write("sys/fs/cgroup/memory.current", str(2 * GB))
+    before = machine.read()
+    machine.write("sys/fs/cgroup/memory.current", str(7 * GB))
+    after = machine.host.read_memory(before)
+    assert (after.memory_total_mb, after.memory_available_mb) == (8 * 1024.0, 1024.0)
+    assert (after.name, after.cpu_percent) == (before.name, before.cpu_percent)

@@ -18,6 +18,13 @@ class FixedHost:
         return HOST
 
 
+class QuickHost(FixedHost):
+    """Reads its RAM at little cost."""
+
+    def read_memory(self, host: Host) -> Host:
+        return replace(host, memory_available_mb=7.0)
+
+
 class SlowTool:
     """A command-line probe that ignores its timeout."""
 
@@ -154,3 +161,11 @@ def test_an_unhealthy_device_is_a_problem_too() -> None:
     snapshot = assemble(None, HOST, [Reading(devices=(ill,), problems=(noted,))])
     assert [problem.kind for problem in snapshot.problems] == ["garbled", "unhealthy"]
     assert "GPU is lost" in snapshot.problems[1].message
+
+
+def test_ram_alone_is_read_again_where_the_probe_can() -> None:
+    quick, fixed = (MachineReader([], host, FakeClock(), 5.0) for host in (QuickHost(), FixedHost()))
+    before = quick.snapshot()
+    after = quick.read_host_memory(before)
+    assert (after.host, after.devices) == (replace(HOST, memory_available_mb=7.0), before.devices)
+    assert fixed.read_host_memory(before) is before

@@ -3,7 +3,7 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
+from gpuyard.core.snapshot import HOST_RAM, Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 
@@ -21,6 +21,9 @@ class ScriptedMachine:
         devices = (replace(each, memory_used_mb=9.0) if each.id in device_ids else each for each in snapshot.devices)
         return replace(snapshot, devices=tuple(devices)) if device_ids else snapshot
 
+    def read_host_memory(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, host=replace(snapshot.host, memory_available_mb=5.0))
+
     def snapshot(self) -> Snapshot:
         device = Device(id="GPU-a", vendor=Vendor.NVIDIA, utilization_percent=self._loads.pop(0), power_draw_w=100.0)
         return Snapshot(taken_at=0.0, host=Host(cpu_percent=50.0), devices=(device,), problems=self.problems)
@@ -33,6 +36,15 @@ def test_a_reading_of_memory_changes_no_smoothed_figure() -> None:
     assert (after.loads, after.powers_w, after.reread) == (before.loads, before.powers_w, frozenset({"GPU-a"}))
     assert after.snapshot.devices[0].memory_used_mb == 9.0
     assert sampler.read_memory(before, set()) is before
+
+
+def test_a_reading_of_ram_names_the_devices_that_were_read_with_it() -> None:
+    sampler = Sampler(ScriptedMachine(40.0), FakeClock())
+    before = sampler.sample()
+    after = sampler.read_host_memory(before, frozenset({"GPU-a"}))
+    assert after.reread == {"GPU-a", HOST_RAM}
+    assert (after.snapshot.host.memory_available_mb, after.snapshot.host.cpu_percent) == (5.0, 50.0)
+    assert after.loads == before.loads
 
 
 class Collected:

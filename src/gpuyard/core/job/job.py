@@ -81,6 +81,7 @@ class OutcomeKind(StrEnum):
     NOT_RESTORED = "not-restored"
     MEMORY_GUARD = "memory-guard"
     DEVICE_FAULT = "device-fault"
+    HOST_GUARD = "host-guard"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -126,6 +127,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine: str = ""  # engine that places the job, with `engine_options`; empty for this machine
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
+    ram_mb: float | None = None  # what the user declared that it needs
     notify: tuple[Subscription, ...] = ()
     output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
@@ -141,6 +143,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     def learns_memory(self) -> bool:
         """Whether the user has left open how much memory it needs."""
         return isinstance(self.need.memory, UnknownMemory)
+
+    @property
+    def declared_ram_mb(self) -> float | None:
+        """The RAM that the user declared for one run."""
+        return self.ram_mb if self.pace is None else self.pace.run_ram_mb
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
@@ -272,6 +279,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     suspended_at: float | None = None  # since when it is suspended
     suspended_s: float = 0.0  # how long it was suspended before
     usage: Usage | None = None
+    cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     engine: str = ""  # set if an engine places it, which calls it `site_id`
     site_id: str | None = None
 

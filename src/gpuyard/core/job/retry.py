@@ -2,7 +2,7 @@
 
 - Only failures use up the job's retries, and only those that `retry_on` names are retried. A job that ran out of memory
   runs again with more memory, a few times, unless it is known to be too large for the machine; a job that was
-  preempted, or stopped by the memory guard, is queued again. None of these uses up a retry.
+  preempted, or stopped by a memory guard, is queued again. None of these uses up a retry.
 - A job that failed while the driver reported a fault of its GPU is queued again, up to three times. After that its
   failures count: the program itself may cause the fault.
 - A new daemon watches attempts of this boot further: their keepers are alive, or the journal has their ends. Attempts
@@ -77,7 +77,7 @@ def judge(job: Job, outcome: Outcome, *, is_device_fault: bool = False) -> Verdi
         )
     if outcome.kind is OutcomeKind.CANCELLED:
         return Verdict(event=JobEvent.CANCEL, text="cancelled")
-    if outcome.kind in (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD):
+    if outcome.kind in (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD):
         return Verdict(event=JobEvent.REQUEUE, text=f"{outcome.reason}; queued again")
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return Verdict(event=JobEvent.SUCCEED, text="succeeded")

@@ -155,6 +155,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         engine=engine,
         engine_options=tuple(options["engine-option"]),
         cpus=options["cpus"],
+        ram_mb=options["ram"],
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,

@@ -131,6 +131,14 @@ class Shortage(Struct, frozen=True, kw_only=True):
     framework: str | None = None
 
 
+class RamLimit(Struct, frozen=True, kw_only=True):
+    """The limit of RAM of an attempt, how many of its processes the kernel ended at it, and its peak."""
+
+    limit_mb: float | None
+    kills: int = 0
+    peak_mb: float | None = None
+
+
 def recognise(text: str) -> Shortage | None:
     """Return the shortage that the end of a failed program's output reports, or None."""
     last = text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]
@@ -176,6 +184,17 @@ def killed_by_kernel(
     why = "the kernel's out-of-memory killer ended it" if is_counted else "it was killed when it held nearly all memory"
     return Shortage(
         where=ShortageKind.HOST, says=why, held_mb=ram_peak_mb, total_mb=ram_total_mb, framework="the kernel"
+    )
+
+
+def ended_at_limit(limit: RamLimit | None) -> Shortage | None:
+    """Return the shortage of an attempt that the kernel ended at its own limit; None if it did not. That says nothing
+    about the RAM of the machine."""
+    if limit is None or not limit.kills:
+        return None
+    says = "the kernel ended it at its limit of RAM (--ram), out of memory"
+    return Shortage(
+        where=ShortageKind.HOST, says=says, held_mb=limit.peak_mb, total_mb=limit.limit_mb, framework="the kernel"
     )
 
 

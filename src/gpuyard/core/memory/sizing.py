@@ -239,6 +239,13 @@ def grow(
     return replace(growth, memory_mb=memory_mb)
 
 
+def ram_limit_mb(job: Job) -> float | None:
+    """Return how much RAM the next attempt may take where limits are enforced: what was declared, and more after it ran
+    out of RAM; None without a declaration."""
+    declared = job.spec.declared_ram_mb
+    return None if declared is None else max(declared, job.growth.ram_mb or 0.0)
+
+
 def lacked_mb(attempt: Attempt, shortage: Shortage) -> float | None:
     """Return the least memory that would have been enough, as far as it is known."""
     peak = attempt.usage.peak_mb if attempt.usage is not None else None

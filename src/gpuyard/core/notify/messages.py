@@ -63,6 +63,8 @@ def occurrence_of(published: PublishedEvent) -> Occurrence | None:
     job, outcome = published.job, published.outcome
     if published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.OUT_OF_MEMORY:
         event = Event.OUT_OF_MEMORY
+    elif published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.HOST_GUARD:
+        event = Event.HOST_GUARD
     elif published.kind is PublishedEventKind.FINISHED and job.state in _EVENT_OF_STATE:
         event = _EVENT_OF_STATE[job.state]
     elif published.kind is PublishedEventKind.MADE_WAY:
@@ -128,6 +130,8 @@ def _what_happened(event: Event, job: Job) -> str:
     if event is Event.MEMORY_GUARD:
         is_stopped = job.state is JobState.STOPPING
         return f"is {'stopped and queued again' if is_stopped else 'suspended'} before its GPU runs out of memory"
+    if event is Event.HOST_GUARD:
+        return "was stopped and queued again before the machine ran out of RAM"
     return "will never start" if job.state is JobState.REJECTED else str(event)
 
 

@@ -21,6 +21,7 @@ _MAX_DEVICES = 16
 _EVENT_TEXT = {
     Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory",
     Event.MEMORY_GUARD: "made way on a full GPU",
+    Event.HOST_GUARD: "made way on a full machine",
 }  # fmt: skip
 
 

@@ -27,13 +27,14 @@ class Event(StrEnum):
     FAILED = "failed"
     OUT_OF_MEMORY = "out-of-memory"
     MEMORY_GUARD = "memory-guard"
+    HOST_GUARD = "host-guard"
     QUEUE_EMPTY = "queue-empty"
     GPU_FREE = "gpu-free"
     GPU_FAULT = "gpu-fault"
 
 
-JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY, Event.MEMORY_GUARD)
-# A job that the memory guard suspends goes on by itself, so it has to be asked for.
+JOB_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY, Event.MEMORY_GUARD, Event.HOST_GUARD)
+# A job that made way goes on or runs again by itself, so these events have to be asked for.
 DEFAULT_EVENTS = (Event.FINISHED, Event.FAILED, Event.OUT_OF_MEMORY)
 
 

@@ -36,6 +36,7 @@ class ReasonKind(StrEnum):
     HOST_TOO_FULL = "host-too-full"
     DISK_FULL = "disk-full"
     POWER_LIMIT = "power-limit"
+    HOST_GUARD = "host-guard"
     TOO_FEW = "too-few"
     NOT_LINKED = "not-linked"
     PAUSED = "paused"

@@ -10,6 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gpuyard.control.batch_gates import GateSample
+from gpuyard.core.memory.host_guard import HostWatch
 from gpuyard.core.memory.watch_rate import READ_OFTEN_EVERY_S
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import GpuyardError
@@ -22,14 +23,17 @@ _log = logging.getLogger(__name__)
 COLUMNS = GateSample.__struct_fields__
 _DECIMALS = 2
 _PAUSE_AFTER_FAILURE_S = 1.0
+# While RAM is short, the RAM of each job is measured about this often.
+_JOBS_RAM_AGE_S = 0.25
 _EMPTY_SAMPLE = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
 class SamplingThread:
     """Hold the latest sample and take a new one on request. Requests made while one is being taken share it.
 
-    In between, the memory of `watched` devices is read often, and `on_memory` is called with each reading. Such a
-    reading makes the latest sample no younger: other figures in it are as old as before.
+    In between, the memory of `watched` devices is read often, the RAM of the host as `host_watch` says, and `on_memory`
+    is called with each reading. Such a reading makes the latest sample no younger: other figures in it are as old as
+    before.
     A driver that hangs never blocks the daemon's loop.
     """
 
@@ -38,11 +42,12 @@ class SamplingThread:
         sampler: Sampler,
         clock: Clock,
         on_sample: Callable[[], None],
-        measure_ram: Callable[[], Mapping[tuple[int, int], float]] = dict,
+        measure_ram: Callable[..., Mapping[tuple[int, int], float]] = dict,
         on_memory: Callable[[], None] = lambda: None,
     ) -> None:
         self.latest = _EMPTY_SAMPLE
         self.watched: frozenset[str] = frozenset()
+        self.host_watch: HostWatch | None = None
         self._on_memory = on_memory
         self._is_reading_arriving = False
         self._sampler = sampler
@@ -50,7 +55,7 @@ class SamplingThread:
         self._on_sample = on_sample
         self._measure_ram = measure_ram
         self._arrived_at: float | None = None
-        self._is_requested = threading.Event()
+        self._is_woken = threading.Event()
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._pending: asyncio.Future[Sample] | None = None
@@ -68,8 +73,16 @@ class SamplingThread:
         """Return the future of a new sample, or of the one being taken. `on_sample` is called when it arrives."""
         if self._pending is None:
             self._pending = self._loop.create_future()
-            self._is_requested.set()
+            self._is_woken.set()
         return self._pending
+
+    def watch(self, devices: frozenset[str], host_watch: HostWatch | None) -> None:
+        """Set what is read between samples."""
+        before_s = self._pause_s()
+        self.watched, self.host_watch = devices, host_watch
+        pause_s = self._pause_s()
+        if pause_s is not None and (before_s is None or pause_s < before_s):
+            self._is_woken.set()
 
     async def fresh(self, within_s: float) -> Sample:
         """Return the latest sample if it is at most `within_s` old, else a new one."""
@@ -77,34 +90,51 @@ class SamplingThread:
 
     def close(self) -> None:
         self._is_closed = True
-        self._is_requested.set()
+        self._is_woken.set()
 
     def _run(self) -> None:
         while True:
-            is_requested = self._is_requested.wait(READ_OFTEN_EVERY_S if self.watched else None)
+            is_woken = self._is_woken.wait(self._pause_s())
             if self._is_closed:
                 return
-            if not is_requested:
+            if not is_woken:
                 self._read_memory()
                 continue
-            self._is_requested.clear()
+            self._is_woken.clear()
+            if self._pending is None:  # only the pause has changed
+                continue
             sample = self._take_sample()
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._arrive, sample)
 
+    def _pause_s(self) -> float | None:
+        """Return when memory is read next; None: not before the next sample."""
+        watch = self.host_watch
+        pauses_s = [*([READ_OFTEN_EVERY_S] if self.watched else []), *([watch.every_s] if watch is not None else [])]
+        return min(pauses_s, default=None)
+
     def _read_memory(self) -> None:
-        before, watched = self.latest, self.watched
-        if self._is_reading_arriving or not watched:  # the loop is busy
+        before, watched, host_watch = self.latest, self.watched, self.host_watch
+        if self._is_reading_arriving:  # the loop is busy
             return
         try:
-            sample = self._sampler.read_memory(before, watched)
+            sample = self._sampler.read_memory(before, watched) if watched else before
+            if host_watch is not None:
+                sample = self._read_host(sample, frozenset() if sample is before else sample.reread, host_watch)
         except Exception:  # noqa: BLE001 - the outermost place of the probes: a full sample follows anyway
-            _log.exception("the memory of the GPUs cannot be read")
-            self.watched = frozenset()
+            _log.exception("the memory of the machine cannot be read")
+            self.watched, self.host_watch = frozenset(), None
             return
         if sample is not before and not self._loop.is_closed():
             self._is_reading_arriving = True
             self._loop.call_soon_threadsafe(self._arrive_memory, before, sample)
+
+    def _read_host(self, before: Sample, reread: frozenset[str], watch: HostWatch) -> Sample:
+        """Read the RAM of the host, and that of jobs if need be. `reread` are the devices that were read just now."""
+        sample = self._sampler.read_host_memory(before, reread)
+        if sample is before or not watch.measures_jobs:
+            return sample
+        return replace(sample, ram_mb=self._measure_ram(_JOBS_RAM_AGE_S))
 
     def _take_sample(self) -> Sample:
         try:

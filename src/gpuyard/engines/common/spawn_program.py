@@ -21,6 +21,9 @@ LEASE_AT = 8
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 # Limits that can keep us from starting a process.
 _STOPPING = {resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NPROC}
+# A shell that joins a cgroup and becomes the program: we must not be in there ourselves, and the first page of the
+# program has to be counted. A script without an interpreter line is run by the shell.
+_JOIN = ("/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"')
 EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 # Why a program was not started, by the word for it in the journal.
 START_FAILURES = {
@@ -45,7 +48,8 @@ ShellChange = tuple[int | None, int | None, dict[int, int]]
 class SpawnSpec(NamedTuple):
     """`outputs` are paths with caps, for standard output and, if it gets a file of its own, for standard error. A cap
     of 0 means a file that the user named. An empty `stdin` stands for /dev/null. `relay` is the start of a command that
-    runs the program; `open_files` is the limit, if below ours."""
+    runs the program; `open_files` is the limit, if below ours. `cpus` are those that it may run on (none: any), and
+    `cgroup` is the folder of a cgroup that it joins."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -55,6 +59,8 @@ class SpawnSpec(NamedTuple):
     relay: tuple[str, ...] = ()
     open_files: int | None = None
     shell: ShellChange | None = None
+    cpus: tuple[int, ...] = ()
+    cgroup: str = ""
 
 
 class StartFailure(Exception):
@@ -214,9 +220,11 @@ def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: i
     ways = [(path, spec.command), ("/bin/sh", by_shell)]
     if spec.relay:
         ways = [(spec.relay[0], (*spec.relay, path, *spec.command))]
+    if spec.cgroup:
+        ways = [("/bin/sh", (*_JOIN, f"{spec.cgroup}/cgroup.procs", ways[0][0], *ways[0][1][1:]))]
     for program, arguments in ways:
         try:
-            with _limited(spec.open_files):
+            with _limited(spec.open_files), _on_cpus(spec.cpus):
                 if spec.shell is None:
                     return spawn_in_session(program, arguments, spec.environment, given)
                 with _as_in_shell(spec.shell):
@@ -229,6 +237,21 @@ def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: i
             if error.errno != errno.ENOEXEC:
                 raise _refusal(error, log, path) from None
     raise _failure("not-executable", log, path)
+
+
+@contextlib.contextmanager
+def _on_cpus(cpus: tuple[int, ...]) -> Iterator[None]:
+    """Run on these CPUs in this block, for a program that inherits them. If the system refuses, it runs on ours."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

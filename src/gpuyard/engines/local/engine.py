@@ -32,6 +32,7 @@ from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments
 from gpuyard.engines.containers.started_containers import StartedContainers
 from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local.job_cgroups import JobCgroups
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
     JournalEntry,
@@ -105,6 +106,7 @@ class LocalEngine(PlacesNothing):
             ) from error
         self._poll = WakeablePoll()
         self.containers = StartedContainers(f"{folder}/containers", self._poll)
+        self.cgroups = JobCgroups(self.queue)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
         self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
@@ -148,6 +150,7 @@ class LocalEngine(PlacesNothing):
                 launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
                 environment, launch.cwd, outputs, launch.stdin or "",
                 output_relay.command(outputs) if launch.timestamps else (), *self._own_shell.changes(launch.shell),
+                launch.cpus, self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
             )
         )  # fmt: skip
         watched = WatchedAttempt(
@@ -236,7 +239,7 @@ class LocalEngine(PlacesNothing):
         """Return a line for each keeper that does not answer now, and each container that could not be removed."""
         silent = [silent_problem(each.pid) for each in self._keepers.values() if self._is_silent(each)]
         unreached = [silent_problem(pid, why) for pid, why in self._unreached.items()]
-        return [*silent, *unreached, *self.containers.problems()]
+        return [*silent, *unreached, *self.containers.problems(), *self.cgroups.problems()]
 
     # Ending
 
@@ -261,6 +264,7 @@ class LocalEngine(PlacesNothing):
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
         self.containers.take_over({attempt.key for attempt in attempts})
+        self.cgroups.take_over({attempt.key for attempt in attempts})
         remove_dead_sockets(self._keepers_at)
         if self._over:
             self._poll.wake()
@@ -344,7 +348,7 @@ class LocalEngine(PlacesNothing):
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
         with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
-        return watched.ended(entry, self._keeper_limit(name))
+        return watched.ended(entry, self._keeper_limit(name), self.cgroups.end(name[0]))
 
     def _keeper_limit(self, name: Name) -> ResourceLimit | None:
         """Return the limit for an attempt that its keeper did not take: a keeper that cannot start ends at once."""

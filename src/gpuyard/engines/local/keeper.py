@@ -51,10 +51,10 @@ from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
 # Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay, the
-# limit on open files, and what else differs from our own process.
+# limit on open files, what else differs from our own process, its CPUs, and the folder of its cgroup.
 Launch = tuple[
     str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...], int,
-    ShellChange | None,
+    ShellChange | None, tuple[int, ...], str,
 ]  # fmt: skip
 
 _CHUNK = 1 << 14

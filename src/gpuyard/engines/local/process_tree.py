@@ -333,10 +333,10 @@ class RamMeter:
         self._found: dict[tuple[int, int], float] = {}
         self._measured_at = float("-inf")
 
-    def measure(self) -> dict[tuple[int, int], float]:
-        """Return MB by job and attempt, at most 2 s old; empty on systems other than Linux."""
+    def measure(self, max_age_s: float = _MEASURE_EVERY_S) -> dict[tuple[int, int], float]:
+        """Return MB by job and attempt, at most `max_age_s` old (default: 2 s); empty on systems other than Linux."""
         now = time.monotonic()
-        if _IS_LINUX and now >= self._measured_at + _MEASURE_EVERY_S:
+        if _IS_LINUX and now >= self._measured_at + max_age_s:
             self._measured_at, self._found = now, self._measure()
         return self._found
 

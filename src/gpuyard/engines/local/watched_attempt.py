@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Outcome, Started
+from gpuyard.core.memory.out_of_memory import RamLimit, ended_at_limit
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import oom_evidence
 from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
@@ -39,10 +40,13 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
         """`entry` is the last one on this attempt, if there is any."""
         return outcome_of(None if entry is None else entry.word, self.context)
 
-    def ended(self, entry: JournalEntry | None, keeper_limit: ResourceLimit | None) -> Ended:
-        """`keeper_limit` is set if its keeper could not take it."""
+    def ended(
+        self, entry: JournalEntry | None, keeper_limit: ResourceLimit | None, ram_limit: RamLimit | None = None
+    ) -> Ended:
+        """`keeper_limit` is set if its keeper could not take it, `ram_limit` if its RAM was limited."""
         outcome = self.outcome(entry)
         shortage, device_fault = oom_evidence.evidence_of(outcome, (self.log, self.error_log), self.kills, self.key)
+        shortage = ended_at_limit(ram_limit) or shortage
         return Ended(
             job_id=self.job_id,
             attempt=self.attempt,

@@ -21,6 +21,7 @@ _CAUSES = {
     "preempted": "preempted by a more urgent job",
     "memory-guard": "stopped before its GPU ran out of memory",
     "device-fault": "ended by a fault of its GPU",
+    "host-guard": "stopped before the machine ran out of RAM",
     "not-restored": "could not be resumed after a suspension",
 }
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}

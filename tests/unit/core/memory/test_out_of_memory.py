@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind, killed_by_kernel, recognise
+from gpuyard.core.memory.out_of_memory import (
+    RamLimit,
+    Shortage,
+    ShortageKind,
+    ended_at_limit,
+    killed_by_kernel,
+    recognise,
+)
 from tests.unit.core.memory.oom_samples import ARENA, FIGURES, GB, HOST, NOTICE, OTHER, PYTORCH, PYTORCH_OLD, WORDS
 
 CHAINED = "During handling of the above exception, another exception occurred:"
@@ -243,3 +250,12 @@ def test_without_evidence_a_kill_is_only_a_kill(
     status: int | None, before: int | None, after: int | None, peak_mb: float | None, total_mb: float | None
 ) -> None:
     assert killed_by_kernel(status, before, after, peak_mb, total_mb) is None
+
+
+def test_an_end_at_the_own_limit_is_told_apart_from_a_full_machine() -> None:
+    assert ended_at_limit(None) is None
+    assert ended_at_limit(RamLimit(limit_mb=200.0)) is None
+    found = ended_at_limit(RamLimit(limit_mb=200.0, kills=2, peak_mb=199.0))
+    assert found is not None
+    assert (found.where, found.total_mb, found.held_mb) == (ShortageKind.HOST, 200.0, 199.0)
+    assert "its limit of RAM (--ram)" in found.says

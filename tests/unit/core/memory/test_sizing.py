@@ -30,6 +30,7 @@ from gpuyard.core.memory.sizing import (
     grow,
     lacked_mb,
     predicted_mb,
+    ram_limit_mb,
     size_need,
 )
 from gpuyard.core.scheduling.batch_pacing import BatchPace
@@ -358,3 +359,10 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
     advice = declaration_advice(declared, usage)
     assert (advice is None) == (changes is None)
     assert changes is None or changes in (advice or "")
+
+
+def test_a_limit_of_ram_is_what_was_declared_and_more_after_it_ran_out() -> None:
+    assert ram_limit_mb(job()) is None
+    assert ram_limit_mb(job(growth=Growth(count=1, ram_mb=900.0))) is None, "without a declaration there is no limit"
+    assert ram_limit_mb(job(ram_mb=200.0)) == 200.0
+    assert ram_limit_mb(job(ram_mb=200.0, growth=Growth(count=1, ram_mb=300.0))) == 300.0

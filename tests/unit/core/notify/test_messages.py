@@ -133,6 +133,16 @@ def test_the_memory_guard_notifies_only_targets_that_ask_for_it() -> None:
     assert targets_of(occurrence(published), ("memory-guard",), TO) == TO
 
 
+def test_a_job_that_made_way_for_want_of_ram_is_announced_to_those_who_ask_for_it() -> None:
+    why = "the machine had 1.5 GB of RAM left of the 2 GB to keep"
+    published = ended(job(17, JobState.QUEUED, "all job events", "host-guard=mine", reason=why), OutcomeKind.HOST_GUARD)
+    made_way = occurrence(published)
+    message = message_of(made_way, "lab")
+    assert message.title == "Job 17 was stopped and queued again before the machine ran out of RAM on lab"
+    assert why in message.body
+    assert targets_of(made_way, ON, TO) == ("mine",)
+
+
 def test_a_target_gets_each_event_once() -> None:
     subscriptions = ("failed", "failed=mine", "everybody ", "finished=other")
     failed = occurrence(finished(job(17, JobState.FAILED, *subscriptions)))
@@ -193,6 +203,7 @@ def happened(event: Event, job_id: int = 17) -> Occurrence:
     states = {
         Event.FINISHED: JobState.SUCCEEDED, Event.FAILED: JobState.FAILED, Event.OUT_OF_MEMORY: JobState.DELAYED,
         Event.MEMORY_GUARD: JobState.SUSPENDING,
+        Event.HOST_GUARD: JobState.QUEUED,
     }  # fmt: skip
     if event in states:
         return Occurrence(event=event, at=0.0, job=job(job_id, states[event]))
@@ -273,6 +284,7 @@ STEPS = st.lists(
 EVENTS = {
     "finished": Event.FINISHED, "failed": Event.FAILED, "ran out of memory": Event.OUT_OF_MEMORY,
     "made way on a full GPU": Event.MEMORY_GUARD,
+    "made way on a full machine": Event.HOST_GUARD,
 }  # fmt: skip
 COUNTED = re.compile(rf"(\d+) (?:jobs? )?({'|'.join(EVENTS)})")
 

@@ -14,7 +14,7 @@ from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 
 # They pass by themselves, name a command in their text, or come with another reason that has a remedy.
-WITHOUT = {ReasonKind.MEMORY_GUARD,
+WITHOUT = {ReasonKind.MEMORY_GUARD, ReasonKind.HOST_GUARD,
     ReasonKind.NOT_ASKED_FOR, ReasonKind.LEASED, ReasonKind.AWAITED, ReasonKind.TOO_FEW, ReasonKind.PAUSED,
     ReasonKind.HELD, ReasonKind.BLOCKED, ReasonKind.DELAYED, ReasonKind.BEHIND,
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,

@@ -125,3 +125,19 @@ def test_a_file_that_the_job_names_concerns_no_other_job_unless_the_system_lacks
 @pytest.mark.parametrize("word", ["unbegun", "unbegun-x-enospc", "unbegun-log-nonsense", "0", "no-program", ""])
 def test_other_words_name_no_limit(word: str) -> None:
     assert limit_of(word) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+@pytest.mark.parametrize("cpus", [(0,), (100_000,)], ids=["one", "refused by the system"])
+def test_a_start_leaves_our_own_cpus_as_they_were(tmp_path: Path, cpus: tuple[int, ...]) -> None:
+    before = os.sched_getaffinity(0)
+    allowed = cpus if cpus[0] == 100_000 else (min(before),)
+    spec = SpawnSpec(("true",), {"PATH": os.defpath}, "/", ((str(tmp_path / "log"), 1),), "", cpus=allowed)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        assert os.waitpid(spawn(spec, None, null), 0)[1] == 0
+        assert os.sched_getaffinity(0) == before
+        assert word_of(tmp_path, command=("no-such-program",), cpus=allowed) == "no-program"
+        assert os.sched_getaffinity(0) == before
+    finally:
+        os.close(null)

@@ -1,5 +1,6 @@
 """`gpuyard show`: all details of a job."""
 
+from gpuyard.core.scheduling.cpu_sets import format_cpus
 from gpuyard.core.units import (
     UNKNOWN,
     format_co2e,
@@ -233,6 +234,8 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
         figures.append(f"peak {format_size(peak)}{f' on {gpu_text(device, job)}' if len(peaks) > 1 else ''}")
     if attempt["ram_mb"] is not None:
         figures.append(f"RAM {format_size(attempt['ram_mb'])}")
+    if attempt["cpus"]:
+        figures.append(f"CPUs {format_cpus(attempt['cpus'])}")
     if attempt["load_percent"] is not None:
         figures.append(f"load {attempt['load_percent']:.0f}%")
     if attempt["neighbours"]:

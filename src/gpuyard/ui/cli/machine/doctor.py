@@ -34,6 +34,7 @@ from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.machine.devices import health_lines
 from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
+from gpuyard.ui.cli.machine.doctor_host import ram_limit_notices
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
@@ -60,7 +61,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     plugged = gpus_on_pci()
     engines = list(check_engines())
     contents = _read_ledger()
-    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad)]
+    notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad), *ram_limit_notices()]
     faults, alarms = _health_texts(checks, contents.health_marks)
     notices += alarms
     advice = [*_advice(checks, plugged), *faults] + [

@@ -1,0 +1,184 @@
+"""The host guard: what happens when the machine itself runs short of RAM.
+
+Without it, the kernel's out-of-memory killer picks a program: mostly the largest, which is often the oldest. The guard
+acts before that. It goes by available RAM as it was read, within the limits of a container, not by what was promised:
+
+- Below the floor (`[host] keep_free`) nothing starts, until the floor has been free for some seconds.
+- Below the floor a job makes way if a job of this queue grows, if the rest would be gone within 20 s at the present
+  rate, or if less than half of the floor is left; above the floor, if all would be gone within a second. RAM that is
+  low and steady costs no job its work.
+- The youngest job of this queue that holds notable RAM makes way: it is stopped and queued again, with a need of what
+  it held and a quarter more above the floor, so that it starts only when that fits.
+- Of the jobs that hold notable RAM, the one that was there first never makes way. A job within its declared RAM makes
+  way only if there is no other.
+- A stopping program that keeps its RAM while the rest is nearly gone is killed before its grace period is over.
+- It ends: a job makes way three times at most. After that it is left to the kernel, as without the guard.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Growth
+from gpuyard.core.memory.memory_guard import MemoryClimb
+from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.units import format_size
+
+# The default floor: the larger of these, and no more than a part of the RAM, as nothing could ever start on a small
+# machine.
+_FLOOR_MB, _FLOOR_PART, _MOST_OF_RAM = 2048.0, 0.05, 0.25
+# Below this part of the floor a job makes way even while RAM is steady; below that one a stopping job is killed.
+_CRITICAL_PART, _KILL_PART = 0.5, 0.25
+# The rest of the RAM has to last for this many seconds at the present rate: below the floor, and above it.
+_LASTS_S, _LASTS_ABOVE_S = 20.0, 1.0
+# A job that holds less than the smaller of these would free too little.
+_NOTABLE_MB, _NOTABLE_PART = 256.0, 0.1
+# Programs may hold a little more than their users measured.
+_OVER = 1.05
+_MOST_TIMES = 3
+_REOPEN_AFTER_S = 5.0
+# A stopped job needs this times what it held above the floor, and no more than this part of what programs that are no
+# jobs leave there.
+_MORE, _MOST_OF_REST = 1.25, 0.9
+# RAM is read so often that a program which takes this much per second, as one that touches fresh pages can, is noticed
+# before it is halfway to the floor.
+_FASTEST_MB_S = 4096.0
+_SELDOM_S, _OFTEN_S = 1.0, 0.1
+# The RAM of single jobs costs more to measure: only while a decision may be near.
+_MEASURE_JOBS_S = 0.2
+
+
+class HostJob(Struct, frozen=True, kw_only=True):
+    """A job of this queue on this machine: what it holds of the RAM, and how fast it grows (`MemoryClimb`).
+    `declared_mb` is None if its user did not say.
+    `is_leaving`: it is being stopped, so that its RAM will be free soon. `times`: how often it has made way before.
+    `may_be_stopped`: its user allows it."""
+
+    job_id: int
+    since: float
+    held_mb: float
+    rate_mb_s: float = 0.0
+    declared_mb: float | None = None
+    is_leaving: bool = False
+    times: int = 0
+    may_be_stopped: bool = True
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it holds no more than it declared."""
+        return self.declared_mb is not None and self.held_mb <= self.declared_mb * _OVER
+
+
+class HostAlarm(Struct, frozen=True, kw_only=True):
+    """RAM that is about to run out: how much is available, of which floor, and how fast it falls. `victim` is the job
+    that makes way; None if there is no such job."""
+
+    available_mb: float
+    floor_mb: float
+    rate_mb_s: float
+    victim: int | None = None
+
+
+class HostWatch(Struct, frozen=True, kw_only=True):
+    """How often the available RAM is read, and whether the RAM of each job is measured along with it."""
+
+    every_s: float
+    measures_jobs: bool
+
+
+def floor_mb(keep_free_mb: float | None, total_mb: float | None) -> float | None:
+    """Return how much RAM has to stay available. Without a setting: the larger of 2 GB and 5%, up to a quarter of the
+    RAM; None if the size of the RAM is unknown."""
+    if keep_free_mb is not None:
+        return keep_free_mb
+    return None if total_mb is None else min(max(_FLOOR_MB, _FLOOR_PART * total_mb), _MOST_OF_RAM * total_mb)
+
+
+def notable_mb(floor: float) -> float:
+    """Return from where on it helps to stop a job."""
+    return min(_NOTABLE_MB, _NOTABLE_PART * floor)
+
+
+def find_host_alarm(available_mb: float, floor: float, fall: MemoryClimb, jobs: Sequence[HostJob]) -> HostAlarm | None:
+    """Return the alarm of the machine; None if its RAM is not about to run out. The RAM of jobs that leave counts as
+    available. `fall` is the climb of what is not available."""
+    expected = available_mb + sum(job.held_mb for job in jobs if job.is_leaving)
+    staying = [job for job in jobs if not job.is_leaving]
+    if not is_short(expected, floor, fall, grows=any(job.rate_mb_s > 0.0 for job in staying)):
+        return None
+    alarm = HostAlarm(available_mb=available_mb, floor_mb=floor, rate_mb_s=fall.rate_mb_s)
+    notable = [job for job in staying if job.held_mb >= notable_mb(floor)]
+    first = min(notable, key=_age, default=None)
+    movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < _MOST_TIMES]
+    over = [job for job in movable if not job.is_within]
+    victim = max(over or movable, key=_age, default=None)
+    return alarm if victim is None else replace(alarm, victim=victim.job_id)
+
+
+def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: bool) -> bool:
+    """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM."""
+    if available_mb < _CRITICAL_PART * floor:
+        return True
+    if available_mb < floor:
+        return grows or available_mb < _LASTS_S * fall.rate_mb_s
+    return available_mb < _LASTS_ABOVE_S * fall.steady_mb_s
+
+
+def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
+    """Return whether a job that is asked to stop is killed before its grace period is over: nearly nothing is left."""
+    return available_mb < max(_KILL_PART * floor, _LASTS_ABOVE_S * fall.steady_mb_s)
+
+
+def _age(job: HostJob) -> tuple[float, int]:
+    return job.since, job.job_id
+
+
+def next_watch(available_mb: float, floor: float) -> HostWatch:
+    """Return how often RAM is read while jobs run: the nearer the floor, the more often."""
+    left = max(0.0, available_mb - floor)
+    every_s = min(_SELDOM_S, max(_OFTEN_S, left / 2 / _FASTEST_MB_S))
+    return HostWatch(every_s=every_s, measures_jobs=every_s < _MEASURE_JOBS_S)
+
+
+def judge_host(gate: SteadyGate, available_mb: float, floor: float, alarm: HostAlarm | None, now: float) -> SteadyGate:
+    """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
+    seconds."""
+    is_within = alarm is None and available_mb >= floor
+    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, _REOPEN_AFTER_S)
+
+
+def host_closed_reason(available_mb: float, floor: float) -> Reason:
+    """Return why nothing new starts on this machine for the moment."""
+    text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
+    remedy = (
+        f"jobs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
+        "keep_free under [host] in the configuration sets the floor"
+    )
+    return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)
+
+
+def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float | None) -> str:
+    """Return what happened, for people: how much was left, what this job held, and why it makes way."""
+    left = f"the machine had {format_size(alarm.available_mb)} of RAM left of the {format_size(alarm.floor_mb)} to keep"
+    if alarm.available_mb >= alarm.floor_mb:
+        left = f"the machine had {format_size(alarm.available_mb)} of RAM left, which fell fast"
+    who = f"the youngest job with notable RAM, and held {format_size(job.held_mb)}"
+    if job.declared_mb is not None and not job.is_within:
+        who += f", more than its {format_size(job.declared_mb)} (--ram)"
+    return f"{left}; it was {who}; it starts again when {format_size(needed_mb)} are available"
+
+
+def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign_mb: float | None) -> float:
+    """Return how much RAM has to be available for the next start of a job that was stopped: no more than it can have
+    without other jobs, beside the RAM of programs that are no jobs."""
+    wanted = held_mb * _MORE
+    if total_mb is not None:
+        wanted = min(wanted, _MOST_OF_REST * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
+    return floor + wanted
+
+
+def grown_ram(growth: Growth, needed_mb: float) -> Growth:
+    """Return what a stopped job gets next. It uses up none of its reruns."""
+    return replace(growth, ram_mb=max(needed_mb, growth.ram_mb or 0.0))
