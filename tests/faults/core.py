@@ -123,8 +123,8 @@ FAULTS = (
     Fault(
         id="core-foreign-memory-counts-as-free",
         file=f"{_CORE}/scheduling/device_memory.py",
-        old="else size - self.foreign_mb - self.margin_mb - sum(",
-        new="else size - self.margin_mb - sum(",
+        old="else size - self.foreign_mb - self.margin_mb - charged",
+        new="else size - self.margin_mb - charged",
         breaks="Jobs are placed on memory that foreign processes hold, and run out of memory.",
         near=(f"{_TESTS}/scheduling/test_device_memory.py",),
     ),
@@ -138,9 +138,9 @@ FAULTS = (
     ),
     Fault(
         id="core-exclusive-job-joins-others",
-        file=f"{_CORE}/scheduling/placement.py",
-        old="empty = [state for state in states if not state.promises]",
-        new="empty = [state for state in states if not state.is_exclusive]",
+        file=f"{_CORE}/scheduling/device_fit.py",
+        old="if not state.promises or not (need.is_exclusive or state.is_exclusive):",
+        new="if not state.promises or not state.is_exclusive:",
         breaks="A job that asked for a whole GPU gets a GPU on which other jobs run.",
         near=("tests/unit/core/scheduling/test_placement.py",),
     ),

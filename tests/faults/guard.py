@@ -52,8 +52,8 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-restored-memory-for-growth",
         file=_CARDS,
-        old="                if is_away or held is None:\n",
-        new="                if held is None:\n",
+        old="            if live.job.state in _AWAY:\n",
+        new="            if False:\n",
         breaks="A job is suspended again as soon as its memory has been put back.",
         near=_CARD_TESTS,
     ),
@@ -68,8 +68,8 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-ignores-jobs-that-outgrew-their-memory",
         file=_CARDS,
-        old="(live.job.id in live_jobs.unpredicted or holds_more_than_reserved(live.attempt))",
-        new="live.job.id in live_jobs.unpredicted",
+        old="in (*jobs.unpredicted.items(), *jobs.outgrown.items())",
+        new="in jobs.unpredicted.items()",
         breaks="A job that takes more than it declared makes its neighbours run out of memory.",
         near=_CARD_TESTS,
     ),

@@ -137,8 +137,8 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-faulty-gpu-counts-as-elsewhere",
         file=_GAIN,
-        old="        state.device.healthy\n        and not state.foreign.is_over\n",
-        new="        not state.foreign.is_over\n",
+        old="if state.device.healthy and not state.foreign.is_over and",
+        new="if not state.foreign.is_over and",
         breaks="Jobs wait for a GPU with a fault instead of joining the longest job.",
         near=_GAIN_TESTS,
     ),
@@ -169,8 +169,8 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-own-gpu-counts-as-elsewhere",
         file=_LONGEST,
-        old="    elsewhere = devices - work.devices\n",
-        new="    elsewhere = devices\n",
+        old="left_s, elsewhere = work.left_s, devices - work.devices",
+        new="left_s, elsewhere = work.left_s, devices",
         breaks="On a machine with one GPU, nothing shares it with a long job.",
         near=_LONGEST_TESTS,
     ),
