@@ -104,7 +104,7 @@ _SLOW_DOWN = (
     ),
     Fault(
         id="sharing-foreign-load-slows-no-job",
-        file=_GAIN,
+        file="src/gpuyard/core/memory/slowdown.py",
         old="    total = sum([load for load, _ in members]) + foreign_percent\n",
         new="    total = sum([load for load, _ in members])\n",
         breaks="Jobs join a GPU that a program outside gpuyard keeps busy, as if it were idle.",

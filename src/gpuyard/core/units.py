@@ -4,6 +4,8 @@ Commands that scripts call in loops import this module, so it imports nothing th
 before it is needed.
 """
 
+from collections.abc import Iterable
+
 from gpuyard.errors import UserError
 
 UNKNOWN = "-"
@@ -109,3 +111,14 @@ def format_co2e(grams: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Return `1 job`, `2 jobs` or `1,200 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return the list as the kernel writes it, such as `0-3,8`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

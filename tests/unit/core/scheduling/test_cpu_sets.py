@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.scheduling.cpu_sets import CpuLayout, choose_cpus, format_cpus, owned_cpus, parse_cpus
+from gpuyard.core.scheduling.cpu_sets import CpuLayout, choose_cpus, owned_cpus, parse_cpus
+from gpuyard.core.units import format_cpus
 
 TWO_NODES = CpuLayout(
     allowed=frozenset(range(16)), nodes={0: frozenset(range(8)), 1: frozenset(range(8, 16))}

@@ -1,10 +1,10 @@
 """`gpuyard show`: all details of a job."""
 
-from gpuyard.core.scheduling.cpu_sets import format_cpus
 from gpuyard.core.units import (
     UNKNOWN,
     format_co2e,
     format_count,
+    format_cpus,
     format_duration,
     format_energy,
     format_money,
