@@ -7,6 +7,7 @@ and k its coefficient: beside a job that keeps the device fully busy it takes 1 
   pairs of jobs, this fits best: a job that hardly uses the device is hardly slowed.
 - A fit is a line through ln(duration) over ln(1 + L) of the runs of one command. Runs of equal L say nothing about k.
   Durations that differ for other reasons pull k towards what is known already: the noise decides how much a run counts.
+  Noise, too, starts from that of all programs on the machine.
 - The fit of a program is the sum of the fits within its commands, as other arguments take other times, and that of the
   machine is the sum over all programs. Each is what the narrower one starts from: on a host with too few cores, jobs
   of all programs slow each other. The last _KEPT_RUNS runs count most.
@@ -86,20 +87,26 @@ def prior_coefficient(load_percent: float | None) -> float:
 def coefficient(fits: Iterable[SlowdownFit], load_percent: float | None = None) -> float | None:
     """Return k, at least 0; None if no run says anything about it. `fits` are those of the machine, of the program and
     of the command: each starts from what the one before says."""
-    found, is_known = prior_coefficient(load_percent), False
+    found, noise, is_known = prior_coefficient(load_percent), _USUAL_NOISE**2, False
     for fit in fits:
         if fit.beside_squares > 0.0:
-            found, is_known = _fitted(fit, found), True
+            noise = _noise(fit, noise)
+            found, is_known = _fitted(fit, found, noise), True
     return found if is_known else None
 
 
-def _fitted(fit: SlowdownFit, expected: float) -> float:
+def _noise(fit: SlowdownFit, expected: float) -> float:
+    """Return the variance of the durations around the line, pulled towards what is expected. Two runs are always on a
+    line, so they say nothing about it: without the noise of all programs, they would be believed whatever they show."""
+    unexplained = max(0.0, fit.log_s_squares - fit.products**2 / fit.beside_squares)
+    return (unexplained + _NOISE_RUNS * expected) / (max(0.0, fit.runs - 2.0) + _NOISE_RUNS)
+
+
+def _fitted(fit: SlowdownFit, expected: float, noise: float) -> float:
     """Return k of the line through the runs, pulled towards what is expected. The slope of ln(1 + k * L) over
     ln(1 + L) is k * (1 + L) / (1 + k * L); it is compared at the mean of the runs."""
     load = math.expm1(fit.beside)
     expected_slope = expected * (1.0 + load) / (1.0 + expected * load)
-    unexplained = max(0.0, fit.log_s_squares - fit.products**2 / fit.beside_squares)
-    noise = (unexplained + _NOISE_RUNS * _USUAL_NOISE**2) / (fit.runs + _NOISE_RUNS)
     weight = noise / _SPREAD**2
     slope = max(0.0, (fit.products + weight * expected_slope) / (fit.beside_squares + weight))
     return slope / max(slope / _MOST, 1.0 + load * (1.0 - slope))

@@ -90,3 +90,23 @@ def test_the_unit_of_time_does_not_matter(runs: list[tuple[float, float]], facto
     one, other = coefficient(learned(*runs)), coefficient(learned(*scaled))
     assert (one is None) == (other is None)
     assert one is None or other is None or one == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+def test_two_runs_of_a_command_are_believed_only_where_durations_on_the_machine_repeat() -> None:
+    """Two runs are on a line, however much durations differ anyway."""
+    one_after_another = [(60.0, 0.0), (120.0, 100.0)]
+    random = Random(7)
+    erratic = [(60.0 * random.lognormvariate(0.0, 1.0), 100.0 * (number % 2)) for number in range(16)]
+    steady = [(60.0 * slowdown(0.5, 100.0 * (number % 2)), 100.0 * (number % 2)) for number in range(16)]
+    found = {}
+    for name, runs in (("erratic", erratic), ("steady", steady)):
+        machine, _ = learned(*runs)
+        _, command = learned(*one_after_another)
+        found[name] = coefficient([machine, command], 100.0)
+        alone = coefficient([machine], 100.0)
+        assert alone is not None
+        found[f"{name} before"] = alone
+    assert found["erratic"] == pytest.approx(found["erratic before"], abs=0.1)
+    assert found["steady"] is not None
+    assert found["steady before"] is not None
+    assert found["steady"] > found["steady before"] + 0.3
