@@ -270,10 +270,9 @@ def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing
         return Reason(kind, text, state.device.id, factor, 1.0 + NOTICEABLE, holders)
     if kind is ReasonKind.TOO_DEEP and packing.depth is not None:
         durations, limit = durations_with(need, state, packing.depth), packing.depth.durations
-        others = "1 job shares it" if state.lease_count == 1 else f"{state.lease_count} jobs share it"
         text = (
-            f"{others}; with this one they would take about {durations:.1f} times as long as one job alone, and all "
-            f"jobs on {packing.depth.devices} GPUs about {limit:.1f} times as long: one should be free sooner"
+            f"a free GPU is expected sooner: {state.lease_count + 1} jobs on this one would take about {durations:.2f} "
+            f"times as long as one alone, all jobs on {packing.depth.devices} GPUs {limit:.2f} times"
         )
         return Reason(kind, text, state.device.id, limit, durations, tuple(each.holder for each in state.promises))
     found, least = forecast(need, state), packing.min_gain_percent or 0.0
