@@ -62,8 +62,8 @@ def test_why_says_that_a_card_should_be_free_sooner() -> None:
     reason = found.reasons[0]
     assert reason.kind is ReasonKind.TOO_DEEP
     assert reason.text == (
-        "a free GPU is expected sooner: 2 jobs on this one would take about 2.00 times as long as one alone, all jobs on "
-        "2 GPUs 1.50 times"
+        "a free GPU is expected sooner: 2 jobs on this one would take about 2.00 times as long as one alone, "
+        "all jobs on 2 GPUs 1.50 times"
     )
     assert reason.holders == (replace(ALICE, pid=reason.holders[0].pid, label=reason.holders[0].label),)
 
