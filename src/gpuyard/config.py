@@ -84,6 +84,33 @@ class SuspendConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ram_reserve_mb: Annotated[float, Meta(ge=0)] = 2048.0
 
 
+class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What jobs may take of the machine around the devices.
+
+    keep_free: RAM that no reservation may take, such as "4G"; default: the larger of 2 GB and 5% of the RAM.
+    max_cpu_load: how many percent of the CPUs jobs may reserve together. Where it is not set, 100 for the CPUs that
+        users declare, and no limit for those that were learned.
+    """
+
+    keep_free: str | None = None
+    max_cpu_load: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.keep_free_mb  # raises if it cannot be parsed
+
+    @property
+    def keep_free_mb(self) -> float | None:
+        if self.keep_free is None:
+            return None
+        try:
+            size_mb = parse_size(self.keep_free)
+        except UserError as error:
+            raise ValueError(f'keep_free: {error}; write it as "4G"') from None
+        if not self.keep_free.strip()[-1].isalpha():
+            raise ValueError(f"keep_free = '{self.keep_free}' has no unit; write it as \"4G\"")
+        return size_mb
+
+
 class NotifyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on: tuple[str, ...] = ("failed", "queue-empty")
     to: tuple[str, ...] = ()
@@ -200,6 +227,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue: QueueConfig = QueueConfig()
     packing: PackingConfig = PackingConfig()
     suspend: SuspendConfig = SuspendConfig()
+    host: HostConfig = HostConfig()
     notify: NotifyConfig = NotifyConfig()
     slurm: SlurmConfig = SlurmConfig()
     ray: RayConfig = RayConfig()
@@ -296,7 +324,7 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig)
+    more = (HostConfig, KeepConfig, SlurmConfig, RayConfig, ContainersConfig)
     known = [name for section in (*sections, *more) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None
