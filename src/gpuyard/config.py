@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.job.container import CONTAINER_TOOLS
 from gpuyard.core.notify.subscriptions import check_target, parse_event
+from gpuyard.core.scheduling.host_capacity import HostLimits
 from gpuyard.core.snapshot import Snapshot, Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -97,6 +98,10 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _ = self.keep_free_mb  # raises if it cannot be parsed
+
+    @property
+    def limits(self) -> HostLimits:
+        return HostLimits(keep_free_mb=self.keep_free_mb, max_cpu_load_percent=self.max_cpu_load)
 
     @property
     def keep_free_mb(self) -> float | None:
@@ -317,6 +322,11 @@ def state_dir() -> Path:
 def simulated_devices() -> str | None:
     """Return GPUYARD_SIMULATE, such as `2x24GB`, if simulated devices are to be used in place of real ones."""
     return os.environ.get("GPUYARD_SIMULATE") or None
+
+
+def simulated_host() -> str | None:
+    """Return GPUYARD_SIMULATE_HOST, such as `23GB` or `23GB,8`, if the RAM and CPUs of the machine are simulated."""
+    return os.environ.get("GPUYARD_SIMULATE_HOST") or None
 
 
 def _nearest(message: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Lease, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Ticket, amended
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.simulated_usage import parse_devices
@@ -253,8 +253,9 @@ class World:
 
     # Leases
 
-    def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str, remakes: str | None = None) -> Granted:
-        lease = Lease(id=remakes or f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
+    def grant(self, holder: Holder, claim: Claim, keeper: str, remakes: str | None = None) -> Granted:
+        shares, name = claim.shares, remakes or f"lease-{self.number('lease')}"
+        lease = Lease(id=name, holder=holder, shares=shares, since=self.now, host=claim.host)
         self.granted[lease.id] = Granted(lease=lease, keepers={keeper})
         self.record("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
@@ -264,11 +265,11 @@ class World:
         for listener in self.on_grant:
             listener(lease, seen)
 
-    def amend_lease(self, lease_id: str, shares: tuple[Share, ...]) -> None:
+    def amend_lease(self, lease_id: str, claim: Claim) -> None:
         granted = self.granted.get(lease_id)
         if granted is not None:
-            granted.lease = replace(granted.lease, shares=shares)
-            self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in shares)))
+            granted.lease = amended(granted.lease, claim)
+            self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in claim.shares)))
 
     def let_go(self, lease_id: str, keeper: str) -> None:
         granted = self.granted.get(lease_id)

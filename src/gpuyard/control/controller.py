@@ -21,6 +21,7 @@ from gpuyard.control.batch_gates import BatchGates
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_memory import MemoryGuard
+from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
@@ -37,8 +38,9 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
-from gpuyard.core.lease import Holder
+from gpuyard.core.lease import Holder, amended
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
@@ -78,6 +80,7 @@ class Controller:
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
+        self._host_usage = HostUsage(self.transitions, leases)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()
@@ -168,14 +171,14 @@ class Controller:
     # Decide and start
 
     def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
-        queues = [queue for queue in ready if not queue.lane.engine]
+        queues = self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
-        wants_devices = any(queue.lane.need.devices for queue in queues)
+        needs_lease = any(lane.need.devices or lane.need.host or lane.sizes_each for lane in (q.lane for q in queues))
         sureness = self.rules.packing.sureness
         changes_leases = self.suspend_control.has_suspended or self.usage_tracker.has_adjustments(now, sureness)
         is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
-        if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
+        if needs_lease or changes_leases or self._has_ended_leases or is_check_due:
             try:
                 claims = self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
                 granted += self.own_leases.keep(claims)
@@ -192,8 +195,8 @@ class Controller:
             if start.lane.resumes:
                 self.suspend_control.resume(start.job_id, start.claim, now)
                 continue
-            held = next(leases, None) if start.claim.shares else None
-            if start.claim.shares and held is None:  # the ledger granted as many as it could
+            held = next(leases, None) if start.claim.takes_lease else None
+            if start.claim.takes_lease and held is None:  # the ledger granted as many as it could
                 self._has_more_to_start = True
             elif self.start_pauses.may_start(now):
                 started += self._launch(start, held, sample.snapshot, now)
@@ -220,18 +223,24 @@ class Controller:
         found, tickets = ledger
         leases = self.own_leases.complete(found)
         remade = self.own_leases.wanted(found, self._clock.monotonic())
-        amended = [
+        changes = [
             *self.suspend_control.release_leases(leases, now),
             *self.usage_tracker.adjust(leases, now, self.rules.packing.sureness),
         ]
-        shares = {wanted.amends: wanted.claim.shares for wanted in amended}
-        leases = tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
+        claims = {wanted.amends: wanted.claim for wanted in changes}
+        leases = tuple(amended(lease, claims[lease.id]) if lease.id in claims else lease for lease in leases)
+        changes += self._host_usage.publish(leases, sample, now)
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
-        return [*remade, *amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
+        return [
+            *remade,
+            *changes,
+            *(self._wanted_claim(start) for start in self.plan.starts if start.claim.takes_lease),
+        ]
 
     def _wanted_claim(self, start: Start) -> WantedClaim:
         amends = self.transitions.live[start.job_id].attempt.lease_id if start.lane.resumes else None
-        return WantedClaim(claim=start.claim, label=f"job {start.job_id}", amends=amends)
+        host = start.claim.host and replace(start.claim.host, used_mb=0.0)  # nothing of it is taken yet
+        return WantedClaim(claim=replace(start.claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
         self.plan = decide(self._view(sample, now, queues, ledger)) if queues else Plan()
@@ -259,6 +268,7 @@ class Controller:
                 longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=rules.packing,
+                host=self._host_usage.view(leases, sample, rules),
                 closed={**self.memory_guard.closed(), **closed_devices(snapshot, self._leases.drains(), banned)},
                 known=self._known_states,
             ),
@@ -280,7 +290,11 @@ class Controller:
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: transitions.estimates.need(
-                job_id, devices, rules.first_runs, lambda job: self.usage_tracker.running_like(job, now)
+                job_id,
+                devices,
+                rules.first_runs,
+                lambda job: self.usage_tracker.running_like(job, now),
+                grantable_mb(snapshot.host, rules.host),
             ),
         )
 
@@ -305,7 +319,7 @@ class Controller:
 
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""
-        return [queue for queue in self._store.ready_queues() if not queue.lane.engine]
+        return self._host_usage.sized([queue for queue in self._store.ready_queues() if not queue.lane.engine])
 
     @property
     def waiting(self) -> tuple[WaitingJob, ...]:

@@ -32,7 +32,7 @@ class OwnLeases:
         self.notice: str | None = None
         self._transitions = transitions
         self._me = me
-        self._shares: dict[str, tuple[Share, ...]] = {}  # as last seen in the ledger, by lease
+        self._claims: dict[str, Claim] = {}  # as last seen in the ledger, by lease
         self._missing: dict[str, float] = {}  # since when, by lease
         self._held: dict[str, HeldClaim] = {}
         self._checked_at = -math.inf
@@ -48,9 +48,8 @@ class OwnLeases:
         found = {lease.id: lease for lease in leases}
         leased = self._leased()
         missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
-        self._shares = {lease_id: found[lease_id].shares for lease_id in leased.keys() & found.keys()} | {
-            lease.id: lease.shares for lease in missing
-        }
+        known = [*(found[lease_id] for lease_id in leased.keys() & found.keys()), *missing]
+        self._claims = {lease.id: Claim(shares=lease.shares, host=lease.host) for lease in known}
         return (*leases, *missing)
 
     def wanted(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
@@ -60,10 +59,7 @@ class OwnLeases:
         known_since = self._missing
         self._missing = {lease_id: known_since.get(lease_id, now) for lease_id in leased if lease_id not in found}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
-        return [
-            WantedClaim(claim=Claim(shares=self._shares[each]), label=f"job {leased[each].job.id}", remakes=each)
-            for each in due
-        ]
+        return [WantedClaim(claim=self._claims[each], label=f"job {leased[each].job.id}", remakes=each) for each in due]
 
     def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Hold the leases among the claims that were made again; return the others, which are new."""
@@ -99,7 +95,7 @@ class OwnLeases:
                 self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
-        """Return the live attempts on this machine that hold devices, by lease. A suspended one reserves nothing."""
+        """Return the live attempts on this machine that hold a lease, by lease. A suspended one reserves no device."""
         return {
             live.attempt.lease_id: live
             for live in self._transitions.live.values()
@@ -109,9 +105,10 @@ class OwnLeases:
     def _lease_of(self, lease_id: str, live: Live) -> Lease:
         attempt, reserved_mb = live.attempt, live.attempt.reserved_mb
         is_exclusive = live.job.spec.need.is_exclusive or reserved_mb is None
-        shares = self._shares.get(lease_id) or tuple(
+        shares = tuple(
             Share(device_id=device_id, memory_mb=reserved_mb, is_exclusive=is_exclusive)
             for device_id in attempt.devices
         )
+        claim = self._claims.get(lease_id) or Claim(shares=shares, host=live.job.spec.need.host)
         holder = replace(self._me, label=f"job {attempt.job_id}")
-        return Lease(id=lease_id, holder=holder, shares=shares, since=attempt.since)
+        return Lease(id=lease_id, holder=holder, shares=claim.shares, since=attempt.since, host=claim.host)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gpuyard.config import DeviceConfig
 from gpuyard.core.memory.sizing import FirstRuns
 from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.host_capacity import HostLimits
 from gpuyard.core.scheduling.load_gates import is_above, is_below
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
@@ -22,6 +23,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     - `shares_first_runs`: a job without an estimate shares a device from its start; else it holds it alone at first.
     - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
+    - `host`: RAM that stays free, and the limit on CPUs.
     - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
     - `secret_names`: patterns of further variables whose values are secret (`core/job/secret_variables.py`).
     - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
@@ -34,6 +36,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     packing: Packing = Packing()
     shares_first_runs: bool = True
     ram_reserve_mb: float = 2048.0
+    host: HostLimits = HostLimits()
     engine: str = ""
     devices: DeviceConfig = DeviceConfig()
     secret_names: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ _FULL_MB, _FULL_SHARE = 512.0, 0.02
 _NO_PID = -1
 _NEVER_RESTS = 0.1
 _SHOWN_S = 1.0  # a running job whose memory was flat for this long says what to expect of others of its program
+_LEAST_CPU_S = 1.0  # of a shorter run, most CPU time is that of its start
 _CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
 
 
@@ -104,6 +105,7 @@ class UsageTracker:
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
+            usage = _with_cpus(usage, sample.cpu_s.get((attempt.job_id, attempt.number)), attempt.ran_s(now))
             if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
@@ -320,6 +322,10 @@ def _has_foreign(
 def _without_one(figures: tuple[float, ...], figure: float) -> tuple[float, ...]:
     place = figures.index(figure) if figure in figures else len(figures)
     return (*figures[:place], *figures[place + 1 :])
+
+
+def _with_cpus(usage: Usage, cpu_s: float | None, ran_s: float) -> Usage:
+    return usage if cpu_s is None or ran_s < _LEAST_CPU_S else replace(usage, cpus=round(cpu_s / ran_s, 2))
 
 
 def _largest(figures: Iterable[float | None]) -> float | None:

@@ -145,7 +145,8 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
 class Sample(Struct, frozen=True, kw_only=True):
     """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
     `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
-    live attempt hold, by (job id, attempt number); only the daemon measures it. `reread` are the devices whose memory
+    live attempt hold, by (job id, attempt number), and `cpu_s` the CPU time that they have used since they started;
+    only the daemon measures them. `reread` are the devices whose memory
     and processes, and nothing else, were read again since."""
 
     snapshot: Snapshot
@@ -154,6 +155,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     powers_w: Mapping[str, float | None] = {}
     new_problems: tuple[Problem, ...] = ()
     ram_mb: Mapping[tuple[int, int], float] = {}
+    cpu_s: Mapping[tuple[int, int], float] = {}
     reread: frozenset[str] = frozenset()
 
 

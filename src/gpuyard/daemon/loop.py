@@ -384,6 +384,7 @@ def read_rules() -> Rules:
         ),
         shares_first_runs=packing.first_run == "share",
         ram_reserve_mb=config.suspend.ram_reserve_mb,
+        host=config.host.limits,
         engine=queue.engine,
         devices=config.devices,
         secret_names=config.keep.secret_names,

@@ -151,13 +151,15 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
     routes = Routes(scheduler, lambda ending: _end(stop, ending), clock.now(), is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
+    meter = RamMeter(engine.queue)
     scheduler.start(
         SamplingThread(
             Sampler(local_machine(clock=clock), clock),
             clock,
             scheduler.wake,
-            RamMeter(engine.queue).measure,
+            meter.measure,
             on_memory=scheduler.on_memory,
+            measure_cpu_s=meter.cpu_s,
         )
     )
     publisher = EventPublisher(scheduler, ledger.leases)

@@ -19,6 +19,7 @@ from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_fit import would_have_run_out
+from gpuyard.core.scheduling.host_capacity import HostReserved
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -57,7 +58,7 @@ class Metrics:
 
     async def metrics(self) -> Response:
         sample = await self._scheduler.sampling.fresh(_FRESH_S)
-        breakdowns, leases = await self._device_users()
+        breakdowns, leases, reserved = await self._device_users()
         store = self._scheduler.store
         scrape = Scrape(
             started_at=self._scheduler.clock.to_wall(self._started_at),
@@ -67,22 +68,23 @@ class Metrics:
             breakdowns=breakdowns,
             leases=leases,
             counters=self._counters,
+            reserved=reserved,
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
 
-    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int]]:
-        """Return the memory of each device, and the number of leases.
+    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int], HostReserved | None]:
+        """Return the memory of each device, the number of leases, and what they reserve of the host.
 
-        Both are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
+        They are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
         """
         try:
             users = await asyncio.wait_for(self._devices.users(), _LEDGER_S)
         except (EnvironmentFault, TimeoutError):
-            return {}, {}
+            return {}, {}, None
         own = sum(lease.id in users.jobs for lease in users.leases)
         breakdowns = {device.id: users.breakdown(device) for device in users.snapshot.devices}
-        return breakdowns, {"own": own, "others": len(users.leases) - own}
+        return breakdowns, {"own": own, "others": len(users.leases) - own}, users.host_reserved
 
 
 # Counting
@@ -175,6 +177,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     leases: Mapping[str, int]
     counters: EventCounters
     guard_suspensions: int = 0
+    reserved: HostReserved | None = None
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -195,6 +198,10 @@ def write_metrics(scrape: Scrape) -> bytes:
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
+        ),
+        *(
+            _metric(f"host_{name}", "gauge", text, [({}, None if scrape.reserved is None else read(scrape.reserved))])
+            for name, text, read in _RESERVED_METRICS
         ),
         _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
         _metric("attempts_ended_total", "counter", "Attempts that ended, by outcome.", ended),
@@ -233,6 +240,11 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
     ("cpu_ratio", "CPU utilization of the machine, from 0 to 1.", lambda host: _ratio(host.cpu_percent)),
     ("memory_total_bytes", "RAM of the machine, or of its container.", lambda host: _bytes(host.memory_total_mb)),
     ("memory_available_bytes", "RAM available to programs.", lambda host: _bytes(host.memory_available_mb)),
+)
+_RESERVED_METRICS: tuple[tuple[str, str, Callable[[HostReserved], float | None]], ...] = (
+    ("memory_reserved_bytes", "RAM that leases reserve.", lambda reserved: _bytes(reserved.ram_mb)),
+    ("memory_kept_free_bytes", "RAM that no lease may reserve.", lambda reserved: _bytes(reserved.floor_mb)),
+    ("cpus_reserved", "CPUs that leases reserve.", lambda reserved: reserved.cpus),
 )
 
 

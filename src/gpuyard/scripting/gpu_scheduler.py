@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
+from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
@@ -61,6 +62,7 @@ class GPUScheduler:
     `vram="8G"` it gets that much memory on each GPU and shares the GPUs with others. Each `with` makes a reservation
     of its own, also in another thread. On a machine with GPUs of several vendors, `vendor="amd"` selects the vendor;
     by default those that PyTorch is built for if it is imported, else those of the vendor with the largest GPU.
+    `ram="8G"` and `cpus=4` reserve RAM and CPUs of the machine, too.
 
     A script that has to wait prints a line to stderr when the wait starts and when it ends, unless `quiet` is set.
     `progress(line)` gets these lines in place of stderr, and another line whenever the reason changes.
@@ -84,6 +86,8 @@ class GPUScheduler:
         quiet: bool = False,
         progress: Callable[[str], None] | None = None,
         vendor: str | None = None,
+        ram: str | float | None = None,
+        cpus: float | None = None,
     ) -> None:
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
@@ -95,6 +99,7 @@ class GPUScheduler:
         self._memory_mb = memory_free_threshold_gb * 1024 if vram_mb is None else float(vram_mb)
         if vram is not None and not 0 < self._memory_mb < math.inf:
             raise UserError(f"vram is {vram}", hint='give a size such as "8G"')
+        self._host_share = _host_share(ram, cpus)
         self._is_exclusive = vram is None
         self._power_w = power_threshold_w if vram is None else None
         self._utilization = utilization_threshold_percent if vram is None else None
@@ -214,7 +219,9 @@ class GPUScheduler:
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
+            host=self._host_share,
         )
+        check_host(need, seen.host, load_config().host.limits)
         need, suitable = choose_vendor(
             need,
             self._candidates(here),
@@ -249,6 +256,16 @@ def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:
             f"CUDA_VISIBLE_DEVICES hides {', '.join(hidden)} from this process",
             hint="unset it before CUDA is first used, or request GPUs that it shows",
         )
+
+
+def _host_share(ram: str | float | None, cpus: float | None) -> HostShare | None:
+    ram_mb = parse_size(ram) if isinstance(ram, str) else ram
+    if ram_mb is not None and not 0 < ram_mb < math.inf:
+        raise UserError(f"ram is {ram}", hint='give a size such as "8G"')
+    if cpus is not None and not 0 < cpus < math.inf:
+        raise UserError(f"cpus is {cpus}", hint="give a number such as 4")
+    share = HostShare(ram_mb=None if ram_mb is None else float(ram_mb), cpus=None if cpus is None else float(cpus))
+    return None if share == HostShare() else share
 
 
 def _discard(line: str) -> None:

@@ -196,6 +196,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     peaks_mb: dict[str, float] = {}  # peak memory on each device
     ram_mb: float | None = None  # peak RAM of all its processes together
+    cpus: float | None = None  # how many CPUs all its processes together kept busy: CPU time by run time
     load_percent: float | None = None  # how busy it kept its devices by itself, as the mean of `load_s` seconds
     load_s: float = 0.0
     load_now: float | None = None  # since `load_at_s`

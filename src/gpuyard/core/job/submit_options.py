@@ -64,8 +64,9 @@ _TABLE = (
     SubmitOption("vram", "size", "SIZE", "Reserve this much memory on each GPU, such as 8G.",
                  note="learned from past runs", label="Memory on each GPU", is_for_gpu=True),
     SubmitOption("exclusive", "flag", None, "Use the GPU alone.", label="Use the GPU alone", is_for_gpu=True),
-    SubmitOption("ram", "size", "SIZE", "RAM that the job needs; it starts when this much is available."),
-    SubmitOption("cpus", "whole", "N", "Number of CPUs, for engines that count them.", least=1, most=100_000),
+    SubmitOption("ram", "size", "SIZE", "Reserve this much RAM, such as 8G.",
+                 note="learned from past runs", label="RAM"),
+    SubmitOption("cpus", "whole", "N", "Reserve this many CPUs, and set OMP_NUM_THREADS to it.", least=1, most=100_000),
     SubmitOption("engine", "word", "NAME", "Where it runs: local, slurm or ray.", note="local, or the configuration's"),
     SubmitOption("engine-option", "texts", "TEXT", "Passed to the engine, such as --engine-option=--partition=big."),
     SubmitOption("device", "text", "LIST", "Only these GPUs, such as 0,2, amd:0 or a GPU's id.", is_local=True,
@@ -138,7 +139,7 @@ _TABLE = (
     SubmitOption("steady", "time", "TIME", "A gate opens after this time within its bounds.", default="3s", least=0,
                  is_for_batch=True),
     SubmitOption("stagger", "time", "TIME", "Time between two starts.", default="0s", least=0, is_for_batch=True),
-    SubmitOption("run-ram", "size", "SIZE", "RAM that one run needs.", is_for_batch=True),
+    SubmitOption("run-ram", "size", "SIZE", "Reserve this much RAM for each run.", is_for_batch=True),
     SubmitOption("sample-log", "text", "FILE", "Write the measured load there.", is_for_batch=True),
 )  # fmt: skip
 

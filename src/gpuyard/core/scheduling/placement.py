@@ -4,7 +4,7 @@ Requests ahead in the ledger's queue are placed first, as reservations: on the d
 where those are too few, on every device that would serve them. Requests behind cannot take these. After PATIENCE_S a
 request reserves every device that it could use once leases end, so that a stream of small jobs does not delay a large
 one for ever. A request that would not fit even after all leases have ended (a foreign process is in its way, or the
-machine is too busy for it) does not reserve any device.
+machine is too busy for it) does not reserve any device. RAM and CPUs (`host_placement`) follow the same rules.
 
 Among the devices that fit, a job goes where it slows others least, and there to the device with the least free memory,
 so that large gaps stay free for large jobs.
@@ -13,7 +13,7 @@ so that large gaps stay free for large jobs.
 import copy
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -21,18 +21,20 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling import wait_reasons
+from gpuyard.core.scheduling.claimed_share import claimed_share, share_of
 from gpuyard.core.scheduling.device_fit import (
     Packing,
     check_capacity,
     check_leases,
     check_state,
     check_suitable,
-    host_refusals,
     kind_of,
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostView
+from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices, placement_cost
 from gpuyard.core.scheduling.sharing_gain import has_device_elsewhere
@@ -64,6 +66,7 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     longest: Mapping[str, float] = {}  # leases of jobs that decide when all is over, with the seconds they have left
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
+    host: HostView = HostView()  # limits and measured use of RAM and CPUs
     known: KnownStates | None = None  # what outlasts a placement, for a caller that makes many
 
 
@@ -86,7 +89,8 @@ def choose(need: Need, view: PlacementView) -> PlacementChoice:
     blocked = _first_blocked(claim, view)
     if blocked is None:
         return PlacementChoice(claim=claim)
-    reasons = (wait_reasons.awaited(share.device_id, (blocked,)) for share in claim.shares)
+    places = tuple(share.device_id for share in claim.shares) or (None,)
+    reasons = (wait_reasons.awaited(device_id, (blocked,)) for device_id in places)
     return PlacementChoice(claim=None, reasons=tuple(reasons))
 
 
@@ -113,6 +117,7 @@ class PlacementState:
     def __init__(self, view: PlacementView) -> None:
         self._view = view
         self.states = (view.known or KnownStates()).update(view)
+        self.host = HostPlacement(view.snapshot.host, view.host, view.leases)
         self._with_capacity: str | None = next(iter(self.states), None)
         # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
         self._suitable: dict[tuple[object, ...], list[str]] = {}
@@ -122,7 +127,7 @@ class PlacementState:
 
     def copy(self) -> "PlacementState":
         other = copy.copy(self)
-        other.states = dict(self.states)
+        other.states, other.host = dict(self.states), self.host.copy()
         other.shared = {}
         return other
 
@@ -135,21 +140,23 @@ class PlacementState:
         return self._with_capacity is not None
 
     def find_claim(self, need: Need) -> Claim | None:
-        if self.host_refuses(need):
+        if self.host.refuses(need):
             return None
         if not need.devices:
-            return Claim(shares=())
+            return Claim(shares=(), host=need.host)
         if need.devices == 1 and not need.is_exclusive:
             best = self._shared_devices(need).best(need, self._packing(need))
-            return None if best is None else Claim(shares=(_claimed_share(need, best),))
+            return None if best is None else Claim(shares=(claimed_share(need, best),), host=need.host)
         fitting = _of_one_vendor(sorted(self._fitting(need), key=lambda state: placement_cost(need, state)), need)
         if len(fitting) < need.devices:
             return None
         chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
-        return Claim(shares=tuple(_claimed_share(need, state) for state in chosen))
+        return Claim(shares=tuple(claimed_share(need, state) for state in chosen), host=need.host)
 
     def explain(self, need: Need) -> Iterator[Reason]:
-        yield from host_refusals(need, self._view.snapshot.host)
+        yield from self.host.explain(need)
+        if not need.devices:
+            return
         fits = explained = 0
         for state in self.states.values():
             kind = self._refusal(need, state)
@@ -175,17 +182,35 @@ class PlacementState:
         """Add the shares of a start, which has not used any memory yet. `lease_id` stands for its future lease."""
         for share in claim.shares:
             self._add(PromisedShare(share=share, holder=holder, measured_mb=0.0, lease_id=lease_id))
+        self.host.add_claim(claim, holder, lease_id)
+
+    def reserve_host(self, need: Need, holder: Holder, older: Collection[str] | None = None) -> bool:
+        """Reserve the RAM and CPUs of a request that waits for them: now, or once the leases `older` have ended. Return
+        False, and reserve none, if it waits for something else, or would not fit even after all leases have ended."""
+        if not self.host.lacks(need) or self.host.excludes(need):
+            return False
+        if len(self._fitting_without_leases(need)) < need.devices:
+            return False
+        if older is None or need.host is None:
+            self.host.reserve(need.host, holder)
+        else:
+            self.host.keep_after(older, need.host, holder)
+        return True
 
     def reserve_for_ticket(self, ticket: Ticket) -> None:
         """Reserve for a request in the ledger's queue what no request behind it may take."""
         claim = self.find_claim(ticket.need)
         self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
+        if claim is not None:
+            self.host.reserve(claim.host, ticket.holder)
+        elif self._has_waited(ticket):
+            self.reserve_host(ticket.need, ticket.holder)
 
     def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
         """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
         `ends` (the expected end of each lease): the devices that become available first. Without: every device that
         would serve the head once leases end."""
-        if self.host_refuses(need):
+        if self.host.excludes(need):
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
         if len(chosen) < need.devices:
@@ -197,7 +222,7 @@ class PlacementState:
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
         devices = (self.states[device_id].device for device_id in chosen)
-        self._reserve((replace(_share(need, device), is_exclusive=is_exclusive) for device in devices), holder)
+        self._reserve((replace(share_of(need, device), is_exclusive=is_exclusive) for device in devices), holder)
         return True
 
     def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
@@ -230,10 +255,6 @@ class PlacementState:
             if self.fits(need, state.without(frozenset(gone))):
                 return max(now, ends.get(lease_id, now))
         return None
-
-    def host_refuses(self, need: Need) -> bool:
-        """Return whether the CPU or RAM of the machine is outside the need's limits."""
-        return any(host_refusals(need, self._view.snapshot.host))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
@@ -290,14 +311,17 @@ class PlacementState:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
         without any lease."""
         need = ticket.need
-        has_waited = self._view.now - ticket.since > PATIENCE_S
+        has_waited = self._has_waited(ticket)
         now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]
         if not now and not has_waited:
             return ()
         later = self._fitting_without_leases(need)
-        if len(later) < need.devices or self.host_refuses(need):
+        if len(later) < need.devices or self.host.excludes(need):
             return ()
-        return tuple(_share(need, device) for device in (later if has_waited else now))
+        return tuple(share_of(need, device) for device in (later if has_waited else now))
+
+    def _has_waited(self, ticket: Ticket) -> bool:
+        return self._view.now - ticket.since > PATIENCE_S
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -354,23 +378,6 @@ def _remember(answers: dict[Need, Answer], need: Need, answer: Answer) -> None:
 
 def _has_capacity(state: DeviceState) -> bool:
     return not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
-
-
-def _claimed_share(need: Need, state: DeviceState) -> Share:
-    share = _share(need, state.device)
-    hides_use = state.device.hides_processes and state.device.memory_used_mb is not None
-    return replace(share, foreign_mb=state.foreign_mb) if hides_use else share
-
-
-def _share(need: Need, device: Device) -> Share:
-    return Share(
-        device_id=device.id,
-        memory_mb=need.reserved_mb,
-        load_percent=need.load_percent,
-        slowdown=need.slowdown,
-        is_exclusive=need.is_exclusive,
-        spread_mb=need.spread_mb,
-    )
 
 
 def _of_one_vendor(fitting: Sequence[DeviceState], need: Need) -> Sequence[DeviceState]:

@@ -4,6 +4,7 @@ export const SUBMIT_OPTIONS = {
   "gpus": {"label": "GPUs", "placeholder": "1", "help": "Number of GPUs; 0 for none.", "kind": "whole"},
   "vram": {"label": "Memory on each GPU", "placeholder": "learned from past runs", "help": "Reserve this much memory on each GPU, such as 8G.", "kind": "size"},
   "exclusive": {"label": "Use the GPU alone", "placeholder": null, "help": "Use the GPU alone.", "kind": "flag"},
+  "ram": {"label": "RAM", "placeholder": "learned from past runs", "help": "Reserve this much RAM, such as 8G.", "kind": "size"},
   "priority": {"label": "Priority", "placeholder": "0", "help": "Higher starts earlier.", "kind": "whole"},
   "preempt": {"label": "Urgent: preempt other jobs", "placeholder": null, "help": "Preempt jobs of lower priority; the default priority is 100 then.", "kind": "flag"},
   "after": {"label": "After", "placeholder": "IDS", "help": "Start after all of these jobs have succeeded, such as 17 or 17-20.", "kind": "ids"},

@@ -333,7 +333,7 @@ def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
     assert first == Growth(count=1, ram_mb=30 * GB)
     last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
     assert last == Growth(count=2, ram_mb=48 * GB)
-    assert size_need(job(growth=last), known(), CARDS).min_host_memory_mb == 48 * GB
+    assert size_need(job(growth=last), known(), CARDS).ram_mb == 48 * GB
 
 
 # Declared amounts

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Drain, Need, UncertainMemory
+from gpuyard.core.lease import Drain, HostShare, Need, UncertainMemory
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
@@ -56,7 +56,11 @@ CASES = [
     (ReasonKind.HOST_TOO_BUSY, Need(max_cpu_percent=5.0),
      PlacementView(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
-     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--ram"),
+     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--min-free-mem-mb"),
+    (ReasonKind.HOST_MEMORY, Need(devices=0, host=HostShare(ram_mb=8 * GB)),
+     PlacementView(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "--ram (in a script: ram=)"),
+    (ReasonKind.HOST_CPUS, Need(devices=0, host=HostShare(cpus=8.0)),
+     PlacementView(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))), "--cpus (in a script: cpus=)"),
 ]  # fmt: skip
 
 

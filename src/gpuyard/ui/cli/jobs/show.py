@@ -9,7 +9,7 @@ from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
@@ -63,6 +63,11 @@ def _lines(job: Answer) -> "Iterator[str]":
     yield from advice_lines(job)
 
 
+def _host_text(host: "Mapping[str, float] | None", key: str, write: "Callable[[float], str]") -> str | None:
+    """Return what the job declared of the host; None where it did not."""
+    return write(host[key]) if host and host.get(key) is not None else None
+
+
 def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
     """Return a heading, and a line for each attempt."""
     cells = [_attempt_cells(attempt, job) for attempt in job["attempts"]]
@@ -97,6 +102,8 @@ def fact_lines(job: Answer) -> list[str]:
         ("engine", _engine(job)),
         ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
+        ("RAM", _host_text(need.get("host"), "ram_mb", format_size)),
+        ("CPUs", _host_text(need.get("host"), "cpus", "{:g}".format)),
         ("limits", ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if need.get(key) is not None)),
         ("after", ", ".join(map(_after_text, job["after"]))),
         ("submitted", format_time(job["submitted_at"])),
