@@ -155,3 +155,36 @@ def test_a_restarted_daemon_still_counts_the_ram_of_running_jobs(queue: QueueUnd
     assert queue.state(waiting) == "queued"
     gate.write_text("go\n")
     queue.wait()
+
+
+HOG = "import os, time\nkept = bytearray(700 << 20)\nwhile not os.path.exists(os.environ['GATE']): time.sleep(0.05)"
+
+
+def test_a_job_without_a_gpu_that_used_much_ram_reserves_it_in_its_next_runs(
+    own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of 4 GB, 2 GB can be reserved: two runs of about 0.8 GB fit."""
+    monkeypatch.setenv("GPUYARD_SIMULATE_HOST", "4GB,8")
+    own_queue.home.mkdir()
+    (own_queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
+    own_queue.start()
+
+    def submit(gate: str) -> int:
+        environment = {"PATH": "/bin:/usr/bin", "GATE": str(tmp_path / gate)}
+        return own_queue.submit(sys.executable, "-c", HOG, gpus="0", environment=environment)
+
+    first = submit("first")
+    own_queue.until_state(first, "running")
+    until(lambda: (own_queue.job(first)["attempts"][-1]["ram_mb"] or 0.0) > 700, "a measurement of its RAM")
+    assert open_ledger().leases() == (), "nothing is known about it"
+    (tmp_path / "first").touch()
+    own_queue.wait(first)
+    later = [submit("later") for _ in range(3)]
+    own_queue.until_state(later[1], "running")
+    until(lambda: "RAM free" in own_queue.why(later[2]), "its reason")
+    reserved = [lease.host.ram_mb for lease in open_ledger().leases() if lease.host is not None]
+    assert len(reserved) == 2
+    assert all(700 < (each or 0.0) < 1024 for each in reserved)
+    (tmp_path / "later").touch()
+    own_queue.wait()
+    assert own_queue.counts() == {"succeeded": 4}

@@ -26,7 +26,7 @@ from gpuyard.core.memory.expected_peak import Climb, learn_climb
 from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coefficient, run_beside
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
-_KEPT_HOST_USES = 16
+KEPT_HOST_USES = 16
 _QUANTILE = 0.95
 # By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
@@ -159,9 +159,9 @@ def learn(before: Profile, run: FinishedRun, beside: RunBeside | None = None) ->
         climb = learn_climb(before.climb, run.flat_levels_mb, run.peak_mb)
         after = replace(after, climb=climb, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
     if run.ram_mb is not None and (run.is_whole or run.ram_mb > max(before.ram_peaks_mb, default=0.0)):
-        after = replace(after, ram_peaks_mb=(*before.ram_peaks_mb, round(run.ram_mb, 1))[-_KEPT_HOST_USES:])
+        after = replace(after, ram_peaks_mb=(*before.ram_peaks_mb, round(run.ram_mb, 1))[-KEPT_HOST_USES:])
     if run.cpus is not None and run.is_whole:
-        after = replace(after, cpu_uses=(*before.cpu_uses, round(run.cpus, 2))[-_KEPT_HOST_USES:])
+        after = replace(after, cpu_uses=(*before.cpu_uses, round(run.cpus, 2))[-KEPT_HOST_USES:])
     return replace(
         after,
         ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),

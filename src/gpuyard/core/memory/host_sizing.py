@@ -63,10 +63,11 @@ def _with_ram(share: HostShare, need: Need, known: KnownRuns, grantable_mb: floa
 def learned_ram_mb(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the RAM of the next run by the most specific profile that says it, with its margin; None if unknown."""
     for profile in (exact, program):
-        if profile is None or not profile.ram_peaks_mb or not _is_consistent(profile):
+        peaks = () if profile is None else _ram_peaks(profile)
+        if profile is None or not peaks or not _is_consistent(profile):
             continue
-        high, (lasting, first) = max(profile.ram_peaks_mb), _MARGINS[profile.is_exact]
-        margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(profile.ram_peaks_mb))))
+        high, (lasting, first) = max(peaks), _MARGINS[profile.is_exact]
+        margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(peaks))))
         return _round_up(high + margin, _RAM_STEP_MB)
     return None
 
@@ -88,6 +89,11 @@ def expected_before(known: KnownRuns, grantable_mb: float | None) -> float:
 def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:
     """Return what to expect of a running job of unknown RAM: what was expected, until it has shown what it uses."""
     return max(expected_mb, used_mb) if ran_s < _SHOWN_AFTER_S else used_mb * _MAY_GROW
+
+
+def _ram_peaks(profile: Profile) -> Sequence[float]:
+    """Return the RAM of past runs; of runs before each was recorded, only the highest."""
+    return profile.ram_peaks_mb or (() if profile.ram_mb is None else (profile.ram_mb,))
 
 
 def _is_consistent(profile: Profile) -> bool:

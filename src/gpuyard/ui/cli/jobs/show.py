@@ -222,6 +222,8 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
         figures.append(f"peak {format_size(peak)}{f' on {gpu_text(device, job)}' if len(peaks) > 1 else ''}")
     if attempt["ram_mb"] is not None:
         figures.append(f"RAM {format_size(attempt['ram_mb'])}")
+    if attempt.get("cpus") is not None:
+        figures.append(f"CPUs {attempt['cpus']:.1f}")
     if attempt["load_percent"] is not None:
         figures.append(f"load {attempt['load_percent']:.0f}%")
     if attempt["neighbours"]:
