@@ -20,6 +20,7 @@ from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import LeaseFinder, measure
 from gpuyard.leases.records import BadRecord
+from gpuyard.system.machine_identity import machine_name
 
 
 class WaitingTicket(Struct, frozen=True, kw_only=True):
@@ -47,14 +48,14 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
 def read_host_reserved(ledger: Ledger, snapshot: Snapshot) -> HostReserved:
     """Return what all leases reserve of the host's RAM and CPUs."""
     leases = ledger.leases()
-    view = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases))
+    view = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     return sum_reserved(HostState.of_leases(snapshot.host, view, leases))
 
 
 def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
     contents = ledger.contents()
     leases, tickets = contents.leases, in_queue_order(contents.tickets)
-    host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases))
+    host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     view = PlacementView(
         now=time.time(),
         snapshot=snapshot,

@@ -182,7 +182,7 @@ class Acquisition:
             measured=measure(self._snapshot, leases),
             foreign=self._loads,
             packing=self._packing,
-            host=HostView(limits=self._host_limits, used=self._measure_host(leases)),
+            host=HostView(limits=self._host_limits, used=self._measure_host(leases), machine=self._holder.machine),
             closed=closed_devices(self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot)),
             ahead=self._ahead(tickets),
         )

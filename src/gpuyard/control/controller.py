@@ -80,7 +80,7 @@ class Controller:
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
-        self._host_usage = HostUsage(self.transitions, leases)
+        self._host_usage = HostUsage(self.transitions, leases, me.machine)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()

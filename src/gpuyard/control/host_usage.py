@@ -23,9 +23,10 @@ _CHANGED_PART, _CHANGED_MB, _CHANGED_CPUS = 0.1, 256.0, 0.5
 
 
 class HostUsage:
-    def __init__(self, transitions: JobTransitions, leases: LeaseLedger) -> None:
+    def __init__(self, transitions: JobTransitions, leases: LeaseLedger, machine: str | None = None) -> None:
         self._transitions = transitions
         self._leases = leases
+        self._machine = machine
         self._measured_with: Sample | None = None
 
     def sized(self, queues: Sequence[LaneQueue]) -> list[LaneQueue]:
@@ -41,13 +42,13 @@ class HostUsage:
     def view(self, leases: Sequence[Lease], sample: Sample, rules: Rules) -> HostView:
         reserving = [lease for lease in leases if lease.host is not None]
         if not reserving:
-            return HostView(limits=rules.host)
+            return HostView(limits=rules.host, machine=self._machine)
         is_new = sample is not self._measured_with
         self._measured_with = sample
         used = dict(self._leases.measure_host(reserving, again=is_new))
         for lease_id, live in self._leased().items():
             used[lease_id] = _use_of(live, sample)
-        return HostView(limits=rules.host, used=used)
+        return HostView(limits=rules.host, used=used, machine=self._machine)
 
     def publish(self, leases: Sequence[Lease], sample: Sample, now: float) -> Iterator[WantedClaim]:
         """Yield amendments for leases of our jobs that use noticeably more or less than they say."""

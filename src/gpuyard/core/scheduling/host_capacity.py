@@ -46,10 +46,16 @@ class HostUse(Struct, frozen=True, kw_only=True):
 
 
 class HostView(Struct, frozen=True, kw_only=True):
-    """The limits, and the measured use by lease id. A lease that is missing there uses what its record says."""
+    """The limits, and the measured use by lease id. A lease that is missing there uses what its record says. `machine`
+    is the name of this machine or container: within the limit of a container, leases outside of it do not count."""
 
     limits: HostLimits = HostLimits()
     used: Mapping[str, HostUse] = {}
+    machine: str | None = None
+
+    def counts(self, lease: Lease, host: Host) -> bool:
+        is_elsewhere = lease.holder.machine not in (None, self.machine)
+        return not (host.limited_by is not None and self.machine is not None and is_elsewhere)
 
 
 class PromisedHostShare(Struct, frozen=True, kw_only=True):
@@ -145,7 +151,7 @@ class HostState:
                 used=view.used.get(lease.id) or _own(lease.host),
             )
             for lease in leases
-            if lease.host is not None
+            if lease.host is not None and view.counts(lease, host)
         ]
         return cls(host, view.limits, promises)
 

@@ -100,7 +100,8 @@ class DeviceList:
         jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
         contents = await asyncio.to_thread(scheduler.ledger.contents)
         measured = await asyncio.to_thread(measure, snapshot, contents.leases)
-        host = HostView(limits=scheduler.controller.rules.host, used=await self._host_used(contents.leases))
+        used, me = await self._host_used(contents.leases), scheduler.controller.me
+        host = HostView(limits=scheduler.controller.rules.host, used=used, machine=me.machine)
         return DeviceUsers(
             snapshot=snapshot,
             leases=contents.leases,

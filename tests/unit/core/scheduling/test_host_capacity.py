@@ -98,6 +98,14 @@ def test_shared_pages_that_are_counted_twice_do_not_let_leases_reserve_more_than
     assert found.lacks(ram(8)) is ReasonKind.HOST_MEMORY
 
 
+def test_within_the_limit_of_a_container_leases_outside_of_it_do_not_count() -> None:
+    outside = held("a", HostShare(ram_mb=100 * GB), replace(ALICE, machine="box"))
+    view = HostView(machine="container")
+    limited = HostState.of_leases(replace(HOST, limited_by="cgroup"), view, [outside])
+    assert limited.free_mb == 21 * GB
+    assert HostState.of_leases(HOST, view, [outside]).lacks(ram(8)) is ReasonKind.HOST_MEMORY
+
+
 def test_what_cannot_be_read_limits_nothing() -> None:
     assert state(host=Host()).lacks(ram(1000, cpus=1000.0)) is None
 
