@@ -55,7 +55,8 @@ def sample(ram_mb: float) -> Sample:
 
 
 def usage(transitions: JobTransitions, meter: Any = None) -> HostUsage:
-    return HostUsage(transitions, meter or Meter())
+    ledger: Any = meter or Meter()
+    return HostUsage(transitions, ledger)
 
 
 def published(transitions: JobTransitions, share: HostShare, ram_mb: float, ran_s: float = 1.0) -> HostShare | None:
