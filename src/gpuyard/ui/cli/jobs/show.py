@@ -315,4 +315,4 @@ def _next_step(job: Answer) -> str | None:
         return "retry alone on the largest GPU"
     if growth["memory_mb"] is not None:
         return f"retry with {format_size(growth['memory_mb'])}"
-    return "retry" if growth["ram_mb"] is None else f"retry when {format_size(growth['ram_mb'])} of RAM are available"
+    return "retry" if growth["ram_mb"] is None else f"retry with {format_size(growth['ram_mb'])} of RAM"
