@@ -70,6 +70,8 @@ class SimulatedLedger:
                 continue
             holder = replace(self._holder, label=wanted.label)
             granted = self._world.grant(holder, wanted.claim, self._keeper, wanted.remakes)
+            if wanted.remakes is None and wanted.claim.host is not None:
+                self._world.check_ram()
             if self._seen is not None:
                 self._world.report_grant(granted.lease, self._seen)
             descriptor = self._world.number("descriptor")

@@ -260,6 +260,12 @@ class World:
         self.record("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
 
+    def check_ram(self) -> None:
+        """Check that leases do not reserve RAM that has to stay free."""
+        shares = [granted.lease.host for granted in self.granted.values() if granted.lease.host is not None]
+        reserved = sum(share.ram_mb or 0.0 for share in shares)
+        assert reserved <= 0.95 * RAM_MB + 1.0, f"{reserved} MB of RAM are reserved"
+
     def report_grant(self, lease: Lease, seen: Snapshot) -> None:
         """Call the listeners with the lease, and with the snapshot that led to it."""
         for listener in self.on_grant:

@@ -25,7 +25,7 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
-from gpuyard.control.own_leases import OwnLeases
+from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.sharing_facts import SharingFacts
@@ -38,7 +38,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
-from gpuyard.core.lease import Holder, amended
+from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.core.scheduling.known_states import KnownStates
@@ -227,9 +227,9 @@ class Controller:
             *self.suspend_control.release_leases(leases, now),
             *self.usage_tracker.adjust(leases, now, self.rules.packing.sureness),
         ]
-        claims = {wanted.amends: wanted.claim for wanted in changes}
-        leases = tuple(amended(lease, claims[lease.id]) if lease.id in claims else lease for lease in leases)
-        changes += self._host_usage.publish(leases, sample, now)
+        leases = with_changes(leases, changes)
+        published = list(self._host_usage.publish(leases, sample, now))
+        leases, changes = with_changes(leases, published), [*changes, *published]
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
         return [
             *remade,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.lifecycle import IN_SUSPENSION
-from gpuyard.core.lease import Claim, Holder, Lease, Share
+from gpuyard.core.lease import Claim, Holder, Lease, Share, amended
 from gpuyard.ports import HeldClaim, WantedClaim
 
 _log = logging.getLogger(__name__)
@@ -112,3 +112,9 @@ class OwnLeases:
         claim = self._claims.get(lease_id) or Claim(shares=shares, host=live.job.spec.need.host)
         holder = replace(self._me, label=f"job {attempt.job_id}")
         return Lease(id=lease_id, holder=holder, shares=claim.shares, since=attempt.since, host=claim.host)
+
+
+def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> tuple[Lease, ...]:
+    """Return the leases as the amendments among the claims will make them."""
+    claims = {wanted.amends: wanted.claim for wanted in changes}
+    return tuple(amended(lease, claims[lease.id]) if lease.id in claims else lease for lease in leases)
