@@ -289,8 +289,9 @@ class World:
             self.ledger_woke = True
 
     def leases(self) -> tuple[Lease, ...]:
-        """Return the leases with shares; a suspended job's lease has none."""
-        return tuple(granted.lease for granted in self.granted.values() if granted.lease.shares)
+        """Return the leases that reserve something; a suspended job's lease may reserve nothing."""
+        leases = (granted.lease for granted in self.granted.values())
+        return tuple(lease for lease in leases if lease.shares or lease.host is not None)
 
     def measure(self, snapshot: Snapshot, leases: Sequence[Lease]) -> dict[tuple[str, str], float | None]:
         """Return the memory of each lease's programs on each device in the snapshot, as far as they still run."""
