@@ -6,6 +6,7 @@ export const SUBMIT_OPTIONS = {
   "exclusive": {"label": "Use the GPU alone", "placeholder": null, "help": "Use the GPU alone.", "kind": "flag"},
   "linked": {"label": "Only GPUs joined by NVLink", "placeholder": null, "help": "Only GPUs that NVLink or XGMI joins; waits for such a set.", "kind": "flag"},
   "same-node": {"label": "Only GPUs of one NUMA node", "placeholder": null, "help": "Only GPUs of one NUMA node; waits for such a set.", "kind": "flag"},
+  "ram": {"label": "RAM", "placeholder": "learned from past runs", "help": "Reserve this much RAM, such as 8G.", "kind": "size"},
   "priority": {"label": "Priority", "placeholder": "0", "help": "Higher starts earlier.", "kind": "whole"},
   "preempt": {"label": "Urgent: preempt other jobs", "placeholder": null, "help": "Preempt jobs of lower priority; the default priority is 100 then.", "kind": "flag"},
   "after": {"label": "After", "placeholder": "IDS", "help": "Start after all of these jobs have succeeded, such as 17 or 17-20.", "kind": "ids"},

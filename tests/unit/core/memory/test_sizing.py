@@ -34,7 +34,8 @@ from gpuyard.core.memory.sizing import (
     size_need,
 )
 from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
@@ -334,7 +335,7 @@ def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
     assert first == Growth(count=1, ram_mb=30 * GB)
     last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
     assert last == Growth(count=2, ram_mb=48 * GB)
-    assert size_need(job(growth=last), known(), CARDS).min_host_memory_mb == 48 * GB
+    assert size_need(job(growth=last), known(), CARDS).ram_mb == 48 * GB
 
 
 # Declared amounts
