@@ -6,6 +6,10 @@ before it is needed.
 
 from gpuyard.errors import UserError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 UNKNOWN = "-"
 
 _MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
@@ -109,3 +113,14 @@ def format_co2e(grams: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Return `1 job`, `2 jobs` or `1,200 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_cpu_numbers(cpus: "Iterable[int]") -> str:
+    """Return CPU numbers as the kernel writes them, such as `0-3,8`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -55,6 +55,7 @@ def test_the_json_shape_is_the_documented_one() -> None:
             "processes": None,
             "fault": None,
             "is_integrated": False,
+            "health": None,
             "healthy": True,
             "label": "0",
         }

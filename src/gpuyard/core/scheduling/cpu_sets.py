@@ -64,14 +64,3 @@ def parse_cpus(text: str | None) -> frozenset[int]:
             return frozenset()
         found.update(range(int(first), int(last if dash else first) + 1))
     return frozenset(found)
-
-
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return the list as the kernel writes it, such as `0-3,8`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1].append(cpu)
-        else:
-            runs.append([cpu])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

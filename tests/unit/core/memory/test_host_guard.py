@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Growth
+from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
@@ -21,7 +22,9 @@ from gpuyard.core.memory.host_guard import (
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb
+from gpuyard.core.scheduling.host_capacity import HostLimits, HostState
 from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.snapshot import Host
 
 GB = 1024.0
 FLOOR = 2 * GB
@@ -177,3 +180,11 @@ def test_a_stopped_job_waits_until_what_it_held_fits_above_the_floor() -> None:
     assert ram_to_restart(4 * GB, FLOOR, None, None) == 5 * GB
     assert grown_ram(Growth(count=1), 7 * GB) == Growth(count=1, ram_mb=7 * GB)
     assert grown_ram(Growth(ram_mb=9 * GB), 7 * GB) == Growth(ram_mb=9 * GB)
+
+
+def test_a_stopped_job_starts_when_it_fits_above_the_floor_which_is_counted_once() -> None:
+    wanted_mb = ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB)
+    need = Need(devices=0, host=HostShare(ram_mb=wanted_mb))
+    for missing_mb, is_refused in ((1.0, True), (0.0, False)):
+        host = Host(memory_total_mb=24 * GB, memory_available_mb=FLOOR + wanted_mb - missing_mb)
+        assert (HostState(host, HostLimits(), ()).lacks(need) is not None) is is_refused

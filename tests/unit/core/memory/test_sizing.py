@@ -12,6 +12,7 @@ from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,
+    HostShare,
     MemoryNeed,
     Need,
     PartOfDevice,
@@ -363,7 +364,8 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
 
 
 def test_a_limit_of_ram_is_what_was_declared_and_more_after_it_ran_out() -> None:
+    declared = Need(host=HostShare(ram_mb=200.0))
     assert ram_limit_mb(job()) is None
     assert ram_limit_mb(job(growth=Growth(count=1, ram_mb=900.0))) is None, "without a declaration there is no limit"
-    assert ram_limit_mb(job(ram_mb=200.0)) == 200.0
-    assert ram_limit_mb(job(ram_mb=200.0, growth=Growth(count=1, ram_mb=300.0))) == 300.0
+    assert ram_limit_mb(job(need=declared)) == 200.0
+    assert ram_limit_mb(job(need=declared, growth=Growth(count=1, ram_mb=300.0))) == 300.0

@@ -1,10 +1,10 @@
 """`gpuyard show`: all details of a job."""
 
-from gpuyard.core.scheduling.cpu_sets import format_cpus
 from gpuyard.core.units import (
     UNKNOWN,
     format_co2e,
     format_count,
+    format_cpu_numbers,
     format_duration,
     format_energy,
     format_money,
@@ -257,7 +257,7 @@ def _host_figures(attempt: Answer) -> "Iterator[str]":
     if attempt["cpus_used"] is not None:
         yield f"{attempt['cpus_used']:.1f} CPUs busy"
     if attempt["cpus"]:
-        yield f"CPUs {format_cpus(attempt['cpus'])}"
+        yield f"CPUs {format_cpu_numbers(attempt['cpus'])}"
 
 
 def energy_text(energy: Answer) -> str:
