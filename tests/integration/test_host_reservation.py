@@ -166,7 +166,7 @@ def test_a_job_without_a_gpu_that_used_much_ram_reserves_it_in_its_next_runs(
     """Of 4 GB, 2 GB can be reserved: two runs of about 0.8 GB fit."""
     monkeypatch.setenv("GPUYARD_SIMULATE_HOST", "4GB,8")
     own_queue.home.mkdir()
-    (own_queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 8\n")
+    (own_queue.home / "config.toml").write_text('[queue]\ncpu_jobs = 8\n[host]\nkeep_free = "2G"\n')
     own_queue.start()
 
     def submit(gate: str) -> int:
