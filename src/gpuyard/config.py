@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.job.container import CONTAINER_TOOLS
 from gpuyard.core.notify.subscriptions import check_target, parse_event
+from gpuyard.core.scheduling.host_capacity import HostLimits
 from gpuyard.core.snapshot import Snapshot, Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -195,12 +196,19 @@ class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the whole machine, and how its RAM and CPUs are used: `keep_free` is RAM that stays free, `enforce_ram`
-    limits jobs to the RAM that they declared, and `pin_cpus` gives them CPUs of their own."""
+    """Limits of the whole machine, and how its RAM and CPUs are used.
+
+    keep_free: RAM that no reservation may take, such as "4G"; below it the host guard acts. "0": none.
+    max_cpu_load: how many percent of the CPUs jobs may reserve together. Where it is not set, 100 for the CPUs that
+        users declare, and no limit for those that were learned.
+    enforce_ram: jobs are limited to the RAM that they declared.
+    pin_cpus: jobs get CPUs of their own.
+    """
 
     min_free_disk: str | int = "1G"
     max_gpu_power_w: Annotated[float, Meta(gt=0)] | None = None
     keep_free: str | None = None
+    max_cpu_load: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     enforce_ram: bool = False
     pin_cpus: bool = False
 
@@ -212,10 +220,19 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The RAM that stays free in MB; None: by the size of the RAM."""
         if self.keep_free is None:
             return None
+        advice = 'write a size such as "4G", or "0" for no floor'
         try:
-            return parse_size(self.keep_free)
+            size_mb = parse_size(self.keep_free)
         except UserError as error:
-            raise ValueError(f'keep_free: {error}; write a size such as "4G", or "0" for no floor') from None
+            raise ValueError(f"keep_free: {error}; {advice}") from None
+        if size_mb and not self.keep_free.strip()[-1].isalpha():
+            raise ValueError(f"keep_free = '{self.keep_free}' has no unit; {advice}")
+        return size_mb
+
+    @property
+    def limits(self) -> HostLimits:
+        """What leases may reserve of the RAM and the CPUs."""
+        return HostLimits(keep_free_mb=self.keep_free_mb, max_cpu_load_percent=self.max_cpu_load)
 
     @property
     def min_free_disk_mb(self) -> float:
@@ -336,6 +353,11 @@ def state_dir() -> Path:
 def simulated_devices() -> str | None:
     """Return GPUYARD_SIMULATE, such as `2x24GB`, if simulated devices are to be used in place of real ones."""
     return os.environ.get("GPUYARD_SIMULATE") or None
+
+
+def simulated_host() -> str | None:
+    """Return GPUYARD_SIMULATE_HOST, such as `23GB` or `23GB,8`, if the RAM and CPUs of the machine are simulated."""
+    return os.environ.get("GPUYARD_SIMULATE_HOST") or None
 
 
 def _nearest(message: str) -> str | None:

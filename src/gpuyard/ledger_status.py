@@ -6,18 +6,22 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.config import CurrentBans
+from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Lease, Ticket
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
+from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
+from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
+from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.measured_usage import LeaseFinder, measure
 from gpuyard.leases.records import BadRecord
+from gpuyard.system.machine_identity import machine_name
 
 
 class WaitingTicket(Struct, frozen=True, kw_only=True):
@@ -39,11 +43,20 @@ class LedgerStatus(Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingTicket, ...]
     foreign_uses: tuple[ForeignUse, ...]
     bad: tuple[BadRecord, ...] = ()
+    host_used: Mapping[str, HostUse] = {}  # by lease id, where the lease itself does not say it
+
+
+def read_host_reserved(ledger: Ledger, snapshot: Snapshot) -> HostReserved:
+    """Return what all leases reserve of the host's RAM and CPUs."""
+    leases = ledger.leases()
+    view = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
+    return sum_reserved(HostState.of_leases(snapshot.host, view, leases))
 
 
 def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_percent: float | None) -> LedgerStatus:
     contents = ledger.contents()
     leases, tickets = contents.leases, in_queue_order(contents.tickets)
+    host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     view = PlacementView(
         now=time.time(),
         snapshot=snapshot,
@@ -51,6 +64,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         measured=measure(snapshot, leases),
         foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
         packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
+        host=host,
         closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot), contents.health_marks),
     )
     return LedgerStatus(
@@ -60,6 +74,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         waiting=tuple(_waiting(tickets, view)),
         foreign_uses=tuple(_foreign_uses(snapshot, leases)),
         bad=contents.bad,
+        host_used=host.used,
     )
 
 

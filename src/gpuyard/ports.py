@@ -15,6 +15,7 @@ from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.scheduling.disk_space import DiskFigure
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.core.snapshot import Device, Host, Reading, Snapshot, Vendor
 
@@ -275,6 +276,10 @@ class LeaseLedger(Protocol):
 
     def measure_loads(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:
         """Return by lease and device how busy its processes keep the device; empty where the driver does not say."""
+
+    def measure_host(self, leases: Sequence[Lease], *, again: bool) -> Mapping[str, HostUse]:
+        """Return the RAM that the processes of leases use, by lease id; not of leases that say so themselves. Without
+        `again`, processes that started since the last reading may be missing."""
 
     def foreign_loads(
         self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None

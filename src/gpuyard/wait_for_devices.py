@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from gpuyard.config import CurrentBans
+from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
 from gpuyard.core.printable_text import printable
+from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_choice import conditions_of
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.linked_sets import best_set
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose, in_queue_order
+from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import format_count, format_duration
@@ -24,6 +26,7 @@ from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
+from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.lock_file import BEAT_EVERY_S, LockFile
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
@@ -89,6 +92,8 @@ class Acquisition:
         self._mutex_timeout_s = mutex_timeout_s
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
         self._bans = CurrentBans()
+        self._host_limits = load_config().host.limits
+        self._host_meter = HostMeter()
         self._foreign = ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: LockFile | None = None
@@ -165,6 +170,8 @@ class Acquisition:
         # as a foreign process's until the next snapshot.
         now = time.monotonic()
         if self._snapshot is None or now - self._looked_at > _FRESH_S:
+            if self._need.host is not None:
+                self._host_meter.read()  # before the free RAM: what is taken in between counts as not taken yet
             self._snapshot, self._looked_at = self._look(), now
         return self._ledger.claim(self._holder, self._decide, self._mutex_timeout_s, self._ticket)
 
@@ -179,6 +186,7 @@ class Acquisition:
             measured=measure(self._snapshot, leases),
             foreign=self._loads,
             packing=self._packing,
+            host=HostView(limits=self._host_limits, used=self._measure_host(leases), machine=self._holder.machine),
             closed=closed_devices(
                 self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot), self._ledger.health_marks
             ),
@@ -187,6 +195,9 @@ class Acquisition:
         choice: PlacementChoice = choose(self._need, view)
         self.reasons = choice.reasons
         return choice.claim
+
+    def _measure_host(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:
+        return {} if self._need.host is None else self._host_meter.use_of(leases)
 
     def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
         """Return the active tickets ahead of this process. Without one, it comes after all of the same priority."""
@@ -205,7 +216,7 @@ class Acquisition:
         lines = [f"  {names.get(at, at)}: {reason.text}" for at, reason in zip(places, reasons, strict=True)]
         lines += [f"  to change that: {remedy}" for remedy in dict.fromkeys(each.remedy for each in reasons) if remedy]
         devices = format_count(self._need.devices, "device")
-        missing = f"{devices} could not be leased" if self._need.devices else "RAM was not free"
+        missing = f"{devices} could not be leased" if self._need.devices else "RAM or CPUs were not free"
         return "\n".join([f"{missing} within {waited_s:g} s", *lines])
 
 
@@ -246,7 +257,8 @@ class WaitMessages:
     def report_end(self, lease: Lease) -> None:
         if self.has_written:
             gpus = ", ".join(self._names.get(share.device_id, share.device_id) for share in lease.shares)
-            self._write(f"gpuyard: going on with GPU {gpus} after {format_duration(time.monotonic() - self._since)}")
+            what = f"GPU {gpus}" if gpus else "the machine"
+            self._write(f"gpuyard: going on with {what} after {format_duration(time.monotonic() - self._since)}")
 
 
 def print_to_stderr(line: str) -> None:

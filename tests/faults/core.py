@@ -10,10 +10,28 @@ FAULTS = (
     Fault(
         id="core-head-keeps-no-devices",
         file=f"{_CORE}/scheduling/backfill.py",
-        old="            self.head, self._beside_head = job, beside_head\n",
-        new="            self.head = job\n",
+        old="            self._beside_head = beside_head\n",
+        new="",
         breaks="Small jobs repeatedly overtake the first job in the queue on the devices that it waits for.",
         near=(f"{_TESTS}/scheduling/test_planner.py", f"{_TESTS}/scheduling/test_planner_backfill.py"),
+    ),
+    Fault(
+        id="core-starts-of-one-plan-share-the-same-ram",
+        file=f"{_CORE}/scheduling/host_placement.py",
+        old="            promise = PromisedHostShare(share=claim.host, holder=holder, lease_id=lease_id)\n"
+        "            self.state = self.state.with_promise(promise)\n",
+        new="            PromisedHostShare(share=claim.host, holder=holder, lease_id=lease_id)\n",
+        breaks="All jobs of an array start into the same free RAM, and the kernel kills some of them.",
+        near=(f"{_TESTS}/scheduling/test_planner_host.py",),
+    ),
+    Fault(
+        id="core-ram-that-is-not-taken-yet-counts-as-free",
+        file=f"{_CORE}/scheduling/host_capacity.py",
+        old="        bounds = [] if available is None else [available - self.pending_mb]\n"
+        "        bounds += [] if total is None else [total - self.reserved_mb]\n",
+        new="        bounds = [] if available is None else [available]\n",
+        breaks="A job starts into RAM that a job which has just started is about to take.",
+        near=(f"{_TESTS}/scheduling/test_host_capacity.py",),
     ),
     Fault(
         id="core-runs-without-devices-ignore-gpu-gates",

@@ -52,7 +52,7 @@ def test_the_youngest_makes_way_and_both_end_well(small_queue: QueueUnderTest, t
     assert "of RAM left of the 300 MB to keep; it was the youngest job with notable RAM, and held" in job["reason"]
     assert job["reason"] in run("show", str(second)).stdout
     assert "host-guard" in run("history", str(second)).stdout
-    until(lambda: "MB of RAM available <" in small_queue.why(second), "that it waits for RAM")
+    until(lambda: " RAM free, " in small_queue.why(second), "that it waits for RAM")
     assert small_queue.state(first) == "running"
     gate.touch()
     for job_id in (first, second):

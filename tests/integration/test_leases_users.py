@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import HostShare, Lease, Need
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory, prepare_directory
 from gpuyard.system.process_identity import this_process, user_name
@@ -77,6 +78,44 @@ def test_two_users_wait_for_each_other_and_the_reason_names_the_holder(folder: P
             receive_path(ben.receive)
             (lease,) = Ledger(folder).leases()
             assert (lease.holder.uid, lease.holder.pid) == (BEN, ben.pid)
+
+
+def host_of_23_gb() -> Snapshot:
+    host = Host(memory_total_mb=23 * 1024.0, memory_available_mb=23 * 1024.0)
+    return Snapshot(taken_at=time.time(), host=host)
+
+
+def hold_ram_as(connection: Connection, folder: Path, uid: int) -> None:
+    """Reserve 8 GB of RAM, report it, take 200 MB of it at the next message, and release it at the one after."""
+    become(uid)
+    need = Need(devices=0, host=HostShare(ram_mb=8 * 1024.0))
+    acquisition = Acquisition(Ledger(prepare_directory(folder)), host_of_23_gb, need, label=f"of {uid}")
+    lease = acquisition.wait(DEADLINE_S, 1.0, lambda reasons: connection.send(reasons[0].text))
+    connection.send(str(lease.path))
+    wait_for_message(connection)
+    taken = bytearray(200 << 20)
+    connection.send(str(len(taken)))
+    wait_for_message(connection)
+    lease.release()
+    connection.send("released")
+
+
+def test_the_ram_of_all_users_is_reserved_and_measured(folder: Path) -> None:
+    """Two leases of 8 GB fit into 21 GB. What another user's process has taken is not charged twice."""
+    with child(hold_ram_as, folder, ANNE) as anne, child(hold_ram_as, folder, BEN) as ben:
+        receive_path(anne.receive)
+        receive_path(ben.receive)
+        with child(hold_ram_as, folder, ANNE) as third:
+            assert third.receive().startswith("5 GB of 23 GB RAM free, 8 GB needed")
+            anne.send("take")
+            assert anne.receive() == str(200 << 20)
+            leases = Ledger(folder).leases()
+            (of_anne,) = [lease for lease in leases if lease.holder.pid == anne.pid]
+            used = HostMeter().use_of(leases)[of_anne.id].ram_mb
+            assert used is not None
+            assert 200 < used < 500
+            anne.send("release")
+            receive_path(third.receive)
 
 
 def attack(connection: Connection, path: Path, uid: int) -> None:

@@ -331,7 +331,7 @@ LACK = {
 @pytest.mark.parametrize(
     ("growth", "following"),
     [
-        ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "retry when 4.5 GB of RAM are available"),
+        ({"count": 1, "memory_mb": None, "ram_mb": 4608.0, "alone": False}, "retry with 4.5 GB of RAM"),
         ({"count": 1, "memory_mb": None, "ram_mb": None, "alone": False}, "retry"),
     ],
 )

@@ -43,6 +43,17 @@ def test_all_processes_of_an_attempt_count(started: list[subprocess.Popen[str]],
     assert 30 < found[8, 1] < 80
 
 
+def test_cpu_time_of_an_attempt_is_measured_with_its_ram(
+    started: list["subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    hold(started, 60, tmp_path)
+    meter = RamMeter(str(tmp_path))
+    assert meter.cpu_s() == {}
+    meter.measure()
+    assert meter.cpu_s().keys() == {(7, 1)}
+    assert 0.0 <= meter.cpu_s()[7, 1] < 60.0
+
+
 def test_jobs_of_another_queue_do_not_count(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     hold(started, 10, tmp_path / "other")
     assert RamMeter(str(tmp_path)).measure() == {}

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket, asks_for_the_same
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
+from gpuyard.core.scheduling.host_capacity import HostUse
+from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import WantedClaim
@@ -65,10 +67,12 @@ class SimulatedLedger:
             if wanted.remakes is None:  # else its program has the devices already, or has just ended
                 taken += [share.device_id for share in wanted.claim.shares if _takes_more(share, before)]
             if wanted.amends is not None:
-                self._world.amend_lease(wanted.amends, wanted.claim.shares)
+                self._world.amend_lease(wanted.amends, wanted.claim)
                 continue
             holder = replace(self._holder, label=wanted.label)
-            granted = self._world.grant(holder, wanted.claim.shares, self._keeper, wanted.remakes)
+            granted = self._world.grant(holder, wanted.claim, self._keeper, wanted.remakes)
+            if wanted.remakes is None and wanted.claim.host is not None:
+                self._world.check_ram()
             if self._seen is not None:
                 self._world.report_grant(granted.lease, self._seen)
             descriptor = self._world.number("descriptor")
@@ -85,6 +89,9 @@ class SimulatedLedger:
         return ()
 
     def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
+        return {}
+
+    def measure_host(self, *_: object, again: bool) -> dict[str, HostUse]:
         return {}
 
     def foreign_loads(self, *_: object) -> dict[str, ForeignLoad]:
@@ -188,7 +195,7 @@ class Others:
             )
             claim = choose(other.need, view).claim
             if claim is not None:
-                granted = world.grant(ticket.holder, claim.shares, other.name)
+                granted = world.grant(ticket.holder, claim, other.name)
                 world.check_fit([share.device_id for share in claim.shares], seen)
                 lease_id, name = granted.lease.id, other.name
                 world.after(other.runs_s, lambda lease_id=lease_id, name=name: world.let_go(lease_id, name))  # type: ignore[misc]

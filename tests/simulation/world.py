@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Lease, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Lease, Ticket, amended
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.simulated_usage import parse_devices
@@ -253,22 +253,29 @@ class World:
 
     # Leases
 
-    def grant(self, holder: Holder, shares: tuple[Share, ...], keeper: str, remakes: str | None = None) -> Granted:
-        lease = Lease(id=remakes or f"lease-{self.number('lease')}", holder=holder, shares=shares, since=self.now)
+    def grant(self, holder: Holder, claim: Claim, keeper: str, remakes: str | None = None) -> Granted:
+        shares, name = claim.shares, remakes or f"lease-{self.number('lease')}"
+        lease = Lease(id=name, holder=holder, shares=shares, since=self.now, host=claim.host)
         self.granted[lease.id] = Granted(lease=lease, keepers={keeper})
         self.record("granted", (holder.label, tuple(share.device_id for share in shares)))
         return self.granted[lease.id]
+
+    def check_ram(self) -> None:
+        """Check that leases do not reserve RAM that has to stay free."""
+        shares = [granted.lease.host for granted in self.granted.values() if granted.lease.host is not None]
+        reserved = sum(share.ram_mb or 0.0 for share in shares)
+        assert reserved <= 0.95 * RAM_MB + 1.0, f"{reserved} MB of RAM are reserved"
 
     def report_grant(self, lease: Lease, seen: Snapshot) -> None:
         """Call the listeners with the lease, and with the snapshot that led to it."""
         for listener in self.on_grant:
             listener(lease, seen)
 
-    def amend_lease(self, lease_id: str, shares: tuple[Share, ...]) -> None:
+    def amend_lease(self, lease_id: str, claim: Claim) -> None:
         granted = self.granted.get(lease_id)
         if granted is not None:
-            granted.lease = replace(granted.lease, shares=shares)
-            self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in shares)))
+            granted.lease = amended(granted.lease, claim)
+            self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in claim.shares)))
 
     def let_go(self, lease_id: str, keeper: str) -> None:
         granted = self.granted.get(lease_id)
@@ -282,8 +289,9 @@ class World:
             self.ledger_woke = True
 
     def leases(self) -> tuple[Lease, ...]:
-        """Return the leases with shares; a suspended job's lease has none."""
-        return tuple(granted.lease for granted in self.granted.values() if granted.lease.shares)
+        """Return the leases that reserve something; a suspended job's lease may reserve nothing."""
+        leases = (granted.lease for granted in self.granted.values())
+        return tuple(lease for lease in leases if lease.shares or lease.host is not None)
 
     def measure(self, snapshot: Snapshot, leases: Sequence[Lease]) -> dict[tuple[str, str], float | None]:
         """Return the memory of each lease's programs on each device in the snapshot, as far as they still run."""

@@ -7,7 +7,8 @@ import pytest
 
 from gpuyard.config import Config, HostConfig, parse_config
 from gpuyard.core.report.energy import EnergyPrice
-from gpuyard.daemon.loop import read_rules
+from gpuyard.core.scheduling.host_capacity import HostLimits
+from gpuyard.daemon.read_rules import read_rules
 from gpuyard.errors import UserError
 
 FILE = Path("/home/ada/config.toml")
@@ -64,18 +65,25 @@ def host(**values: Any) -> HostConfig:
 
 
 def test_by_default_the_floor_follows_from_the_ram_and_nothing_is_enforced() -> None:
-    assert (host().keep_free_mb, host().enforce_ram, host().pin_cpus) == (None, False, False)
+    assert (host().keep_free_mb, host().max_cpu_load) == (None, None)
+    assert (host().enforce_ram, host().pin_cpus) == (False, False)
 
 
 def test_the_floor_is_a_size() -> None:
     assert (host(keep_free="4G").keep_free_mb, host(keep_free="0").keep_free_mb) == (4096.0, 0.0)
 
 
+def test_reservations_follow_the_floor_and_the_limit_on_cpus() -> None:
+    assert host(keep_free="4G", max_cpu_load=80).limits == HostLimits(keep_free_mb=4096.0, max_cpu_load_percent=80.0)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"keep_free": "much"}, 'write a size such as "4G", or "0" for no floor'),
+        ({"keep_free": "4"}, "keep_free = '4' has no unit; write a size such as"),
         ({"keep_free": 4}, "$.host.keep_free"),
+        ({"max_cpu_load": 0}, "$.host.max_cpu_load"),
         ({"pin_cpus": "yes"}, "$.host.pin_cpus"),
         ({"keep_fre": "4G"}, "keep_fre"),
     ],

@@ -152,14 +152,14 @@ class ClusterDispatch:
         if sharing is not None and need.required_mb is None and spec.learns_memory and sharing.most_per_device > 1:
             need = replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
         learned_mb = estimates.ram_mb(job)
-        if need.min_host_memory_mb is None and learned_mb is not None:
+        if need.ram_mb is None and learned_mb is not None:
             learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
         return ClusterTerms(
             need=need,
             name=spec.name or spec.tag or "gpuyard",
             priority=job.priority,
             cpus=spec.cpus,
-            ram_mb=need.min_host_memory_mb or learned_mb,
+            ram_mb=max(need.ram_mb or learned_mb or 0.0, need.min_host_memory_mb or 0.0) or None,
             limit_s=spec.time_limit_s,
             expected_s=self._expected_s(job),
             group=job.group,

@@ -25,12 +25,12 @@ from gpuyard.control.disk_gate import DiskGate
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.guard_host import HostGuard
 from gpuyard.control.guard_memory import MemoryGuard
-from gpuyard.control.launch_command import attempt_of, launch_of
+from gpuyard.control.host_usage import HostUsage
+from gpuyard.control.launch_jobs import JobLauncher
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.memory_lack import MemoryLackFinder
-from gpuyard.control.own_leases import OwnLeases
-from gpuyard.control.pin_cpus import CpuPinning
+from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.power_draws import power_limit
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.rules import HostGates, Rules
@@ -48,15 +48,16 @@ from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import NOTICED_BY_QUEUE, Reason, ReasonKind
-from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
-from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore
 
@@ -89,9 +90,9 @@ class Controller:
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.host_guard = HostGuard(self.transitions)
-        self._cpu_pinning = CpuPinning(self.transitions)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
+        self._host_usage = HostUsage(self.transitions, leases, me.machine)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()
@@ -104,6 +105,8 @@ class Controller:
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
             self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
         )  # fmt: skip
+        parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
+        self._launcher = JobLauncher(*parts, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
@@ -130,7 +133,7 @@ class Controller:
     def step(self, sample: Sample, *, may_start: bool = True) -> Step:
         """Run one step. With `may_start=False` (the sample is too old) it records what happened and starts nothing."""
         now = self._clock.now()
-        self._has_more_to_start = False
+        self._has_more_to_start = self._launcher.has_rejected = False
         self._ends.collect(now)
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
@@ -186,14 +189,14 @@ class Controller:
     # Decide and start
 
     def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
-        queues = [queue for queue in ready if not queue.lane.engine]
+        queues = self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
-        wants_devices = any(queue.lane.need.devices for queue in queues)
+        needs_lease = any(lane.need.devices or lane.need.host or lane.sizes_each for lane in (q.lane for q in queues))
         sureness = self.rules.packing.sureness
         changes_leases = self.suspend_control.has_suspended or self.lease_adjuster.has_adjustments(now, sureness)
         is_check_due = self.own_leases.is_check_due(self._clock.monotonic())
-        if wants_devices or changes_leases or self._has_ended_leases or is_check_due:
+        if needs_lease or changes_leases or self._has_ended_leases or is_check_due:
             try:
                 claims = self._leases.grant(lambda *ledger: self._claim(sample, now, queues, ledger))
                 granted += self.own_leases.keep(claims)
@@ -210,18 +213,18 @@ class Controller:
             if start.lane.resumes:
                 self.suspend_control.resume(start.job_id, start.claim, now)
                 continue
-            held = next(leases, None) if start.claim.shares else None
-            if start.claim.shares and held is None:  # the ledger granted as many as it could
+            held = next(leases, None) if start.claim.takes_lease else None
+            if start.claim.takes_lease and held is None:  # the ledger granted as many as it could
                 self._has_more_to_start = True
             elif self.start_pauses.may_start(now):
-                started += self._launch(start, held, sample.snapshot, now)
+                started += self._launcher.launch(start, held, sample.snapshot, self.rules, now)
             elif held is not None:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
         self.batch_gates.record(self.plan, sample, now)
         self.cluster_dispatch.decide([queue for queue in ready if queue.lane.engine], self.rules, self._paused(), now)
         starts = self.cluster_dispatch.plan.starts
-        return started + sum(self._launch(start, None, sample.snapshot, now) for start in starts)
+        return started + sum(self._launcher.launch(start, None, sample.snapshot, self.rules, now) for start in starts)
 
     def _wait_for_sample(self, now: float) -> int:
         """Start nothing. If no job is ready any more, drop the plan, so that no job is shown as waiting."""
@@ -235,21 +238,23 @@ class Controller:
 
     def _claim(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState) -> list[WantedClaim]:
         """Decide while the ledger is locked; return the leases to amend, and a claim for each start."""
-        found, tickets = ledger
-        leases = self.own_leases.complete(found)
+        (found, tickets), leases = ledger, self.own_leases.complete(ledger[0])
         remade = self.own_leases.wanted(found, self._clock.monotonic())
-        amended = [
+        changes = [
             *self.suspend_control.release_leases(leases, now),
             *self.lease_adjuster.adjust(leases, now, self.rules.packing.sureness),
         ]
-        shares = {wanted.amends: wanted.claim.shares for wanted in amended}
-        leases = tuple(replace(lease, shares=shares[lease.id]) if lease.id in shares else lease for lease in leases)
+        leases = with_changes(leases, changes)
+        published = list(self._host_usage.publish(leases, sample, now))
+        leases, changes = with_changes(leases, published), [*changes, *published]
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
-        return [*remade, *amended, *(self._wanted_claim(start) for start in self.plan.starts if start.claim.shares)]
+        starts = (start for start in self.plan.starts if start.claim.takes_lease)
+        return [*remade, *changes, *map(self._wanted_claim, starts)]
 
     def _wanted_claim(self, start: Start) -> WantedClaim:
         amends = self.transitions.live[start.job_id].attempt.lease_id if start.lane.resumes else None
-        return WantedClaim(claim=start.claim, label=f"job {start.job_id}", amends=amends)
+        host = start.claim.host and replace(start.claim.host, used_mb=0.0)  # nothing of it is taken yet
+        return WantedClaim(claim=replace(start.claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
         self.plan = decide(self._view(sample, now, queues, ledger)) if queues else Plan()
@@ -277,6 +282,7 @@ class Controller:
                 longest=self._sharing_facts.longest(now, len(devices)),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=self._sharing_facts.packing(rules.packing, queues, len(devices)),
+                host=self._host_usage.view(leases, sample, rules),
                 closed={
                     **self.memory_guard.closed(),
                     **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
@@ -307,7 +313,11 @@ class Controller:
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: transitions.estimates.need(
-                job_id, devices, rules.first_runs, lambda job: self.lease_adjuster.running_like(job, now)
+                job_id,
+                devices,
+                rules.first_runs,
+                lambda job: self.lease_adjuster.running_like(job, now),
+                grantable_mb(snapshot.host, rules.host.limits),
             ),
         )
 
@@ -333,39 +343,12 @@ class Controller:
 
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""
-        return [queue for queue in self._store.ready_queues() if not queue.lane.engine]
+        return self._host_usage.sized([queue for queue in self._store.ready_queues() if not queue.lane.engine])
 
     @property
     def waiting(self) -> tuple[WaitingJob, ...]:
         """The first waiting job of each lane that the last step considered."""
         return (*self.plan.waiting, *self.cluster_dispatch.plan.waiting)
-
-    def _launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, now: float) -> int:
-        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared."""
-        job = self._store.job(start.job_id)
-        assert job is not None
-        try:
-            number, pinning = job.attempts + 1, self._cpu_pinning
-            launch = launch_of(job, number, held, snapshot, self.rules, terms=start.terms, pinning=pinning)
-            prepared = self.engines.prepare(launch, held.descriptor if held is not None else None)
-        except GpuyardError as error:
-            if held is not None:
-                held.release()
-            if isinstance(error, UserError):
-                self.transitions.apply(job, JobEvent.REJECT, now, str(error))
-                self._has_more_to_start = True  # other jobs waited behind this start
-            elif start.terms is not None:
-                self.cluster_dispatch.delay_lane(job, str(error), now)
-            else:
-                self.start_pauses.note_fault(job.id, error, now)
-            return 0
-        has_devices = held is not None or start.terms is not None
-        predicted_mb = self.transitions.estimates.predicted_mb(job) if has_devices else None
-        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self.me.boot_id, now=now)
-        self.transitions.start(job, replace(attempt, cpus=launch.cpus))
-        if start.terms is None:
-            self.start_pauses.note_start(now)
-        return 1
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
@@ -398,7 +381,7 @@ class Controller:
             self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
-            now if self._has_more_to_start else None,
+            now if self._has_more_to_start or self._launcher.has_rejected else None,
             *self.start_pauses.wake_at(now),
         ]
         reasons = [reason for waiting in self.plan.waiting for reason in waiting.reasons]

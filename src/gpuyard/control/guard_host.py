@@ -15,7 +15,6 @@ from gpuyard.core.memory.host_guard import (
     HostJob,
     HostWatch,
     find_host_alarm,
-    floor_mb,
     grown_ram,
     host_alarm_text,
     host_closed_reason,
@@ -25,6 +24,7 @@ from gpuyard.core.memory.host_guard import (
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb, stops_soon
+from gpuyard.core.scheduling.host_capacity import floor_mb
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Host, Sample
@@ -107,7 +107,7 @@ class HostGuard:
         foreign = None if total is None else max(0.0, total - available - held)
         growth = grown_ram(live.job.growth, ram_to_restart(job.held_mb, floor, total, foreign))
         self._transitions.set_growth(victim, growth)
-        text = host_alarm_text(self._alarm, job, growth.ram_mb)
+        text = host_alarm_text(self._alarm, job, growth.ram_mb or 0.0)
         self._transitions.stop(victim, OutcomeKind.HOST_GUARD, now, text)
         self._alarm = None
 
@@ -129,7 +129,7 @@ class HostGuard:
                 since=attempt.since,
                 held_mb=climb.held_mb,
                 rate_mb_s=climb.rate_mb_s,
-                declared_mb=spec.declared_ram_mb,
+                declared_mb=spec.need.ram_mb,
                 is_leaving=is_stopping and stops_soon(attempt.stop_at, attempt.kill_at, now),
                 times=self._times.get(attempt.key, 0),
                 may_be_stopped=state is JobState.RUNNING and spec.on_preempt is not OnPreempt.NEVER,

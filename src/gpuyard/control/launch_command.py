@@ -11,6 +11,7 @@ from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.output_files import fill_pattern
+from gpuyard.core.job.thread_variables import CPUS_VARIABLE, thread_variables
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.memory.preallocation import growth_variables
 from gpuyard.core.memory.sizing import ram_limit_mb
@@ -23,7 +24,15 @@ from gpuyard.visible_devices import visible_variables
 OOM_COUNT_VARIABLE = "GPUYARD_OOM_COUNT"
 # A job that was submitted from inside another job must not inherit these.
 _OWN_VARIABLES = frozenset(
-    {"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", OOM_COUNT_VARIABLE, "GPUYARD_QUEUE", LEASE_VARIABLE}
+    {
+        "GPUYARD_JOB_ID",
+        "GPUYARD_ATTEMPT",
+        "GPUYARD_ARRAY_INDEX",
+        OOM_COUNT_VARIABLE,
+        "GPUYARD_QUEUE",
+        LEASE_VARIABLE,
+        CPUS_VARIABLE,
+    }
 )
 # Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
 _UNBUFFERED = "PYTHONUNBUFFERED"
@@ -53,6 +62,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
     unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
     growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
+    threads = thread_variables(job.spec.cpus, submitted) if terms is None else {}
     task = job.spec.task
     # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
     is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
@@ -67,7 +77,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**unbuffered, **growing, **submitted, **visible, **own},
+        environment={**unbuffered, **growing, **threads, **submitted, **visible, **own},
         shell=job.spec.shell,
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,

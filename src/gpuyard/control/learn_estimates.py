@@ -7,7 +7,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from gpuyard.core.job.container import bare_container_tool
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome, OutcomeKind, Usage
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
     Estimate,
@@ -22,6 +22,7 @@ from gpuyard.core.memory.estimates import (
     machine_fingerprint,
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
+from gpuyard.core.memory.host_sizing import LEAST_CPUS, LEAST_RAM_MB, size_host
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.memory.preallocation import frameworks_set_to_grow, is_set_to_grow
 from gpuyard.core.memory.sizing import (
@@ -41,6 +42,8 @@ _MAX_LABEL = 200
 _CACHE_SIZE = 65_536
 # An attempt that used no device in this many samples and this time does not need one.
 _MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
+# Set in the store once a job without devices has used enough RAM or CPUs that such jobs reserve them.
+_HOST_USE_SETTING = "host-use-learned"
 
 # Running jobs like a new one: the expected peaks of jobs of its program, and of one of its batch.
 RunningPeaks = tuple[tuple[float, ...], ExpectedPeak | None]
@@ -101,20 +104,30 @@ class LearnedEstimates:
         devices: Sequence[Device],
         first_runs: FirstRuns,
         running_like: Callable[[Job], RunningPeaks] = lambda _: ((), None),
+        grantable_mb: float | None = None,
     ) -> Need:
-        """Return the need of a job whose lane leaves the memory open."""
+        """Return the need of a job whose lane leaves the memory or the RAM open. `grantable_mb` is the RAM that this
+        machine can give."""
         job, _, kind = self._known(job_id)
         if devices is not self._cards.devices and not self._cards.update(devices):
             self._cards = DeviceSizes(devices)
             self._needs.clear()
         running = running_like(job)
         found = self._needs.get(kind)
-        if found is None or found[0] != (running, first_runs):
-            known = self.known_runs(job, *running)
-            need = size_need(job, known, self._cards, first_runs)
-            need = replace(need, slowdown=learned_slowdown(known.exact, known.program, known.machine))
-            found = self._needs[kind] = ((running, first_runs), need)
+        terms = (running, first_runs, grantable_mb)
+        if found is None or found[0] != terms:
+            known, need = self.known_runs(job, *running), job.spec.need
+            if job.spec.learns_memory or job.growth != Growth():
+                need = size_need(job, known, self._cards, first_runs)
+                need = replace(need, slowdown=learned_slowdown(known.exact, known.program, known.machine))
+            need = replace(need, host=size_host(need, known, grantable_mb, job.spec.need.ram_mb))
+            found = self._needs[kind] = (terms, need)
         return found[1]
+
+    @property
+    def knows_host_use(self) -> bool:
+        """Whether a job without devices has ever used enough RAM or CPUs to reserve them."""
+        return self._store.setting(_HOST_USE_SETTING) is not None
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
         found = self._runs.get(job.id)
@@ -180,6 +193,9 @@ class LearnedEstimates:
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run, beside)
         self._learn_for_machine(job, run, beside)
+        is_large = (run.ram_mb or 0.0) >= LEAST_RAM_MB / 2 or (run.cpus_used or 0.0) >= LEAST_CPUS - 0.5
+        if is_large and not job.spec.need.devices and not self.knows_host_use:
+            self._store.set_setting(_HOST_USE_SETTING, "1")
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
@@ -192,7 +208,7 @@ class LearnedEstimates:
         if not is_first and (beside is None or not beside.beside_squares):
             return
         taught = (
-            replace(run, seconds=None, load_percent=None, power_w=None, ram_mb=None)
+            replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
             if is_first
             else FinishedRun(at=run.at)
         )
@@ -291,6 +307,7 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         flat_levels_mb=usage.flat_levels_mb,
         preallocates=usage.preallocates,
         ram_mb=usage.ram_mb,
+        cpus_used=usage.cpus_used,
         load_percent=usage.load_percent,
         power_w=None if usage.energy is None else usage.energy.peak_w,
         neighbours_percent=None if usage.beside is None else usage.beside.percent,

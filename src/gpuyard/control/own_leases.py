@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.lifecycle import IN_SUSPENSION
-from gpuyard.core.lease import Claim, Holder, Lease, Share
+from gpuyard.core.lease import Claim, Holder, Lease, Share, amended
 from gpuyard.ports import HeldClaim, WantedClaim
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class OwnLeases:
         self.notice: str | None = None
         self._transitions = transitions
         self._me = me
-        self._shares: dict[str, tuple[Share, ...]] = {}  # as last seen in the ledger, by lease
+        self._claims: dict[str, Claim] = {}  # as last seen in the ledger, by lease
         self._missing: dict[str, float] = {}  # since when, by lease
         self._held: dict[str, HeldClaim] = {}
         self._checked_at = -math.inf
@@ -48,12 +48,11 @@ class OwnLeases:
         """Return the leases of the ledger, and those of live attempts that are missing there."""
         found = {lease.id: lease for lease in leases}
         leased = self._leased()
-        absent = leased.keys() - found.keys()
-        missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id in absent]
-        self._shares = {lease_id: found[lease_id].shares for lease_id in leased if lease_id not in absent}
+        missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
+        known = [*(found[lease_id] for lease_id in leased if lease_id in found), *missing]
+        self._claims = {lease.id: Claim(shares=lease.shares, host=lease.host) for lease in known}
         if not missing:
             return tuple(leases)
-        self._shares |= {lease.id: lease.shares for lease in missing}
         return (*leases, *missing)
 
     def wanted(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
@@ -63,10 +62,7 @@ class OwnLeases:
         missing = leased.keys() - {lease.id for lease in leases}
         self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
-        return [
-            WantedClaim(claim=Claim(shares=self._shares[each]), label=f"job {leased[each].job.id}", remakes=each)
-            for each in due
-        ]
+        return [WantedClaim(claim=self._claims[each], label=f"job {leased[each].job.id}", remakes=each) for each in due]
 
     def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Hold the leases among the claims that were made again; return the others, which are new."""
@@ -102,8 +98,8 @@ class OwnLeases:
                 self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
-        """Return the live attempts on this machine that hold devices, by lease. A suspended one reserves nothing. What
-        they use may be that of an earlier step."""
+        """Return the live attempts on this machine that hold a lease, by lease. A suspended one reserves no device.
+        What they use may be that of an earlier step."""
         lives, known = self._transitions.live, self._known_leased
         if known is None or known[0] is not lives or known[1] != lives.version:
             leased = {
@@ -117,9 +113,18 @@ class OwnLeases:
     def _lease_of(self, lease_id: str, live: Live) -> Lease:
         attempt, reserved_mb = live.attempt, live.attempt.reserved_mb
         is_exclusive = live.job.spec.need.is_exclusive or reserved_mb is None
-        shares = self._shares.get(lease_id) or tuple(
+        shares = tuple(
             Share(device_id=device_id, memory_mb=reserved_mb, is_exclusive=is_exclusive)
             for device_id in attempt.devices
         )
+        claim = self._claims.get(lease_id) or Claim(shares=shares, host=live.job.spec.need.host)
         holder = replace(self._me, label=f"job {attempt.job_id}")
-        return Lease(id=lease_id, holder=holder, shares=shares, since=attempt.since)
+        return Lease(id=lease_id, holder=holder, shares=claim.shares, since=attempt.since, host=claim.host)
+
+
+def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> tuple[Lease, ...]:
+    """Return the leases as the amendments among the claims will make them."""
+    if not changes:
+        return leases
+    claims = {wanted.amends: wanted.claim for wanted in changes}
+    return tuple(amended(lease, claims[lease.id]) if lease.id in claims else lease for lease in leases)

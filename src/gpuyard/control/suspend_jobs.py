@@ -1,7 +1,7 @@
 """Suspends and resumes jobs: a request is recorded first, then carried out, and then its result is recorded.
 
 - A new daemon repeats the request for each job that is `suspending` or `resuming`: asking twice is harmless.
-- The lease of a suspended job reserves nothing. The job is resumed only after the ledger has granted what it needs.
+- The lease of a suspended job reserves RAM, and no device. It is resumed only after the ledger has granted its devices.
 - A preempted job that cannot be suspended is stopped and queued again, unless its `on_preempt` is `never`.
 - A job whose memory cannot be restored is ended, and follows the rules for retries.
 """
@@ -214,10 +214,10 @@ class SuspendControl:
     def release_leases(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
         """Return amendments for leases of suspended jobs that still reserve something.
 
-        The daemon may have crashed between a change in the ledger and its record. A job whose lease reserves nothing is
+        The daemon may have crashed between a change in the ledger and its record. A job whose lease has no shares is
         suspended: its lease was amended after its memory had moved out, or before it was back.
         """
-        live = {lease.id for lease in leases}
+        live = {lease.id for lease in leases if lease.shares}
         paused = [each for each in self._transitions.live.apart.values() if each.job.state in IN_SUSPENSION]
         for each in paused:
             if each.attempt.lease_id in live:

@@ -22,6 +22,7 @@ _NO_PID = -1
 _NEVER_RESTS = 0.1
 # A suspending job may allocate more until it is paused, and has to get all of that back.
 _UNSEEN = (JobState.SUSPENDED, JobState.RESUMING)
+_LEAST_CPU_S = 1.0  # of a shorter run, most CPU time is that of its start
 
 
 class UsageTracker:
@@ -80,6 +81,7 @@ class UsageTracker:
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
             usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
+            usage = _with_cpus_used(usage, sample, attempt, now)
             if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
@@ -147,6 +149,14 @@ def _has_foreign(
         if (device.memory_used_mb or 0.0) - known > NOTHING_MB:
             return True
     return False
+
+
+def _with_cpus_used(usage: Usage, sample: Sample, attempt: Attempt, now: float) -> Usage:
+    ran_s, cpu_s = attempt.ran_s(now), sample.cpu_s.get((attempt.job_id, attempt.number))
+    # In a sample with devices that were read again, the CPU time is that of an earlier one.
+    if sample.reread or cpu_s is None or ran_s < _LEAST_CPU_S:
+        return usage
+    return replace(usage, cpus_used=round(cpu_s / ran_s, 2))
 
 
 def _largest(figures: Iterable[float | None]) -> float | None:

@@ -283,7 +283,7 @@ def fit_to_machine(
         only = None if submission.devices is None else _selected_devices(submission, snapshot)
         return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
     if submission.devices_are_optional and not snapshot.usable_devices():
-        without = replace(submission.spec, need=Need(devices=0), sees_all_devices=True)
+        without = replace(submission.spec, need=Need(devices=0, host=need.host), sees_all_devices=True)
         return replace(submission, spec=without)
     known = snapshot.unsplit_devices()
     if known and not snapshot.usable_devices():  # the driver or a limit of the daemon: they may be back in a moment

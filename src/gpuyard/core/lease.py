@@ -56,6 +56,23 @@ class UnknownMemory(Struct, frozen=True, tag="unknown"):
 MemoryNeed: TypeAlias = FixedMemory | UncertainMemory | PartOfDevice | WholeDevice | UnknownMemory
 
 
+class HostShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The RAM and CPUs that work needs or reserves; None is unknown, and reserves nothing.
+
+    is_ram_expected: the RAM is neither declared nor learned, only expected of a job whose RAM is unknown.
+    are_cpus_learned: the CPUs are learned from earlier runs, not declared.
+    used_mb, used_cpus: of a lease, what its processes were last seen to use. The queue writes this into its leases,
+        because other users cannot tell its jobs apart; None: readers measure the processes of the holder themselves.
+    """
+
+    ram_mb: float | None = None
+    cpus: float | None = None
+    is_ram_expected: bool = False
+    are_cpus_learned: bool = False
+    used_mb: float | None = None
+    used_cpus: float | None = None
+
+
 class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     """The devices that a piece of work asks for: how many, how much memory of each, and under which conditions.
 
@@ -71,6 +88,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     is_on_one_node: all of its devices are on one NUMA node.
     is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
     memory_on: how much memory of each device by its id, where that differs; `memory` is then the least of them.
+    host: the RAM and CPUs that are reserved with the devices, or without any; None where nothing is.
     """
 
     devices: int = 1
@@ -94,11 +112,21 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     ignores_health: bool = False
     is_resumed: bool = False
     memory_on: tuple[tuple[str, MemoryNeed], ...] = ()
+    host: HostShare | None = None
 
     def on(self, device_id: str) -> "Need":
         """Return what is needed of one device."""
         memory = dict(self.memory_on).get(device_id) if self.memory_on else None
         return self if memory is None else replace(self, memory=memory, memory_on=())
+
+    @property
+    def ram_mb(self) -> float | None:
+        """RAM that must be free and is reserved; None where nothing is known about it."""
+        return None if self.host is None else self.host.ram_mb
+
+    @property
+    def cpus(self) -> float | None:
+        return None if self.host is None else self.host.cpus
 
     @property
     def is_exclusive(self) -> bool:
@@ -139,6 +167,8 @@ def asks_for_the_same(one: Need, other: Need) -> bool:
     """Return whether both need the same, but for what is expected of a job without an estimate, and for what was
     learned about load: that changes by the second."""
     other = replace(other, load_percent=one.load_percent, slowdown=one.slowdown)
+    if one.host is not None and other.host is not None and one.host.is_ram_expected and other.host.is_ram_expected:
+        other = replace(other, host=one.host)
     if isinstance(one.memory, UncertainMemory) and isinstance(other.memory, UncertainMemory):
         other = replace(other, memory=one.memory)
     return one == other
@@ -160,9 +190,15 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Shares of devices that are proposed for a need, before the ledger grants them."""
+    """Shares of devices, and of the host's RAM and CPUs, that are proposed for a need, before the ledger grants them.
+    A claim of neither takes no lease. In place of a lease's shares, a claim without `host` leaves the lease's as is."""
 
     shares: tuple[Share, ...]
+    host: HostShare | None = None
+
+    @property
+    def takes_lease(self) -> bool:
+        return bool(self.shares) or self.host is not None
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -185,9 +221,15 @@ class Lease(Struct, frozen=True, kw_only=True):
     holder: Holder
     shares: tuple[Share, ...]
     since: float
+    host: HostShare | None = None
 
     def on(self, device_id: str) -> Share | None:
         return next((share for share in self.shares if share.device_id == device_id), None)
+
+
+def amended(lease: Lease, claim: Claim) -> Lease:
+    """Return the lease with the shares of the claim, and with its share of the host if it has one."""
+    return replace(lease, shares=claim.shares, host=claim.host or lease.host)
 
 
 class Ticket(Struct, frozen=True, kw_only=True):

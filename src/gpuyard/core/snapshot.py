@@ -173,8 +173,9 @@ HOST_RAM = "host-ram"
 class Sample(Struct, frozen=True, kw_only=True):
     """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
     `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
-    live attempt hold, by (job id, attempt number); only the daemon measures it. `reread` are the devices whose memory
-    and processes, and nothing else, were read again since; with HOST_RAM, so was the available RAM."""
+    live attempt hold, by (job id, attempt number), and `cpu_s` the CPU time that they have used since they started;
+    only the daemon measures them. `reread` are the devices whose memory and processes, and nothing else, were read
+    again since; with HOST_RAM, so was the available RAM."""
 
     snapshot: Snapshot
     cpu_percent: float | None = None
@@ -182,6 +183,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     powers_w: Mapping[str, float | None] = {}
     new_problems: tuple[Problem, ...] = ()
     ram_mb: Mapping[tuple[int, int], float] = {}
+    cpu_s: Mapping[tuple[int, int], float] = {}
     reread: frozenset[str] = frozenset()
 
 

@@ -4,9 +4,11 @@ Commands that scripts call in loops import this module, so it imports nothing th
 before it is needed.
 """
 
-from collections.abc import Iterable
-
 from gpuyard.errors import UserError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 UNKNOWN = "-"
 
@@ -113,8 +115,8 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return the list as the kernel writes it, such as `0-3,8`."""
+def format_cpu_numbers(cpus: "Iterable[int]") -> str:
+    """Return CPU numbers as the kernel writes them, such as `0-3,8`."""
     runs: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if runs and cpu == runs[-1][-1] + 1:

@@ -6,28 +6,23 @@ A step that fails because the disk is full is retried; nothing that was acknowle
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from gpuyard.config import config_stamp, load_config
+from gpuyard.config import config_stamp
 from gpuyard.control.controller import Controller
-from gpuyard.control.rules import Rules
 from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
-from gpuyard.core.memory.expected_peak import sureness_of
-from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.closed_devices import describe_drain
-from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
+from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.save_when_quiet import QuietSaver
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -373,32 +368,3 @@ def _problem_of(error: Exception) -> str:
         return f"the queue cannot go on: {error.strerror} ({remedy_of(error)})"
     _log.exception("a step failed", exc_info=error)
     return f"a step failed, which is a bug: {type(error).__name__}: {error}"
-
-
-def read_rules() -> Rules:
-    """Return the scheduling rules of the configuration file as it is now."""
-    config = load_config()
-    queue, packing = config.queue, config.packing
-    return Rules(
-        limits=SchedulingLimits(cpu_jobs=queue.cpu_jobs or os.cpu_count() or 1, tags=dict(queue.tags)),
-        max_cpu_percent=queue.max_cpu_percent,
-        min_free_memory_mb=queue.min_free_memory_mb or None,
-        packing=Packing(
-            max_jobs_per_device=packing.max_jobs_per_device,
-            max_load_percent=packing.max_load_percent or None,
-            min_gain_percent=packing.min_gain_percent,
-            max_foreign_load_percent=queue.max_foreign_load_percent,
-            sureness=sureness_of(packing.quantile),
-        ),
-        shares_first_runs=packing.first_run == "share",
-        ram_reserve_mb=config.suspend.ram_reserve_mb,
-        engine=queue.engine,
-        devices=config.devices,
-        host=config.host,
-        secret_names=config.keep.secret_names,
-        unbuffers_python=queue.python_unbuffered,
-        stops_preallocation=packing.preallocation == "off",
-        energy_price=EnergyPrice(**asdict(config.energy)),
-        min_free_disk_mb=config.host.min_free_disk_mb,
-        max_gpu_power_w=config.host.max_gpu_power_w,
-    )

@@ -114,8 +114,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
     folder, store = Path(home.folder), JobStore(database)
     clock = StoredClock(store, QueueQueries(database, store))
-    me = this_process("gpuyard queue")
-    ledger = open_ledger(is_queue=True)
+    ledger, me = open_ledger(is_queue=True), this_process("gpuyard queue")
     directory_record = move_in(ledger.folder)
     announce(ledger.folder)
     engine = LocalEngine(folder, open_files=open_files)
@@ -155,13 +154,15 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
     routes = Routes(scheduler, lambda ending: _end(stop, ending), clock.now(), is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
+    meter = RamMeter(engine.queue)
     scheduler.start(
         SamplingThread(
             Sampler(local_machine(clock=clock), clock),
             clock,
             scheduler.wake,
-            RamMeter(engine.queue).measure,
+            meter.measure,
             on_memory=scheduler.on_memory,
+            measure_cpu_s=meter.cpu_s,
         )
     )
     publisher = EventPublisher(scheduler, ledger.leases)

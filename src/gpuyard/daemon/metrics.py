@@ -21,6 +21,7 @@ from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.report.energy import EnergyPrice, EnergyUse
 from gpuyard.core.scheduling.device_fit import would_have_run_out
 from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
+from gpuyard.core.scheduling.host_capacity import HostReserved
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.daemon.loop import SchedulerLoop
@@ -60,7 +61,7 @@ class Metrics:
 
     async def metrics(self) -> Response:
         sample = await self._scheduler.sampling.fresh(_FRESH_S)
-        breakdowns, leases = await self._device_users()
+        breakdowns, leases, reserved = await self._device_users()
         store = self._scheduler.store
         scrape = Scrape(
             started_at=self._scheduler.clock.to_wall(self._started_at),
@@ -71,6 +72,7 @@ class Metrics:
             leases=leases,
             counters=self._counters,
             issues=self._devices.health.issues(sample.snapshot, self._scheduler.ledger.health_marks),
+            reserved=reserved,
             guard_suspensions=self._scheduler.controller.memory_guard.suspended,
             disks=disk_rows(self._scheduler),
             energy=self._scheduler.controller.energy_meter.total,
@@ -78,18 +80,18 @@ class Metrics:
         )
         return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
 
-    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int]]:
-        """Return the memory of each device, and the number of leases.
+    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int], HostReserved | None]:
+        """Return the memory of each device, the number of leases, and what they reserve of the host.
 
-        Both are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
+        They are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
         """
         try:
             users = await asyncio.wait_for(self._devices.users(), _LEDGER_S)
         except (EnvironmentFault, TimeoutError):
-            return {}, {}
+            return {}, {}, None
         own = sum(lease.id in users.jobs for lease in users.leases)
         breakdowns = {device.id: users.breakdown(device) for device in users.snapshot.devices}
-        return breakdowns, {"own": own, "others": len(users.leases) - own}
+        return breakdowns, {"own": own, "others": len(users.leases) - own}, users.host_reserved
 
 
 # Counting
@@ -186,6 +188,7 @@ class Scrape(Struct, frozen=True, kw_only=True):
     disks: Sequence[DiskRow] = ()
     energy: EnergyUse = EnergyUse()
     energy_price: EnergyPrice = EnergyPrice()
+    reserved: HostReserved | None = None
 
 
 def write_metrics(scrape: Scrape) -> bytes:
@@ -207,6 +210,10 @@ def write_metrics(scrape: Scrape) -> bytes:
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
+        ),
+        *(
+            _metric(f"host_{name}", "gauge", text, [({}, None if scrape.reserved is None else read(scrape.reserved))])
+            for name, text, read in _RESERVED_METRICS
         ),
         _disks(scrape.disks),
         _metric("starts_total", "counter", "Attempts that started.", [({}, counters.starts)]),
@@ -259,6 +266,11 @@ _HOST_METRICS: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
     ("cpu_ratio", "CPU utilization of the machine, from 0 to 1.", lambda host: _ratio(host.cpu_percent)),
     ("memory_total_bytes", "RAM of the machine, or of its container.", lambda host: _bytes(host.memory_total_mb)),
     ("memory_available_bytes", "RAM available to programs.", lambda host: _bytes(host.memory_available_mb)),
+)
+_RESERVED_METRICS: tuple[tuple[str, str, Callable[[HostReserved], float | None]], ...] = (
+    ("memory_reserved_bytes", "RAM that leases reserve.", lambda reserved: _bytes(reserved.ram_mb)),
+    ("memory_kept_free_bytes", "RAM that no lease may reserve.", lambda reserved: _bytes(reserved.floor_mb)),
+    ("cpus_reserved", "CPUs that leases reserve.", lambda reserved: reserved.cpus),
 )
 
 

@@ -154,26 +154,26 @@ class Ledger:
         dead = self._scan.dead
         spare = dead.pop() if dead else None
         with self._as_fault():
-            held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim.shares), spare=spare)
+            held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim), spare=spare)
         if spare is not None and not held.is_used_again:
             dead.insert(0, spare)  # the scan tries to remove it
-        held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time())
+        held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
         return held
 
     def remake(self, lease_id: str, holder: Holder, claim: Claim) -> HeldLease:
         """Make a lease again whose file was removed or spoiled. Call it only from within `decide`."""
         name = f"{lease_id}{LEASE}"
         with self._as_fault():
-            held = HeldLease(f"{self.folder}/{name}", encode_lease(holder, claim.shares))
+            held = HeldLease(f"{self.folder}/{name}", encode_lease(holder, claim))
         self._remade.add(name)  # a dead file of this name was read before, but is not dead any more
-        held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time())
+        held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
         return held
 
     def amend(self, lease_id: str, claim: Claim) -> None:
-        """Replace the shares of a lease of this user, unless it has ended. Call it only from within `decide`, where the
-        mutex is held."""
+        """Replace the shares of a lease of this user, unless it has ended; and its share of the host if the claim has
+        one. Call it only from within `decide`, where the mutex is held."""
         with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim.shares))
+            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim))
 
     def end(self, lease_id: str) -> None:
         """Remove a lease of this user from the ledger, also if another process of the user holds it.

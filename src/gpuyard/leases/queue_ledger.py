@@ -1,13 +1,15 @@
 """The ledger as the daemon uses it: many claims in one step, and one ticket for all its waiting jobs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket, asks_for_the_same
+from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
+from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import is_private, restore_directory
 from gpuyard.leases.lock_file import LockFile
@@ -29,6 +31,7 @@ class QueueLedger:
         self._waits_for: tuple[Need, int] | None = None
         self.foreign_loads = ForeignLoadTracker().update
         self._is_private = is_private(ledger.folder)
+        self._host_meter = HostMeter()
 
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
@@ -59,6 +62,11 @@ class QueueLedger:
         """Return all live leases, and the tickets of processes that run. Never waits for another process."""
         contents = self.ledger.contents()
         return contents.leases, tuple(active_tickets(contents.tickets))
+
+    def measure_host(self, leases: Sequence[Lease], *, again: bool) -> Mapping[str, HostUse]:
+        if again:
+            self._host_meter.forget()
+        return self._host_meter.use_of(leases)
 
     def drains(self) -> tuple[Drain, ...]:
         return self.ledger.drains

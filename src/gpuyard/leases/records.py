@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import Holder, Lease, Need, PartOfDevice, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need, PartOfDevice, Share, Ticket
 from gpuyard.core.printable_text import printable
 from gpuyard.leases.lock_file import LEASE, TICKET, HeldFile
 from gpuyard.system.clock import since_boot, wall_time_of
@@ -31,6 +31,7 @@ MAX_TICKETS_PER_USER = 128
 MAX_DEVICES = 4096
 _MAX_PID = 1 << 22  # the largest value of the kernel's pid_max
 _MAX_MB = 1e9
+_MAX_CPUS = 1e6
 _MAX_FIGURE = 1e12  # of percentages, watts and times
 _MAX_TEXT = 200
 # The kernel's time of a file may be some milliseconds older than the time of the record in it.
@@ -45,6 +46,7 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
     holder: Holder
     shares: tuple[Share, ...]
     made: float | None = None
+    host: HostShare | None = None
 
 
 class TicketRecord(Struct, frozen=True, kw_only=True):
@@ -68,21 +70,24 @@ class BadRecord(Struct, frozen=True, kw_only=True):
         return f"{self.name} of {self.user} is ignored: {self.problem}"
 
 
-def encode_lease(holder: Holder, shares: tuple[Share, ...]) -> bytes:
-    return msgspec.json.encode(LeaseRecord(holder=holder, shares=shares, made=since_boot()))
+def encode_lease(holder: Holder, claim: Claim) -> bytes:
+    record = LeaseRecord(holder=holder, shares=claim.shares, made=since_boot(), host=claim.host)
+    return msgspec.json.encode(record)
 
 
 def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
     return msgspec.json.encode(TicketRecord(holder=holder, need=need, priority=priority, made=since_boot()))
 
 
-def replace_shares(content: bytes, shares: tuple[Share, ...]) -> bytes:
-    """Return the content of a lease with other shares. Raises MsgspecError if it is not a lease."""
-    return msgspec.json.encode(replace(msgspec.json.decode(content, type=LeaseRecord), shares=shares))
+def replace_shares(content: bytes, claim: Claim) -> bytes:
+    """Return the content of a lease with other shares, and with another share of the host if the claim has one. Raises
+    MsgspecError if it is not a lease."""
+    record = msgspec.json.decode(content, type=LeaseRecord)
+    return msgspec.json.encode(replace(record, shares=claim.shares, host=claim.host or record.host))
 
 
 def read_record(found: HeldFile) -> Lease | Ticket | BadRecord | None:
-    """Return the lease or ticket of a held file, or None for a lease without shares (a suspended job's)."""
+    """Return the lease or ticket of a held file, or None for a lease that reserves nothing (a suspended job's)."""
     try:
         return _read_lease(found) if found.name.endswith(LEASE) else _read_ticket(found)
     except _RefusedError as error:
@@ -130,10 +135,13 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_figure("spread_mb", share.spread_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
         _check_figure("slowdown", share.slowdown)
+    _check_host(record.host)
     _check_figure("made", record.made)
     since = found.made_at if record.made is None else min(time.time(), wall_time_of(record.made))
     since = math.floor(since * 10) / 10  # the difference of two clocks is slightly another one each time
-    return Lease(id=found.id, holder=holder, shares=shares, since=since) if shares else None
+    if not shares and record.host is None:
+        return None
+    return Lease(id=found.id, holder=holder, shares=shares, since=since, host=record.host)
 
 
 def _since(found: HeldFile, made: float | None) -> float:
@@ -194,6 +202,15 @@ def _check_need(need: Need) -> None:
     for device_id in (*ids, *(device_id for device_id, _ in need.memory_on)):
         _check_device_id(device_id)
     _check_text("model", need.model)
+    _check_host(need.host)
+
+
+def _check_host(share: HostShare | None) -> None:
+    if share is not None:
+        _check_figure("ram_mb", share.ram_mb, _MAX_MB)
+        _check_figure("used_mb", share.used_mb, _MAX_MB)
+        _check_figure("cpus", share.cpus, _MAX_CPUS)
+        _check_figure("used_cpus", share.used_cpus, _MAX_CPUS)
 
 
 def _check_count(name: str, value: int, least: int, most: int) -> None:

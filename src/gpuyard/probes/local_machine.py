@@ -7,10 +7,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpuyard.config import simulated_devices
+from gpuyard.config import simulated_devices, simulated_host
 from gpuyard.core.simulated_topology import parse_topology
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
-from gpuyard.ports import Clock, Probe
+from gpuyard.ports import Clock, HostProbe, Probe
 from gpuyard.probes.common.run_tool import find_any_tool
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.links.link_reader import LinkReader, ReadLinks, read_local_links
@@ -24,16 +24,19 @@ DEFAULT_DEADLINE_S = 2.0
 def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = None) -> MachineReader:
     """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
     from gpuyard.probes.host import PsutilHost
+    from gpuyard.probes.simulated_host import SimulatedHost
 
     clock = clock or SystemClock()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
-    return MachineReader(chains, PsutilHost(), clock, deadline_s, LinkReader(local_links()))
+    spec = simulated_host()
+    host: HostProbe = PsutilHost() if spec is None else SimulatedHost(spec, PsutilHost())
+    return MachineReader(chains, host, clock, deadline_s, LinkReader(local_links()))
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
     """Return the current devices and host of this machine. Probes stay open, so that the next call is cheap."""
     with _guard.lock:
-        machine = _machine(deadline_s, simulated_devices(), os.environ.get("GPUYARD_HOME"))
+        machine = _machine(deadline_s, simulated_devices(), simulated_host(), os.environ.get("GPUYARD_HOME"))
         return machine.snapshot()
 
 

@@ -11,7 +11,7 @@ from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, S
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS, ProfileKind
+from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_HOST_USES, KEPT_PEAKS, ProfileKind
 from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
@@ -105,6 +105,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     predicted_mb: float | None
     peaks_mb: dict[str, float]
     ram_mb: float | None
+    cpus_used: float | None
     load_percent: float | None
     cpus: tuple[int, ...]
     neighbours: float | None
@@ -332,6 +333,7 @@ class EstimateRow(Struct, frozen=True, kw_only=True):
     peak_mb: float | None
     floor_mb: float | None
     ram_mb: float | None
+    cpus_used: float | None
     load_percent: float | None
     power_w: float | None
     slowdown_percent: float | None
@@ -358,7 +360,8 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An estimate as it is exported: `runs` successful runs, the durations of the last ones, their peaks on one device,
     and `floor_mb`, memory that was not enough. `kind` is command, program or machine. `climb` is what was missing of
     the peak once memory had been flat for 1, 2, 4, … seconds: count, sum and sum of squares of the parts. With
-    `preallocates`, this framework took most of a device at once in these runs."""
+    `preallocates`, this framework took most of a device at once in these runs. `ram_peaks_mb` and `cpu_uses` are of the
+    last runs."""
 
     fingerprint: Annotated[str, Meta(min_length=24, max_length=24)]
     kind: ProfileKind
@@ -369,6 +372,8 @@ class LearnedProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     climb: Annotated[list[Annotated[list[Amount], Meta(min_length=3, max_length=3)]], Meta(max_length=len(FLAT_S))] = []
     floor_mb: Amount | None = None
     ram_mb: Amount | None = None
+    ram_peaks_mb: Annotated[list[Amount], Meta(max_length=KEPT_HOST_USES)] = []
+    cpu_uses: Annotated[list[Amount], Meta(max_length=KEPT_HOST_USES)] = []
     load_percent: Amount | None = None
     power_w: Amount | None = None
     preallocates: Annotated[str, Meta(max_length=20)] = ""

@@ -8,6 +8,7 @@ from gpuyard.core.lease import Drain
 from gpuyard.core.memory.device_breakdown import MemoryParts
 from gpuyard.core.report.usage_report import GroupBy, UsageReport
 from gpuyard.core.scheduling.device_health import HealthIssue, Severity
+from gpuyard.core.scheduling.host_capacity import HostReserved
 from gpuyard.core.snapshot import Host, Problem, Vendor
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.schema.queue import Iso
@@ -117,6 +118,7 @@ class DiskRow(Struct, frozen=True, kw_only=True):
 class MachineState(Struct, frozen=True, kw_only=True):
     taken_at: Iso | None
     host: Host
+    host_reserved: HostReserved
     problems: tuple[Problem, ...]
     devices: list[DeviceRow]
     disks: list[DiskRow]

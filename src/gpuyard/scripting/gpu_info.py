@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.core.device_names import banned_ids, choose_vendor, find_devices
 from gpuyard.core.lease import Need, WholeDevice
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE

@@ -23,7 +23,8 @@ from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
+from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
@@ -64,6 +65,7 @@ class GPUScheduler:
     by default those that PyTorch is built for if it is imported, else those of the vendor with the largest GPU.
     Several GPUs are the best-linked ones that are free; `linked` waits for GPUs that NVLink or XGMI joins, `same_node`
     for GPUs of one NUMA node.
+    `ram="8G"` and `cpus=4` reserve RAM and CPUs of the machine, too.
 
     A script that has to wait prints a line to stderr when the wait starts and when it ends, unless `quiet` is set.
     `progress(line)` gets these lines in place of stderr, and another line whenever the reason changes.
@@ -89,6 +91,8 @@ class GPUScheduler:
         vendor: str | None = None,
         linked: bool = False,
         same_node: bool = False,
+        ram: str | float | None = None,
+        cpus: float | None = None,
     ) -> None:
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
@@ -100,6 +104,7 @@ class GPUScheduler:
         self._memory_mb = memory_free_threshold_gb * 1024 if vram_mb is None else float(vram_mb)
         if vram is not None and not 0 < self._memory_mb < math.inf:
             raise UserError(f"vram is {vram}", hint='give a size such as "8G"')
+        self._host_share = _host_share(ram, cpus)
         self._is_exclusive = vram is None
         self._power_w = power_threshold_w if vram is None else None
         self._utilization = utilization_threshold_percent if vram is None else None
@@ -224,7 +229,9 @@ class GPUScheduler:
             max_power_w=self._power_w,
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
+            host=self._host_share,
         )
+        check_host(need, seen.host, load_config().host.limits)
         need, suitable = choose_vendor(
             need,
             self._candidates(here),
@@ -259,6 +266,16 @@ def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:
             f"CUDA_VISIBLE_DEVICES hides {', '.join(hidden)} from this process",
             hint="unset it before CUDA is first used, or request GPUs that it shows",
         )
+
+
+def _host_share(ram: str | float | None, cpus: float | None) -> HostShare | None:
+    ram_mb = parse_size(ram) if isinstance(ram, str) else ram
+    if ram_mb is not None and not 0 < ram_mb < math.inf:
+        raise UserError(f"ram is {ram}", hint='give a size such as "8G"')
+    if cpus is not None and not 0 < cpus < math.inf:
+        raise UserError(f"cpus is {cpus}", hint="give a number such as 4")
+    share = HostShare(ram_mb=None if ram_mb is None else float(ram_mb), cpus=None if cpus is None else float(cpus))
+    return None if share == HostShare() else share
 
 
 def _discard(line: str) -> None:

@@ -4,11 +4,10 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from msgspec.structs import replace
-
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket
+from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket, amended
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
@@ -55,7 +54,7 @@ class SimulatedLedger:
             if wanted.amends is None:
                 granted.append(self._grant(wanted))
             elif wanted.amends in self._leases:
-                self._leases[wanted.amends] = replace(self._leases[wanted.amends], shares=wanted.claim.shares)
+                self._leases[wanted.amends] = amended(self._leases[wanted.amends], wanted.claim)
                 self._listed = None
         return granted
 
@@ -73,8 +72,13 @@ class SimulatedLedger:
     def _grant(self, wanted: WantedClaim) -> SimulatedLease:
         self._last_descriptor += 1
         descriptor = self._last_descriptor
+        claim = wanted.claim
         lease = Lease(
-            id=wanted.remakes or f"L{descriptor}", holder=ME, shares=wanted.claim.shares, since=self._machine.now
+            id=wanted.remakes or f"L{descriptor}",
+            holder=ME,
+            shares=claim.shares,
+            since=self._machine.now,
+            host=claim.host,
         )
         self.granted[descriptor] = self._leases[lease.id] = lease
         self._listed = None
@@ -98,6 +102,9 @@ class SimulatedLedger:
         return self._measured
 
     def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
+        return {}
+
+    def measure_host(self, leases: Sequence[Lease], *, again: bool) -> Mapping[str, HostUse]:  # noqa: ARG002
         return {}
 
     def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:

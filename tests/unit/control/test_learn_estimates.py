@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from gpuyard.control.learn_estimates import LearnedEstimates
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
-from gpuyard.core.lease import UnknownMemory
+from gpuyard.core.job.job import Attempt, Growth, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.lease import HostShare, Need, UnknownMemory
 from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.memory.sizing import expected_before
+from gpuyard.core.memory.sizing import FirstRuns, expected_before
 from gpuyard.core.snapshot import Vendor
 from tests.unit.store import QueueDb
 
@@ -85,3 +85,10 @@ def test_jobs_that_differ_in_what_limits_their_framework_are_estimated_apart(que
 def _saved(estimates: LearnedEstimates, queue_db: QueueDb) -> list[tuple[str, Profile]]:
     estimates.save()
     return queue_db.queries.profiles(100)
+
+
+def test_a_job_that_made_way_for_ram_reserves_more_next_time(queue_db: QueueDb) -> None:
+    job = queue_db.job(*queue_db.add(need=Need(devices=0, host=HostShare(ram_mb=1000.0))))
+    queue_db.store.set_growth(job.id, Growth(ram_mb=5000.0))
+    need = LearnedEstimates(queue_db.store).need(job.id, (), FirstRuns())
+    assert need.host == HostShare(ram_mb=5000.0)

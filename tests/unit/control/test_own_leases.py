@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.control.own_leases import OwnLeases
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
-from gpuyard.core.lease import Holder, Lease, Share
+from gpuyard.core.lease import Holder, HostShare, Lease, Share
 from tests.unit.store import QueueDb
 
 ME = Holder(uid=1, user="me", pid=7)
@@ -52,6 +53,16 @@ def test_a_missing_lease_counts_with_the_shares_it_had_last(transitions: JobTran
     assert own.complete([settled, OTHER]) == (settled, OTHER)
     *others, missing = own.complete([OTHER])
     assert (others, missing.id, missing.shares) == ([OTHER], "mine", settled.shares)
+
+
+def test_a_missing_lease_keeps_its_ram(transitions: JobTransitions) -> None:
+    own = OwnLeases(transitions, ME)
+    settled = replace(lease(), host=HostShare(ram_mb=500.0))
+    own.complete([settled])
+    (missing,) = own.complete([])
+    assert missing.host == HostShare(ram_mb=500.0)
+    (wanted,) = own.wanted([], 1e9)
+    assert wanted.claim.host == HostShare(ram_mb=500.0)
 
 
 def test_without_an_earlier_look_it_counts_with_what_its_attempt_records(transitions: JobTransitions) -> None:

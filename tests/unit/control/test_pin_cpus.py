@@ -7,7 +7,7 @@ from gpuyard.control.launch_command import launch_of
 from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.lease import Need
+from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.scheduling.cpu_sets import CpuLayout
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from tests.simulation.simulated_daemon import RULES
@@ -43,7 +43,7 @@ def test_cpus_of_live_attempts_are_taken_also_for_a_new_daemon(queue_db: QueueDb
 
 
 def test_cpus_and_limits_are_part_of_a_launch_only_if_they_are_configured(queue_db: QueueDb) -> None:
-    (job_id,) = queue_db.add(need=Need(devices=0), cpus=2, ram_mb=512.0)
+    (job_id,) = queue_db.add(need=Need(devices=0, host=HostShare(ram_mb=512.0)), cpus=2)
     job, own = queue_db.job(job_id), pinning(queue_db)
     plain = launch_of(job, 1, None, MACHINE, RULES, pinning=own)
     assert (plain.cpus, plain.ram_limit_mb) == ((), None)

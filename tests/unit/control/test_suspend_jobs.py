@@ -7,7 +7,8 @@ from gpuyard.control.suspend_jobs import resume_need
 from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import state_dir
-from gpuyard.core.lease import Share
+from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.directory_record import RECORD, check_directory, move_in
 from gpuyard.leases.drains import add_drain, remove_drains
@@ -112,7 +112,7 @@ def test_a_drain_that_was_removed_does_not_come_back_with_its_directory(folders:
 
 def test_a_lease_that_is_released_ends_in_all_directories(folders: tuple[Path, Path, Path]) -> None:
     one, two, _ = folders
-    lease = LockFile(one / "1-a.lease", encode_lease(this_process("mine"), (Share(device_id="GPU-0"),)))
+    lease = LockFile(one / "1-a.lease", encode_lease(this_process("mine"), Claim(shares=(Share(device_id="GPU-0"),))))
     os.close(move_in(two))
     Ledger(two).end("1-a")
     assert Ledger(one).leases() == Ledger(two).leases() == ()

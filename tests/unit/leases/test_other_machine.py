@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.lease import Holder, Share
+from gpuyard.core.lease import Claim, Holder, Share
 from gpuyard.leases.ledger_scan import LedgerScan
 from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.records import encode_lease
@@ -14,7 +14,7 @@ from gpuyard.system.process_identity import this_process
 
 
 def leave(folder: Path, name: str, holder: Holder) -> LockFile:
-    return LockFile(folder / f"{name}.lease", encode_lease(holder, (Share(device_id="SIM-0"),)))
+    return LockFile(folder / f"{name}.lease", encode_lease(holder, Claim(shares=(Share(device_id="SIM-0"),))))
 
 
 @pytest.mark.linux("only Linux has a boot id")

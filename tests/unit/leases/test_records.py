@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.placement import PlacementView, choose, in_queue_order
+from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need, Share, Ticket
+from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.lock_file import HeldFile
 from gpuyard.leases.measured_usage import measure
@@ -24,6 +25,7 @@ from gpuyard.leases.records import (
     encode_ticket,
     oldest_per_user,
     read_record,
+    replace_shares,
 )
 from gpuyard.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.system.process_identity import is_stopped, user_name
@@ -56,7 +58,7 @@ def changed(shape: Any, path: Iterable[str | int], value: object) -> Any:
 
 def test_what_is_written_is_read() -> None:
     shares = (Share(device_id="G0", memory_mb=512.0, is_exclusive=False),)
-    lease = read_record(found(encode_lease(HOLDER, shares)))
+    lease = read_record(found(encode_lease(HOLDER, Claim(shares=shares))))
     assert isinstance(lease, Lease)
     assert (lease.id, lease.shares, lease.holder.pid, lease.holder.label) == ("17-ab", shares, 17, "train")
     ticket = read_record(found(encode_ticket(HOLDER, Need(devices=2), 5), "1-c.ticket"))
@@ -74,6 +76,31 @@ def test_a_lease_without_shares_is_nothing() -> None:
     assert read(changed(LEASE, ["shares"], [])) is None
 
 
+def test_a_lease_of_ram_alone_is_read() -> None:
+    host = HostShare(ram_mb=8192.0, cpus=4.0, used_mb=100.0)
+    lease = read_record(found(encode_lease(HOLDER, Claim(shares=(), host=host))))
+    assert isinstance(lease, Lease)
+    assert (lease.shares, lease.host) == ((), host)
+
+
+def test_a_record_from_before_ram_was_reserved_reserves_none() -> None:
+    lease = read(LEASE)
+    assert isinstance(lease, Lease)
+    assert lease.host is None
+
+
+def test_new_shares_leave_the_share_of_the_host_as_it_is_unless_there_is_a_new_one() -> None:
+    host = HostShare(ram_mb=8192.0)
+    content = encode_lease(HOLDER, Claim(shares=(Share(device_id="G0"),), host=host))
+    suspended = replace_shares(content, Claim(shares=()))
+    lease = read_record(found(suspended))
+    assert isinstance(lease, Lease)
+    assert (lease.shares, lease.host) == ((), host)
+    lease = read_record(found(replace_shares(suspended, Claim(shares=(), host=HostShare(ram_mb=1.0)))))
+    assert isinstance(lease, Lease)
+    assert lease.host == HostShare(ram_mb=1.0)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -88,6 +115,13 @@ def test_a_lease_without_shares_is_nothing() -> None:
         (["shares", 0, "load_percent"], -1.0),
         (["shares", 0, "load_percent"], 1e13),
         (["shares", 0, "slowdown"], -1.0),
+        (["host"], {"ram_mb": -1.0}),
+        (["host"], {"ram_mb": 1e300}),
+        (["host"], {"cpus": -1}),
+        (["host"], {"cpus": 1e7}),
+        (["host"], {"used_mb": -1.0}),
+        (["host"], {"used_cpus": 1e300}),
+        (["host"], {"ram_mb": "8G"}),
         (["shares", 0, "foreign_mb"], -1e300),
         (["shares", 0, "device_id"], ""),
         (["shares", 0, "device_id"], "\x1b[31mG0"),
@@ -127,6 +161,8 @@ def test_a_lease_with_a_field_out_of_bounds_is_ignored(path: list[str | int], va
         ("min_host_memory_mb", 1e300),
         ("load_percent", -1.0),
         ("slowdown", -1.0),
+        ("host", {"ram_mb": 1e12}),
+        ("host", {"cpus": -0.5}),
     ],
 )
 def test_a_ticket_with_a_need_out_of_bounds_is_ignored(field: str, value: object) -> None:

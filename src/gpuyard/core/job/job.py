@@ -127,7 +127,6 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine: str = ""  # engine that places the job, with `engine_options`; empty for this machine
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
-    ram_mb: float | None = None  # what the user declared that it needs
     notify: tuple[Subscription, ...] = ()
     output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
@@ -143,11 +142,6 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     def learns_memory(self) -> bool:
         """Whether the user has left open how much memory it needs."""
         return isinstance(self.need.memory, UnknownMemory)
-
-    @property
-    def declared_ram_mb(self) -> float | None:
-        """The RAM that the user declared for one run."""
-        return self.ram_mb if self.pace is None else self.pace.run_ram_mb
 
     def __repr__(self) -> str:
         return f"JobSpec({self.name or ' '.join(self.command)!r})"
@@ -207,6 +201,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     peaks_mb: dict[str, float] = {}  # peak memory on each device
     ram_mb: float | None = None  # peak RAM of all its processes together
+    cpus_used: float | None = None  # how many CPUs all its processes together kept busy: CPU time by run time
     load_percent: float | None = None  # how busy it kept its devices by itself, as the mean of `load_s` seconds
     load_s: float = 0.0
     load_now: float | None = None  # since `load_at_s`

@@ -29,7 +29,7 @@ from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.stop_warning import parse_signal_option
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
@@ -44,8 +44,7 @@ URGENT = 100
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-# Spreadsheets write it before the first column's name.
-_BYTE_ORDER_MARK = "\ufeff"
+_BYTE_ORDER_MARK = "\ufeff"  # spreadsheets write it before the first column's name
 # Characters that only a shell interprets; a line without any of them needs no shell.
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
@@ -155,7 +154,6 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         engine=engine,
         engine_options=tuple(options["engine-option"]),
         cpus=options["cpus"],
-        ram_mb=options["ram"],
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
@@ -260,8 +258,8 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
     if gpus == 0 and options["preempt"]:
         raise UserError("--preempt takes GPUs from others, and --gpus 0 asks for none", hint="leave out one of them")
     memory: MemoryNeed = UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
-    free_ram = [bound for bound in (options["min-free-mem-mb"], options["ram"]) if bound is not None]
     is_single = pace is None
+    share = HostShare(ram_mb=options["ram" if is_single else "run-ram"], cpus=options["cpus"])
     return Need(
         devices=gpus,
         memory=WholeDevice(vram_mb) if is_exclusive or gpus == 0 else memory,
@@ -271,7 +269,8 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
         max_power_w=options["max-power-w"],
         max_memory_used_mb=options["max-gpu-mem-mb"] if is_single else None,
         max_cpu_percent=options["max-cpu"] if is_single else None,
-        min_host_memory_mb=max(free_ram, default=None) if is_single else None,
+        min_host_memory_mb=options["min-free-mem-mb"] if is_single else None,
+        host=None if share == HostShare() else share,
     )
 
 

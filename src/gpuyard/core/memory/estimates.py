@@ -27,6 +27,7 @@ from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coeffi
 from gpuyard.core.report.energy import learn_power
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
+KEPT_HOST_USES = 16
 _QUANTILE = 0.95
 # By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
@@ -53,6 +54,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     climb: Climb = ()  # how much of the peak was missing when memory had been flat for a while
     floor_mb: float | None = None  # memory that was not enough
     ram_mb: float | None = None
+    ram_peaks_mb: tuple[float, ...] = ()  # the peak of RAM of each of the last runs, up to 16
+    cpu_uses: tuple[float, ...] = ()  # how many CPUs each of the last runs kept busy
     load_percent: float | None = None
     power_w: float | None = None  # the highest power per GPU of recent runs
     slowdown: SlowdownFit = SlowdownFit()  # how much longer it took beside others
@@ -81,6 +84,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
     peak_mb: float | None = None
     flat_levels_mb: tuple[float, ...] = ()
     ram_mb: float | None = None
+    cpus_used: float | None = None  # CPU time by run time
     load_percent: float | None = None
     power_w: float | None = None
     neighbours_percent: float | None = None  # the mean load of other jobs on its devices
@@ -157,6 +161,10 @@ def learn(before: Profile, run: FinishedRun, beside: RunBeside | None = None) ->
     if run.is_whole and run.peak_mb is not None:
         climb = learn_climb(before.climb, run.flat_levels_mb, run.peak_mb)
         after = replace(after, climb=climb, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
+    if run.ram_mb is not None and (run.is_whole or run.ram_mb > max(before.ram_peaks_mb, default=0.0)):
+        after = replace(after, ram_peaks_mb=(*before.ram_peaks_mb, round(run.ram_mb, 1))[-KEPT_HOST_USES:])
+    if run.cpus_used is not None and run.is_whole:
+        after = replace(after, cpu_uses=(*before.cpu_uses, round(run.cpus_used, 2))[-KEPT_HOST_USES:])
     return replace(
         after,
         ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),

@@ -26,9 +26,6 @@ from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
 
-# The default floor: the larger of these, and no more than a part of the RAM, as nothing could ever start on a small
-# machine.
-_FLOOR_MB, _FLOOR_PART, _MOST_OF_RAM = 2048.0, 0.05, 0.25
 # Below this part of the floor a job makes way even while RAM is steady; below that one a stopping job is killed.
 _CRITICAL_PART, _KILL_PART = 0.5, 0.25
 # The rest of the RAM has to last for this many seconds at the present rate: below the floor, and above it.
@@ -86,14 +83,6 @@ class HostWatch(Struct, frozen=True, kw_only=True):
 
     every_s: float
     measures_jobs: bool
-
-
-def floor_mb(keep_free_mb: float | None, total_mb: float | None) -> float | None:
-    """Return how much RAM has to stay available. Without a setting: the larger of 2 GB and 5%, up to a quarter of the
-    RAM; None if the size of the RAM is unknown."""
-    if keep_free_mb is not None:
-        return keep_free_mb
-    return None if total_mb is None else min(max(_FLOOR_MB, _FLOOR_PART * total_mb), _MOST_OF_RAM * total_mb)
 
 
 def notable_mb(floor: float) -> float:
@@ -159,24 +148,25 @@ def host_closed_reason(available_mb: float, floor: float) -> Reason:
     return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)
 
 
-def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float | None) -> str:
-    """Return what happened, for people: how much was left, what this job held, and why it makes way."""
+def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:
+    """Return what happened, for people: how much was left, what this job held, and why it makes way. `needed_mb` is
+    what it needs above the floor."""
     left = f"the machine had {format_size(alarm.available_mb)} of RAM left of the {format_size(alarm.floor_mb)} to keep"
     if alarm.available_mb >= alarm.floor_mb:
         left = f"the machine had {format_size(alarm.available_mb)} of RAM left, which fell fast"
     who = f"the youngest job with notable RAM, and held {format_size(job.held_mb)}"
     if job.declared_mb is not None and not job.is_within:
         who += f", more than its {format_size(job.declared_mb)} (--ram)"
-    return f"{left}; it was {who}; it starts again when {format_size(needed_mb)} are available"
+    return f"{left}; it was {who}; it starts again when {format_size(alarm.floor_mb + needed_mb)} are available"
 
 
 def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign_mb: float | None) -> float:
-    """Return how much RAM has to be available for the next start of a job that was stopped: no more than it can have
-    without other jobs, beside the RAM of programs that are no jobs."""
+    """Return how much RAM the next attempt of a job that was stopped reserves, above the floor: no more than it can
+    have without other jobs, beside the RAM of programs that are no jobs."""
     wanted = held_mb * _MORE
-    if total_mb is not None:
-        wanted = min(wanted, _MOST_OF_REST * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
-    return floor + wanted
+    if total_mb is None:
+        return wanted
+    return min(wanted, _MOST_OF_REST * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
 
 
 def grown_ram(growth: Growth, needed_mb: float) -> Growth:

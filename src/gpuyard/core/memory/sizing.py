@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, Usage
-from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.expected_peak import ExpectedPeak, assumed_peak, peak_of_any, peak_of_program
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
@@ -75,7 +75,8 @@ def size_need(
     need = replace(job.spec.need, load_percent=next((load for load in loads if load is not None), None))
     growth = job.growth
     if growth.ram_mb is not None:
-        need = replace(need, min_host_memory_mb=max(growth.ram_mb, need.min_host_memory_mb or 0.0))
+        share = need.host or HostShare()
+        need = replace(need, host=replace(share, ram_mb=max(growth.ram_mb, share.ram_mb or 0.0)))
     if not need.devices:
         return need
     if growth.is_alone:
@@ -223,7 +224,7 @@ def grow(
     growth = replace(growth, count=growth.count + 1)
     if shortage.where is ShortageKind.HOST:
         measured = attempt.usage.ram_mb if attempt.usage is not None else None
-        before = job.growth.ram_mb or job.spec.need.min_host_memory_mb
+        before = job.growth.ram_mb or job.spec.need.ram_mb
         known = max((figure for figure in (measured, before) if figure is not None), default=None)
         most = math.inf if host_mb is None else host_mb * _MOST_RAM
         return replace(growth, ram_mb=None if known is None else min(most, known * _RAM_GROWTH))
@@ -242,7 +243,7 @@ def grow(
 def ram_limit_mb(job: Job) -> float | None:
     """Return how much RAM the next attempt may take where limits are enforced: what was declared, and more after it ran
     out of RAM; None without a declaration."""
-    declared = job.spec.declared_ram_mb
+    declared = job.spec.need.ram_mb
     return None if declared is None else max(declared, job.growth.ram_mb or 0.0)
 
 

@@ -6,6 +6,10 @@ that become available first. A job behind it may start on devices that the head 
 leaves over if its own need is known, or anywhere if it is sure to end before the head could start. A job that would not
 fit even after all leases have ended does not become the head.
 
+The first job that waits for RAM or CPUs, with devices or without, has them kept: a job behind it starts only if the
+first job fits beside it once those jobs have ended that ran already when the wait began. After STRICT_AFTER_S no job
+behind it starts that reserves RAM or CPUs.
+
 Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
 """
 
@@ -33,6 +37,8 @@ class Backfill:
         self.head: WaitingJob | None = None
         self._beside_head: PlacementState | None = None
         self._head_starts_at: float | None = None
+        self._host_head: WaitingJob | None = None  # the first job that waits for RAM or CPUs
+        self.first_head: WaitingJob | None = None  # the head or the host's head, whichever comes first in the queue
         self._tickets = in_queue_order(view.tickets)
         # Needs that were refused, with and without the head's reservation. They stay so: placements only fill.
         self._refused: set[Need] = set()
@@ -47,7 +53,7 @@ class Backfill:
         return tuple((self._beside_head or self.placement).explain(need))
 
     def add_start(self, job_id: int, claim: Claim) -> None:
-        for placement in self._placements() if claim.shares else ():
+        for placement in self._placements() if claim.takes_lease else ():
             placement.add_claim(claim, self._holder(job_id), _planned_lease_id(job_id))
 
     def find_claim(self, need: Need, candidate: Candidate) -> Claim | None:
@@ -62,7 +68,8 @@ class Backfill:
         claim = self.placement.find_claim(need)
         if claim is None:
             self._never.add(need)
-        return claim
+        is_host_kept = self._beside_head is not None and self._beside_head.host.refuses(need)
+        return None if is_host_kept else claim
 
     def reserve_for_tickets_ahead(self, lane: Lane) -> None:
         """Reserve devices for requests in the ledger's queue that are ahead of this lane."""
@@ -76,13 +83,28 @@ class Backfill:
     def try_make_head(self, job: WaitingJob, candidate: Candidate) -> None:
         """Make the job the head of the queue, unless the end of all leases would not let it start."""
         if not self.placement.has_capacity():
-            self.head = job  # no device is left to reserve
+            self._set_head(job)  # no device is left to reserve
             return
-        beside_head = self.placement.copy()
+        beside_head = (self._beside_head or self.placement).copy()
         is_strict = job.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
         ends = None if is_strict else self._likely_ends()
         if beside_head.reserve(job.need, self._holder(job.job_id), ends):
-            self.head, self._beside_head = job, beside_head
+            self._beside_head = beside_head
+            self._set_head(job)
+
+    def _set_head(self, job: WaitingJob) -> None:
+        self.head, self.first_head = job, self.first_head or job
+
+    def keep_host_for(self, job: WaitingJob, candidate: Candidate) -> None:
+        """Reserve RAM and CPUs for the job if it is the first that waits for them."""
+        if self._host_head is None and self.placement.host.lacks(job.need):
+            beside = (self._beside_head or self.placement).copy()
+            is_strict = self._view.now - candidate.queued_at > STRICT_AFTER_S
+            runs = [run for run in self._view.running if run.started_at <= candidate.queued_at]
+            older = None if is_strict else {run.lease_id for run in runs if run.lease_id is not None}
+            if beside.reserve_host(job.need, self._holder(job.job_id), older):
+                self._host_head, self._beside_head = job, beside
+                self.first_head = self.first_head or job
 
     def _placements(self) -> Iterator[PlacementState]:
         yield self.placement

@@ -4,7 +4,7 @@ Requests ahead in the ledger's queue are placed first, as reservations: on the d
 where those are too few, on every device that would serve them. Requests behind cannot take these. After PATIENCE_S a
 request reserves every device that it could use once leases end, so that a stream of small jobs does not delay a large
 one for ever. A request that would not fit even after all leases have ended (a foreign process is in its way, or the
-machine is too busy for it) does not reserve any device.
+machine is too busy for it) does not reserve any device. RAM and CPUs (`host_placement`) follow the same rules.
 
 Among the devices that fit, a job goes where it slows others least, and there to the device with the least free memory,
 so that large gaps stay free for large jobs. A job on several devices gets those that are linked best (`device_choice`).
@@ -12,13 +12,12 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 
 import copy
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling import wait_reasons
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -26,13 +25,14 @@ from gpuyard.core.scheduling.device_fit import (
     check_leases,
     check_state,
     check_suitable,
-    host_refusals,
     kind_of,
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostView
+from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.known_refusals import FitQuestion
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices
@@ -41,7 +41,6 @@ from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 
 PATIENCE_S = 60.0
-_NO_HOLDER = Holder(uid=0, user="", pid=0)
 # To write the reasons of a thousand devices would take longer than to decide.
 _MOST_EXPLAINED_DEVICES = 64
 # A device state remembers its answers for at most this many needs.
@@ -66,47 +65,8 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     longest: Mapping[str, float] = {}  # leases of jobs that decide when all is over, with the seconds they have left
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
+    host: HostView = HostView()  # limits and measured use of RAM and CPUs
     known: KnownStates | None = None  # what outlasts a placement, for a caller that makes many
-
-
-class PlacementChoice(Struct, frozen=True, kw_only=True):
-    claim: Claim | None
-    reasons: tuple[Reason, ...] = ()
-
-
-def choose(need: Need, view: PlacementView) -> PlacementChoice:
-    """Return a claim on the best devices for `need`, or the reasons why none is possible now."""
-    placement = PlacementState(view)
-    claim = placement.find_claim(need)
-    for ticket in view.ahead:
-        if claim is None:
-            break  # more reservations would not change that
-        placement.reserve_for_ticket(ticket)
-        claim = placement.find_claim(need)
-    if claim is None:
-        return PlacementChoice(claim=None, reasons=tuple(placement.explain(need)))
-    blocked = _first_blocked(claim, view)
-    if blocked is None:
-        return PlacementChoice(claim=claim)
-    reasons = (wait_reasons.awaited(share.device_id, (blocked,)) for share in claim.shares)
-    return PlacementChoice(claim=None, reasons=tuple(reasons))
-
-
-def _first_blocked(claim: Claim, view: PlacementView) -> Holder | None:
-    """Return the holder of the first ticket ahead that this claim would block, or None. Reservations alone do not rule
-    this out: beside the claim, the requests ahead may be placed on other devices than reserved, and then block each
-    other."""
-    before, after = PlacementState(view), PlacementState(view)
-    after.add_claim(claim, _NO_HOLDER)
-    for ticket in view.ahead:
-        without_claim, with_claim = before.find_claim(ticket.need), after.find_claim(ticket.need)
-        if without_claim is None:
-            return None
-        if with_claim is None:
-            return ticket.holder
-        before.add_claim(without_claim, ticket.holder)
-        after.add_claim(with_claim, ticket.holder)
-    return None
 
 
 class PlacementState:
@@ -115,6 +75,7 @@ class PlacementState:
     def __init__(self, view: PlacementView) -> None:
         self._view = view
         self.links = DeviceChoice(view.snapshot.topology, view.closed)
+        self.host = HostPlacement(view.snapshot.host, view.host, view.leases)
         self._known = view.known or KnownStates()
         self.states = self._known.update(view)
         self.has_head = False
@@ -130,7 +91,7 @@ class PlacementState:
         """Return a placement to which the head's reservation is added."""
         other = copy.copy(self)
         other.has_head = True
-        other.states = dict(self.states)
+        other.states, other.host = dict(self.states), self.host.copy()
         other.shared = {}
         return other
 
@@ -143,21 +104,23 @@ class PlacementState:
         return self._with_capacity is not None
 
     def find_claim(self, need: Need) -> Claim | None:
-        if self.host_refuses(need):
+        if self.host.refuses(need):
             return None
         if not need.devices:
-            return Claim(shares=())
+            return Claim(shares=(), host=need.host)
         if need.devices == 1 and not need.is_exclusive:
             best = self._best_shared(need)
-            return None if best is None else Claim(shares=(claimed_share(need, best),))
+            return None if best is None else Claim(shares=(claimed_share(need, best),), host=need.host)
         fitting = self.links.choose(need, self._fitting(need), self.states)
         if not fitting:
             return None
         chosen = sorted(fitting, key=lambda state: (state.device.index or 0, state.device.id))
-        return Claim(shares=tuple(claimed_share(need, state) for state in chosen))
+        return Claim(shares=tuple(claimed_share(need, state) for state in chosen), host=need.host)
 
     def explain(self, need: Need) -> Iterator[Reason]:
-        yield from host_refusals(need, self._view.snapshot.host)
+        yield from self.host.explain(need)
+        if not need.devices:
+            return
         states = list(self.states.values())
         if len(states) <= _MOST_EXPLAINED_DEVICES:
             found = self._known.refusals.reasons(
@@ -191,18 +154,35 @@ class PlacementState:
         """Add the shares of a start, which has not used any memory yet. `lease_id` stands for its future lease."""
         for share in claim.shares:
             self._add(PromisedShare(share=share, holder=holder, measured_mb=0.0, lease_id=lease_id))
+        self.host.add_claim(claim, holder, lease_id)
+
+    def reserve_host(self, need: Need, holder: Holder, older: Collection[str] | None = None) -> bool:
+        """Reserve the RAM and CPUs of a request that waits for them: now, or once the leases `older` have ended. Return
+        False, and reserve none, if it waits for something else, or would not fit even after all leases have ended."""
+        if not self.host.lacks(need) or self.host.excludes(need):
+            return False
+        if len(self._fitting_without_leases(need)) < need.devices:
+            return False
+        if older is None or need.host is None:
+            self.host.reserve(need.host, holder)
+        else:
+            self.host.keep_after(older, need.host, holder)
+        return True
 
     def reserve_for_ticket(self, ticket: Ticket) -> None:
         """Reserve for a request in the ledger's queue what no request behind it may take."""
         claim = self.find_claim(ticket.need)
-        for share in claim.shares if claim is not None else self._awaited_shares(ticket):
-            self._add(PromisedShare(share=share, holder=ticket.holder, is_reservation=True))
+        self._reserve(claim.shares if claim is not None else self._awaited_shares(ticket), ticket.holder)
+        if claim is not None:
+            self.host.reserve(claim.host, ticket.holder)
+        elif self._has_waited(ticket):
+            self.reserve_host(ticket.need, ticket.holder)
 
     def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
         """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
         `ends` (the expected end of each lease): the devices that become available first. Without: every device that
         would serve the head once leases end."""
-        if self.host_refuses(need):
+        if self.host.excludes(need):
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
         if len(chosen) < need.devices:
@@ -254,11 +234,6 @@ class PlacementState:
             if self.fits(need, state.without(frozenset(gone))):
                 return max(now, ends.get(lease_id, now))
         return None
-
-    def host_refuses(self, need: Need) -> bool:
-        """Return whether the CPU or RAM of the machine is outside the need's limits."""
-        has_limits = need.max_cpu_percent is not None or need.min_host_memory_mb is not None
-        return has_limits and any(host_refusals(need, self._view.snapshot.host))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
@@ -347,15 +322,22 @@ class PlacementState:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
         without any lease."""
         need = ticket.need
-        has_waited = self._view.now - ticket.since > PATIENCE_S
+        has_waited = self._has_waited(ticket)
         now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]
         if not now and not has_waited:
             return ()
         later = self._fitting_without_leases(need)
         serving = self.links.serving(need, later)
-        if len(serving) < need.devices or self.host_refuses(need):
+        if len(serving) < need.devices or self.host.excludes(need):
             return ()
         return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
+
+    def _has_waited(self, ticket: Ticket) -> bool:
+        return self._view.now - ticket.since > PATIENCE_S
+
+    def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
+        for share in shares:
+            self._add(PromisedShare(share=share, holder=holder, is_reservation=True))
 
     def _add(self, promise: PromisedShare) -> None:
         before = self.states[promise.share.device_id]

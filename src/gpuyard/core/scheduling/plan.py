@@ -84,7 +84,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
-    head: WaitingJob | None = None  # head of the queue (has devices reserved), else the first that waits for devices
+    head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

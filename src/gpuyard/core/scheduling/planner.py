@@ -3,7 +3,8 @@
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
 or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
 for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
-wait behind no job with devices; runs of a batch take no slots, as a batch limits its own number.
+wait behind no job with devices, unless that waits for RAM or CPUs that they need, too; runs of a batch take no slots,
+as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
 lower priority (`preemption`); while these leave it waits, and no further job is preempted.
@@ -64,7 +65,7 @@ class _Planner:
             starts=tuple(self._starts),
             waiting=tuple(self._waiting.values()),
             preempts=self._preempts,
-            head=self._backfill.head or self._first_waiting,
+            head=self._backfill.first_head or self._first_waiting,
         )
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
@@ -94,6 +95,9 @@ class _Planner:
             self._waiting.setdefault(lane.id, job)
             if needs_head:
                 self._make_head(job, candidate)
+        if need.host is not None and not refusals:
+            waiting = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
+            self._backfill.keep_host_for(waiting, candidate)
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
         if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
@@ -113,9 +117,11 @@ class _Planner:
         self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
-        if not need.devices:
+        if not need.devices and need.host is None:
             return tuple(host_refusals(need, self._view.placement.snapshot.host)) or Claim(shares=())
-        is_hopeless = (backfill.head or self._holds_all_leases) and not backfill.placement.has_capacity()
+        is_hopeless = (
+            need.devices and (backfill.head or self._holds_all_leases) and not backfill.placement.has_capacity()
+        )
         if is_hopeless and not is_explained:
             return ()  # without reasons: to write them in each step would cost more than the step itself
         backfill.reserve_for_tickets_ahead(lane)

@@ -40,7 +40,7 @@ def find_victims(
         and run.priority < priority
         and not run.is_leaving
     }
-    if placement.host_refuses(need):
+    if placement.host.refuses(need):
         return ()
     states = [state.without(frozenset(leaving)) for state in placement.suitable_devices(need)]
     found = {

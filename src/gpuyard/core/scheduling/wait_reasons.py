@@ -37,6 +37,8 @@ class ReasonKind(StrEnum):
     DISK_FULL = "disk-full"
     POWER_LIMIT = "power-limit"
     HOST_GUARD = "host-guard"
+    HOST_MEMORY = "host-memory"
+    HOST_CPUS = "host-cpus"
     TOO_FEW = "too-few"
     NOT_LINKED = "not-linked"
     PAUSED = "paused"
@@ -92,9 +94,16 @@ REMEDIES = {
     ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",
     ReasonKind.TOO_FULL: "--max-gpu-mem-mb is the job's own limit",
     ReasonKind.HOST_TOO_BUSY: "--max-cpu is the job's own limit",
-    ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb or --ram is the job's own limit",
+    ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb is the job's own limit",
     ReasonKind.NOT_LINKED: (
         "without --linked and --same-node (in a script: linked=, same_node=) it gets the best-linked GPUs that are free"
+    ),
+    ReasonKind.HOST_MEMORY: (
+        "--ram (in a script: ram=) is what the job reserves; keep_free under [host] in the configuration stays free"
+    ),
+    ReasonKind.HOST_CPUS: (
+        "--cpus (in a script: cpus=) is what the job reserves; max_cpu_load under [host] in the configuration is the "
+        "limit for all jobs"
     ),
     ReasonKind.TAG_LIMIT: "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
     ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
@@ -129,7 +138,7 @@ def list_holders(holders: Sequence[Holder]) -> str:
     return f"{names}; and {more} more" if more > 0 else names
 
 
-def awaited(device_id: str, holders: tuple[Holder, ...], why: str = "") -> Reason:
+def awaited(device_id: str | None, holders: tuple[Holder, ...], why: str = "") -> Reason:
     text = f"reserved for {list_holders(holders)}, ahead in the queue{why}"
     return Reason(ReasonKind.AWAITED, text, device_id, holders=holders, is_leased=True)
 

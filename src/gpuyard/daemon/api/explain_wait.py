@@ -196,6 +196,8 @@ def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:
     count = job.spec.need.devices
     vendor = "" if job.spec.need.vendor is None else f"{job.spec.need.vendor} "
     gpus = f"{count} {vendor}GPU{'' if count == 1 else 's'}" if count else "a free slot"
+    if not count and job.spec.need.host is not None:
+        gpus = "RAM or CPUs"
     return f"job {job.id} waits for {job.spec.engine or gpus}"
 
 

@@ -137,6 +137,7 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         reason=outcome.reason if outcome is not None else None,
         peaks_mb=usage.peaks_mb,
         ram_mb=usage.ram_mb,
+        cpus_used=usage.cpus_used,
         load_percent=usage.load_percent,
         neighbours=None if usage.beside is None else usage.beside.jobs,
         neighbours_percent=None if usage.beside is None else usage.beside.percent,

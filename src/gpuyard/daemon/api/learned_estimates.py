@@ -12,6 +12,7 @@ from gpuyard.core.memory.estimates import (
     prediction_error,
 )
 from gpuyard.core.memory.expected_peak import Moments
+from gpuyard.core.memory.host_sizing import learned_cpus
 from gpuyard.core.memory.slowdown import SlowdownFit
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
@@ -36,6 +37,7 @@ def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile)
         kind=kind_of_profile(profile),
         runs=profile.count,
         measured_runs=len(profile.peaks_mb),
+        cpus_used=learned_cpus(profile, None),
         memory_mb=memory_estimate(profile),
         peak_mb=max(profile.peaks_mb, default=None),
         off_percent=None if off is None else 100.0 * off,
@@ -62,6 +64,8 @@ def export_estimates(scheduler: SchedulerLoop, query: ProfilesQuery) -> ProfileP
             fingerprint=fingerprint,
             kind=kind_of_profile(profile),
             runs=profile.count,
+            ram_peaks_mb=list(profile.ram_peaks_mb),
+            cpu_uses=list(profile.cpu_uses),
             climb=[[each.count, each.total, each.squares] for each in profile.climb],
             seen_at=wall_time(scheduler, profile.seen_at),
         )
@@ -79,8 +83,9 @@ def import_estimates(scheduler: SchedulerLoop, request: ImportRequest) -> Import
 
 def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
     """Return the profile to store. It was not seen in the future, whatever the other machine's clock says."""
-    numbers = (sent.floor_mb, sent.ram_mb, sent.load_percent, sent.power_w, *sent.durations_s, *sent.peaks_mb)
-    if not all(number is None or math.isfinite(number) for number in numbers):
+    figures = (sent.floor_mb, sent.ram_mb, sent.load_percent, sent.power_w)
+    series = (*sent.durations_s, *sent.peaks_mb, *sent.ram_peaks_mb, *sent.cpu_uses)
+    if not all(number is None or math.isfinite(number) for number in (*figures, *series)):
         raise UserError(f"estimate {sent.fingerprint}: not all its figures are finite numbers")
     try:
         seen_at = scheduler.clock.from_wall(datetime.fromisoformat(sent.seen_at).timestamp())
@@ -95,6 +100,8 @@ def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
         count=sent.runs,
         durations_s=tuple(sent.durations_s),
         peaks_mb=tuple(sent.peaks_mb),
+        ram_peaks_mb=tuple(sent.ram_peaks_mb),
+        cpu_uses=tuple(sent.cpu_uses),
         climb=tuple(Moments(*each) for each in sent.climb),
         seen_at=min(scheduler.clock.now(), seen_at),
         slowdown=SlowdownFit(),  # depends on the machine, and on what else runs there

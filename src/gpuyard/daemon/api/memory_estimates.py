@@ -14,6 +14,7 @@ from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimat
 from gpuyard.core.memory.preallocation import find_preallocation
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.oom_evidence import loaded_libraries, read_tail
 from gpuyard.schema.jobs import NextMemory
@@ -51,8 +52,10 @@ def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
 def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     if job.spec.engine:
         return scheduler.controller.transitions.estimates.need_elsewhere(job)
-    controller, devices = scheduler.controller, scheduler.sampling.latest.snapshot.usable_devices()
-    need = controller.transitions.estimates.need(job.id, devices, controller.rules.first_runs)
+    controller, snapshot = scheduler.controller, scheduler.sampling.latest.snapshot
+    devices, most_mb = snapshot.usable_devices(), grantable_mb(snapshot.host, controller.rules.host.limits)
+    estimates, first_runs = controller.transitions.estimates, controller.rules.first_runs
+    need = estimates.need(job.id, devices, first_runs, grantable_mb=most_mb)
     if not isinstance(need.memory, PartOfDevice):
         return need
     suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]

@@ -22,6 +22,7 @@ from gpuyard.core.lease import Drain
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.scheduling.closed_devices import describe_drain, drain_of
 from gpuyard.core.scheduling.device_fit import check_suitable
+from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
@@ -86,6 +87,9 @@ class SubmissionHandler:
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
         submission = _with_container_tool(submission)
         pace, notes = submission.spec.pace, []
+        if is_new and submission.spec.need.host is not None and not submission.spec.engine:
+            host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
+            check_host(submission.spec.need, host, load_config().host.limits)
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self._read_devices()
             devices = load_config().devices

@@ -22,6 +22,7 @@ from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.closed_devices import drain_of
 from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.core.scheduling.device_memory import PromisedShare
+from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.daemon.api.codec import copy_fields, encode
@@ -32,6 +33,7 @@ from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.clear_devices import clear_devices
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
+from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.schema import machine
 from gpuyard.schema.requests import DeviceHistoryQuery, DrainRequest, UndrainRequest
@@ -60,6 +62,7 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
     jobs: dict[str, int]
     drains: tuple[Drain, ...] = ()
     banned: tuple[str, ...] = ()
+    host_reserved: HostReserved
     issues: Mapping[str, Sequence[HealthIssue]] = {}
 
     def breakdown(self, device: Device) -> MemoryParts:
@@ -102,6 +105,8 @@ class DeviceList:
         jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
         contents = await asyncio.to_thread(scheduler.ledger.contents)
         measured = await asyncio.to_thread(measure, snapshot, contents.leases)
+        used, me = await self._host_used(contents.leases), scheduler.controller.me
+        host = HostView(limits=scheduler.controller.rules.host.limits, used=used, machine=me.machine)
         return DeviceUsers(
             snapshot=snapshot,
             leases=contents.leases,
@@ -110,7 +115,12 @@ class DeviceList:
             drains=contents.drains,
             issues=self.health.issues(snapshot, contents.health_marks),
             banned=scheduler.controller.rules.devices.banned_ids(snapshot),
+            host_reserved=sum_reserved(HostState.of_leases(snapshot.host, host, contents.leases)),
         )
+
+    async def _host_used(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:
+        """Return what leases use that do not say so themselves."""
+        return await asyncio.to_thread(HostMeter().use_of, leases)
 
     async def drain(self, body: DrainRequest) -> machine.DrainResult:
         drains = await self._change(partial(drain_devices, reason=body.reason), body.devices)
@@ -143,6 +153,7 @@ class DeviceList:
             state = machine.MachineState(
                 taken_at=wall_time(self._scheduler, snapshot.taken_at),
                 host=snapshot.host,
+                host_reserved=users.host_reserved,
                 problems=snapshot.problems,
                 devices=[_as_device(users, device) for device in snapshot.devices],
                 disks=disk_rows(self._scheduler),

@@ -37,13 +37,15 @@ class SamplingThread:
     A driver that hangs never blocks the daemon's loop.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is read, and who hears of it
         self,
         sampler: Sampler,
         clock: Clock,
         on_sample: Callable[[], None],
         measure_ram: Callable[..., Mapping[tuple[int, int], float]] = dict,
+        *,
         on_memory: Callable[[], None] = lambda: None,
+        measure_cpu_s: Callable[[], Mapping[tuple[int, int], float]] = dict,
     ) -> None:
         self.latest = _EMPTY_SAMPLE
         self.watched: frozenset[str] = frozenset()
@@ -53,7 +55,7 @@ class SamplingThread:
         self._sampler = sampler
         self._clock = clock
         self._on_sample = on_sample
-        self._measure_ram = measure_ram
+        self._measure_ram, self._measure_cpu_s = measure_ram, measure_cpu_s
         self._arrived_at: float | None = None
         self._is_woken = threading.Event()
         self._is_closed = False
@@ -138,7 +140,7 @@ class SamplingThread:
 
     def _take_sample(self) -> Sample:
         try:
-            return replace(self._sampler.sample(), ram_mb=self._measure_ram())
+            return replace(self._sampler.sample(), ram_mb=self._measure_ram(), cpu_s=self._measure_cpu_s())
         except Exception:  # noqa: BLE001 - the outermost place of the probes: without an answer the queue would stop
             _log.exception("the machine cannot be sampled")
             self._clock.sleep(_PAUSE_AFTER_FAILURE_S)  # the loop requests the next sample at once

@@ -317,11 +317,11 @@ def _psutil_process(pid: int) -> TrackedProcess | None:
         return None
 
 
-# RAM
+# RAM and CPU time
 
 
 class RamMeter:
-    """Measures the RAM of each attempt of one queue, in one pass over all processes. For one thread at a time.
+    """Measures RAM and CPU time of each attempt of one queue, in one pass over all processes. For one thread at a time.
 
     Sessions tell processes apart: a job has a session of its own, and a process that leaves it still has the job's
     variables in its environment. A session's environment is read once. Shared memory counts for each process.
@@ -331,6 +331,7 @@ class RamMeter:
         self._mark = f"{QUEUE}={queue}".encode(errors="surrogateescape")
         self._attempts: dict[tuple[int, int], tuple[int, int] | None] = {}
         self._found: dict[tuple[int, int], float] = {}
+        self._cpu_s: dict[tuple[int, int], float] = {}
         self._measured_at = float("-inf")
 
     def measure(self, max_age_s: float = _MEASURE_EVERY_S) -> dict[tuple[int, int], float]:
@@ -340,16 +341,23 @@ class RamMeter:
             self._measured_at, self._found = now, self._measure()
         return self._found
 
+    def cpu_s(self) -> dict[tuple[int, int], float]:
+        """Return the CPU time by job and attempt, of the last `measure`: that of live processes, and of children that
+        they have waited for."""
+        return self._cpu_s
+
     def _measure(self) -> dict[tuple[int, int], float]:
         seen: dict[tuple[int, int], tuple[int, int] | None] = {}
         found: dict[tuple[int, int], float] = {}
-        for session, (started, pids, pages) in _sessions().items():
+        cpu_s: dict[tuple[int, int], float] = {}
+        for session, (started, pids, pages, ticks) in _sessions().items():
             name = (session, started)
             attempt = self._attempts[name] if name in self._attempts else self._find_attempt(pids)
             seen[name] = attempt
             if attempt is not None:
                 found[attempt] = found.get(attempt, 0.0) + pages * _MB_PER_PAGE
-        self._attempts = seen
+                cpu_s[attempt] = cpu_s.get(attempt, 0.0) + ticks / _TICKS_PER_S
+        self._attempts, self._cpu_s = seen, cpu_s
         return found
 
     def _find_attempt(self, pids: list[int]) -> tuple[int, int] | None:
@@ -361,12 +369,14 @@ class RamMeter:
         return (int(job), int(attempt)) if job.isdigit() and attempt.isdigit() else None
 
 
-def _sessions() -> dict[int, tuple[int, list[int], int]]:
-    """Return by session: when its oldest process started, its processes, and how many pages they hold."""
-    found: dict[int, tuple[int, list[int], int]] = {}
+def _sessions() -> dict[int, tuple[int, list[int], int, int]]:
+    """Return by session: when its oldest process started, its processes, how many pages they hold, and the clock ticks
+    of CPU time that they have used, with those of children that have ended."""
+    found: dict[int, tuple[int, list[int], int, int]] = {}
     for pid in sorted(_pids()):
         if fields := _stat(pid):
             session, started, pages = int(fields[3]), int(fields[19]), int(fields[21])
-            oldest, pids, held = found.get(session, (started, [], 0))
-            found[session] = (min(oldest, started), [*pids, pid], held + pages)
+            oldest, pids, held, ticks = found.get(session, (started, [], 0, 0))
+            ticks += sum(map(int, fields[11:15]))
+            found[session] = (min(oldest, started), [*pids, pid], held + pages, ticks)
     return found

@@ -32,7 +32,9 @@ _WITHOUT_GPU = "VRAM is simulated in RAM, and renderers get numpy arrays"
 
 
 @contextlib.contextmanager
-def open_device(nbytes: int, kind: str = "auto", *, label: str = "render") -> Iterator[DeviceMemory]:
+def open_device(
+    nbytes: int, kind: str = "auto", *, ram_nbytes: int = 0, label: str = "render"
+) -> Iterator[DeviceMemory]:
     """Open `nbytes` of memory on one device for the `with` block. Waits until they can be leased. `kind` is `cuda`,
     `host`, or `auto`: a GPU if PyTorch finds one, else the host."""
     if kind not in KINDS:
@@ -41,7 +43,7 @@ def open_device(nbytes: int, kind: str = "auto", *, label: str = "render") -> It
         raise UserError(f"a VRAM budget of {format_size(nbytes / _MB)} is too small", hint="write it as 8G")
     need_numpy()
     torch = torch_with_gpu(kind)
-    with _lease(nbytes, torch, label) as number, contextlib.closing(_open(number, nbytes, torch)) as memory:
+    with _lease(nbytes, ram_nbytes, torch, label) as number, contextlib.closing(_open(number, nbytes, torch)) as memory:
         yield memory
 
 
@@ -123,14 +125,15 @@ def _set_allocator() -> None:
 
 
 @contextlib.contextmanager
-def _lease(nbytes: int, torch: Any, label: str) -> Iterator[int]:
-    """Lease the memory. Yields the device's number in PyTorch's numbering."""
+def _lease(nbytes: int, ram_nbytes: int, torch: Any, label: str) -> Iterator[int]:
+    """Lease the memory and the RAM. Yields the device's number in PyTorch's numbering."""
     ids = _candidates(torch)
     if not ids:
         yield 0
         return
     # Quiet: `gpuyard render` prints its own message while it waits.
-    with GPUScheduler(vram=nbytes / _MB, label=label, specific_gpus=ids, quiet=True) as numbers:
+    ram_mb = ram_nbytes / _MB or None
+    with GPUScheduler(vram=nbytes / _MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True) as numbers:
         yield numbers[0]
 
 

@@ -88,7 +88,7 @@ class Coordinator:
         if self._memory is not None:
             raise UserError("this coordinator is already open", hint="create another one, with its own budget")
         budgets = self._settings.budgets
-        self._memory = self._open.enter_context(open_device(budgets.vram, self._device))
+        self._memory = self._open.enter_context(open_device(budgets.vram, self._device, ram_nbytes=budgets.ram))
         self._pool = PagePool(self._memory.page, page_size(budgets.ram))
         return self
 

@@ -55,7 +55,7 @@ export class Devices {
       (device) => device.is_usable || !answer.devices.some((other) => other.parent === device.id)
     );
     keep(byId("cards"), devices, (device) => device.id, makeCard, (node, device) => this.update(node.card, device));
-    this.showHost(answer.host);
+    this.showHost(answer.host, answer.host_reserved);
     this.showDisk(answer.disks);
   }
 
@@ -98,11 +98,12 @@ export class Devices {
     this.drawLine(card.loadChart, `Utilisation of GPU ${device.label}`, series.at, load, 100, percent);
   }
 
-  showHost(host) {
+  showHost(host, reserved) {
     const {cpu, ram, cpuChart, ramChart} = this.hostStrip;
     const {at, cpu_percent: load, memory_used_mb: used} = this.history.host;
     say(cpu, `${percent(host.cpu_percent)}${host.cpu_count ? ` of ${+host.cpu_count.toFixed(1)} CPUs` : ""}`);
-    say(ram, `${memory(usedOf(host))} of ${memory(host.memory_total_mb)}`);
+    const kept = reserved.leases ? ` · ${memory(reserved.ram_mb)} reserved by ${reserved.leases}` : "";
+    say(ram, `${memory(usedOf(host))} of ${memory(host.memory_total_mb)}${kept}`);
     this.drawLine(cpuChart, "CPU", at, load, 100, percent);
     this.drawLine(ramChart, "RAM", at, used, host.memory_total_mb || 1, memory);
   }

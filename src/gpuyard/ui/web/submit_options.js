@@ -4,6 +4,7 @@ export const SUBMIT_OPTIONS = {
   "gpus": {"label": "GPUs", "placeholder": "1", "help": "Number of GPUs; 0 for none.", "kind": "whole"},
   "vram": {"label": "Memory on each GPU", "placeholder": "learned from past runs", "help": "Reserve this much memory on each GPU, such as 8G.", "kind": "size"},
   "exclusive": {"label": "Use the GPU alone", "placeholder": null, "help": "Use the GPU alone.", "kind": "flag"},
+  "ram": {"label": "RAM", "placeholder": "learned from past runs", "help": "Reserve this much RAM, such as 8G.", "kind": "size"},
   "linked": {"label": "Only GPUs joined by NVLink", "placeholder": null, "help": "Only GPUs that NVLink or XGMI joins; waits for such a set.", "kind": "flag"},
   "same-node": {"label": "Only GPUs of one NUMA node", "placeholder": null, "help": "Only GPUs of one NUMA node; waits for such a set.", "kind": "flag"},
   "priority": {"label": "Priority", "placeholder": "0", "help": "Higher starts earlier.", "kind": "whole"},

@@ -19,7 +19,7 @@ from gpuyard.core.job.submission import (
     decode_submission,
     parse_submission,
 )
-from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Need, UnknownMemory, WholeDevice
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
@@ -63,6 +63,13 @@ def test_a_plain_command_is_one_job_alone_on_one_gpu() -> None:
     assert (submission.count, list(submission.elements), submission.priority) == (1, [ArrayElement()], 0)
     assert not submission.is_held
     assert not submission.dependencies
+
+
+def test_ram_and_cpus_are_reserved_while_free_ram_is_only_a_limit() -> None:
+    spec = submit(ram="8G", cpus="4", min_free_mem_mb="100").spec
+    assert (spec.need.host, spec.need.min_host_memory_mb) == (HostShare(ram_mb=8192.0, cpus=4.0), 100.0)
+    assert spec.cpus == 4
+    assert submit().spec.need.host is None
 
 
 def test_every_option_reaches_the_job() -> None:
@@ -438,7 +445,7 @@ def test_the_options_of_a_batch_are_its_concurrency_and_the_bounds_of_its_gates(
         stagger_s=0.5,
         sample_log="/data/samples.csv",
     )
-    assert submission.spec.need == Need(memory=FixedMemory(2048.0))
+    assert submission.spec.need == Need(memory=FixedMemory(2048.0), host=HostShare(ram_mb=1536.0))
 
 
 def test_a_run_of_a_batch_is_known_by_its_index() -> None:

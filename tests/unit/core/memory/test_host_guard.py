@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Growth
+from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
     find_host_alarm,
-    floor_mb,
     grown_ram,
     host_alarm_text,
     host_closed_reason,
@@ -22,7 +22,9 @@ from gpuyard.core.memory.host_guard import (
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb
+from gpuyard.core.scheduling.host_capacity import HostLimits, HostState
 from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.snapshot import Host
 
 GB = 1024.0
 FLOOR = 2 * GB
@@ -44,24 +46,6 @@ def job(job_id: int, held_gb: float = 1.0, **more: Any) -> HostJob:
 def victim(available_gb: float, *jobs: HostJob, fall: MemoryClimb = STEADY) -> int | None:
     alarm = find_host_alarm(available_gb * GB, FLOOR, fall, jobs)
     return None if alarm is None else alarm.victim
-
-
-@pytest.mark.parametrize(
-    ("keep_free_mb", "total_gb", "expected_gb"),
-    [
-        (None, 24.0, 2.0),
-        (None, 100.0, 5.0),
-        (None, 4.0, 1.0),  # else nothing could start on a small machine
-        (None, None, None),
-        (512.0, 24.0, 0.5),
-        (0.0, 24.0, 0.0),
-    ],
-)
-def test_the_floor_is_a_setting_or_follows_from_the_size_of_the_ram(
-    keep_free_mb: float | None, total_gb: float | None, expected_gb: float | None
-) -> None:
-    found = floor_mb(keep_free_mb, None if total_gb is None else total_gb * GB)
-    assert found == (None if expected_gb is None else pytest.approx(expected_gb * GB))
 
 
 @pytest.mark.parametrize(
@@ -181,18 +165,26 @@ def test_the_machine_opens_again_when_the_floor_has_been_free_for_some_seconds()
 def test_the_texts_have_the_figures() -> None:
     assert host_closed_reason(1.5 * GB, FLOOR).text == "1.5 GB of RAM available, and 2 GB stay free"
     alarm = HostAlarm(available_mb=1.5 * GB, floor_mb=FLOOR, rate_mb_s=400.0, victim=3)
-    text = host_alarm_text(alarm, job(3, held_gb=3.0), 5.75 * GB)
+    text = host_alarm_text(alarm, job(3, held_gb=3.0), 3.75 * GB)
     assert text == (
         "the machine had 1.5 GB of RAM left of the 2 GB to keep; it was the youngest job with notable RAM, and held "
         "3 GB; it starts again when 5.8 GB are available"
     )
-    assert "more than its 1 GB (--ram)" in host_alarm_text(alarm, job(3, held_gb=3.0, declared_mb=GB), 5.75 * GB)
+    assert "more than its 1 GB (--ram)" in host_alarm_text(alarm, job(3, held_gb=3.0, declared_mb=GB), 3.75 * GB)
 
 
 def test_a_stopped_job_waits_until_what_it_held_fits_above_the_floor() -> None:
-    assert ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB) == 7 * GB
-    assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == 2 * GB + 0.9 * 20 * GB, "it has to fit without jobs"
-    assert ram_to_restart(0.25 * GB, 20 * GB, 24 * GB, 2 * GB) == 20.3125 * GB, "also where the floor is high"
-    assert ram_to_restart(4 * GB, FLOOR, None, None) == 7 * GB
+    assert ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB) == 5 * GB
+    assert ram_to_restart(20 * GB, FLOOR, 24 * GB, 2 * GB) == 0.9 * 20 * GB, "it has to fit without jobs"
+    assert ram_to_restart(0.25 * GB, 20 * GB, 24 * GB, 2 * GB) == 0.3125 * GB, "also where the floor is high"
+    assert ram_to_restart(4 * GB, FLOOR, None, None) == 5 * GB
     assert grown_ram(Growth(count=1), 7 * GB) == Growth(count=1, ram_mb=7 * GB)
     assert grown_ram(Growth(ram_mb=9 * GB), 7 * GB) == Growth(ram_mb=9 * GB)
+
+
+def test_a_stopped_job_starts_when_it_fits_above_the_floor_which_is_counted_once() -> None:
+    wanted_mb = ram_to_restart(4 * GB, FLOOR, 24 * GB, 2 * GB)
+    need = Need(devices=0, host=HostShare(ram_mb=wanted_mb))
+    for missing_mb, is_refused in ((1.0, True), (0.0, False)):
+        host = Host(memory_total_mb=24 * GB, memory_available_mb=FLOOR + wanted_mb - missing_mb)
+        assert (HostState(host, HostLimits(), ()).lacks(need) is not None) is is_refused

@@ -12,6 +12,7 @@ from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,
+    HostShare,
     MemoryNeed,
     Need,
     PartOfDevice,
@@ -34,7 +35,8 @@ from gpuyard.core.memory.sizing import (
     size_need,
 )
 from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
@@ -334,7 +336,7 @@ def test_more_ram_is_waited_for_and_never_more_than_there_can_be() -> None:
     assert first == Growth(count=1, ram_mb=30 * GB)
     last = grow(job(growth=first), attempt(Usage(ram_mb=50 * GB)), ran_out(on_host=True), CARDS, 64 * GB)
     assert last == Growth(count=2, ram_mb=48 * GB)
-    assert size_need(job(growth=last), known(), CARDS).min_host_memory_mb == 48 * GB
+    assert size_need(job(growth=last), known(), CARDS).ram_mb == 48 * GB
 
 
 # Declared amounts
@@ -362,7 +364,8 @@ def test_a_declaration_that_is_far_off_is_pointed_out(
 
 
 def test_a_limit_of_ram_is_what_was_declared_and_more_after_it_ran_out() -> None:
+    declared = Need(host=HostShare(ram_mb=200.0))
     assert ram_limit_mb(job()) is None
     assert ram_limit_mb(job(growth=Growth(count=1, ram_mb=900.0))) is None, "without a declaration there is no limit"
-    assert ram_limit_mb(job(ram_mb=200.0)) == 200.0
-    assert ram_limit_mb(job(ram_mb=200.0, growth=Growth(count=1, ram_mb=300.0))) == 300.0
+    assert ram_limit_mb(job(need=declared)) == 200.0
+    assert ram_limit_mb(job(need=declared, growth=Growth(count=1, ram_mb=300.0))) == 300.0

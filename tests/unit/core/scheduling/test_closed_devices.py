@@ -3,8 +3,9 @@
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Drain, Need
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import ReasonKind

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.scheduling.cpu_sets import CpuLayout, choose_cpus, owned_cpus, parse_cpus
-from gpuyard.core.units import format_cpus
+from gpuyard.core.units import format_cpu_numbers
 
 TWO_NODES = CpuLayout(
     allowed=frozenset(range(16)), nodes={0: frozenset(range(8)), 1: frozenset(range(8, 16))}
@@ -43,12 +43,12 @@ def test_an_attempt_owns_its_cpus_only_if_it_has_as_many_as_it_declared() -> Non
 )
 def test_lists_of_cpus_are_written_as_the_kernel_does(text: str | None, cpus: set[int]) -> None:
     assert parse_cpus(text) == cpus
-    assert not cpus or format_cpus(cpus) == text
+    assert not cpus or format_cpu_numbers(cpus) == text
 
 
 @given(cpus=st.frozensets(st.integers(0, 300)))
 def test_a_list_of_cpus_survives_being_written_and_read(cpus: frozenset[int]) -> None:
-    assert parse_cpus(format_cpus(cpus)) == cpus
+    assert parse_cpus(format_cpu_numbers(cpus)) == cpus
 
 
 @st.composite

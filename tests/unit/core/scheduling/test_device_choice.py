@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from gpuyard.core.device_names import check_possible
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.memory.estimates import Estimate
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.linked_sets import broken, is_joined, score
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState, PlacementView, choose
+from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState, PlacementView
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.wait_reasons import ReasonKind

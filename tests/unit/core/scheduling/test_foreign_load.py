@@ -3,6 +3,7 @@
 import pytest
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, WholeDevice
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import (
     NO_FOREIGN_LOAD,
@@ -12,7 +13,7 @@ from gpuyard.core.scheduling.foreign_load import (
     read_foreign_load,
 )
 from gpuyard.core.scheduling.load_gates import Smoothed
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 

@@ -3,7 +3,8 @@
 import pytest
 
 from gpuyard.core.lease import Lease, Need, Share
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose
+from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device, Process
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, free_memory, machine, shared
 

@@ -4,12 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.lease import FixedMemory, Lease, Need, UncertainMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, UncertainMemory, WholeDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementState, PlacementView
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine
 
 _NEEDS = (
@@ -19,20 +21,37 @@ _NEEDS = (
     Need(devices=2, memory=FixedMemory(3 * GB), load_percent=60.0),
     Need(memory=UncertainMemory(6 * GB, 4 * GB, 2 * GB), load_percent=30.0),
     Need(memory=FixedMemory(2 * GB), max_memory_used_mb=3 * GB),
+    Need(memory=FixedMemory(GB), host=HostShare(ram_mb=8 * GB, cpus=4.0)),
+    Need(devices=0, host=HostShare(ram_mb=12 * GB)),
 )
 
 _IDS = st.sampled_from(["G0", "G1"])
 _USED = st.sampled_from([0.0, 4 * GB, 20 * GB])
+_AVAILABLE = st.sampled_from([3 * GB, 11 * GB, 16 * GB, 22 * GB])
 
 
 def leases_on(devices: list[str]) -> tuple[Lease, ...]:
-    return tuple(lease(f"l{at}", device, memory_mb=(3 + at) * GB) for at, device in enumerate(devices))
+    host = HostShare(ram_mb=4 * GB, cpus=2.0)
+    leases = (lease(f"l{at}", device, memory_mb=(3 + at) * GB) for at, device in enumerate(devices))
+    return tuple(replace(each, host=host) for each in leases)
+
+
+def host_with(available_mb: float) -> Host:
+    return Host(memory_total_mb=24 * GB, memory_available_mb=available_mb, cpu_count=8.0)
 
 
 _views = st.builds(
     PlacementView,
     now=st.just(0.0),
-    snapshot=st.builds(lambda first, second: machine(card(0, used=first), card(1, used=second)), _USED, _USED),
+    snapshot=st.builds(
+        lambda first, second, free: machine(card(0, used=first), card(1, used=second), host=host_with(free)),
+        _USED,
+        _USED,
+        _AVAILABLE,
+    ),
+    host=st.dictionaries(st.sampled_from(["l0", "l1"]), st.sampled_from([HostUse(), HostUse(ram_mb=9 * GB)])).map(
+        lambda used: HostView(used=used)
+    ),
     leases=st.lists(_IDS, max_size=3).map(leases_on),
     measured=st.dictionaries(
         st.tuples(st.sampled_from(["l0", "l1"]), _IDS), st.sampled_from([None, 0.0, 2 * GB, 9 * GB])
@@ -101,3 +120,13 @@ def test_a_state_is_used_again_until_its_device_changes() -> None:
     assert after["G0"] is before["G0"]
     assert after["G1"] is not before["G1"]
     assert states_of(known, lease("a", "G0", memory_mb=2 * GB), used=GB)["G0"] is not before["G0"]
+
+
+def test_ram_that_is_free_again_is_noticed_although_no_device_has_changed() -> None:
+    known, need = KnownStates(), Need(memory=FixedMemory(GB), host=HostShare(ram_mb=8 * GB))
+    view = PlacementView(now=0.0, snapshot=machine(card(0), host=host_with(9 * GB)), known=known)
+    refused = PlacementState(view)
+    assert refused.find_claim(need) is None
+    assert [reason.kind for reason in refused.explain(need)] == [ReasonKind.HOST_MEMORY]
+    later = replace(view, snapshot=replace(view.snapshot, host=host_with(11 * GB)))
+    assert PlacementState(later).find_claim(need) is not None

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementState, PlacementView, choose
+from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
+from gpuyard.core.scheduling.placement import PlacementState, PlacementView
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from gpuyard.core.lease import Need, WholeDevice
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, choose, in_queue_order
+from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import (

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Need
+from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.placement import PlacementChoice, PlacementView, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing_depth import MOST_PER_DEVICE, DepthLimit, depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, machine, shared

@@ -3,11 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Drain, Need, UncertainMemory
+from gpuyard.core.lease import Drain, HostShare, Need, UncertainMemory
+from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
-from gpuyard.core.scheduling.placement import PlacementView, choose
+from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing_depth import depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, limit_reached
 from gpuyard.core.snapshot import Device, Host
@@ -61,9 +62,13 @@ CASES = [
     (ReasonKind.HOST_TOO_BUSY, Need(max_cpu_percent=5.0),
      PlacementView(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
-     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--ram"),
+     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--min-free-mem-mb"),
     (ReasonKind.NOT_LINKED, Need(devices=2, is_linked=True),
      PlacementView(now=0.0, snapshot=machine(card(0), card(1))), "--linked and --same-node (in a script: linked="),
+    (ReasonKind.HOST_MEMORY, Need(devices=0, host=HostShare(ram_mb=8 * GB)),
+     PlacementView(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "--ram (in a script: ram=)"),
+    (ReasonKind.HOST_CPUS, Need(devices=0, host=HostShare(cpus=8.0)),
+     PlacementView(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))), "--cpus (in a script: cpus=)"),
 ]  # fmt: skip
 
 

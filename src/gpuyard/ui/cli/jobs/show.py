@@ -4,7 +4,7 @@ from gpuyard.core.units import (
     UNKNOWN,
     format_co2e,
     format_count,
-    format_cpus,
+    format_cpu_numbers,
     format_duration,
     format_energy,
     format_money,
@@ -19,7 +19,7 @@ from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
@@ -77,6 +77,11 @@ def _lines(job: Answer) -> "Iterator[str]":
     yield from advice_lines(job)
 
 
+def _host_text(host: "Mapping[str, float] | None", key: str, write: "Callable[[float], str]") -> str | None:
+    """Return what the job declared of the host; None where it did not."""
+    return write(host[key]) if host and host.get(key) is not None else None
+
+
 def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
     """Return a heading, and a line for each attempt."""
     cells = [_attempt_cells(attempt, job) for attempt in job["attempts"]]
@@ -115,6 +120,8 @@ def fact_lines(job: Answer) -> list[str]:
         ("engine", _engine(job)),
         ("gpus", devices_text({**job, "place": None})),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
+        ("RAM", _host_text(need.get("host"), "ram_mb", format_size)),
+        ("CPUs", _host_text(need.get("host"), "cpus", "{:g}".format)),
         ("limits", ", ".join(text.format(need[key]) for key, text in _BOUNDS.items() if _is_given(need.get(key)))),
         ("after", ", ".join(map(_after_text, job["after"]))),
         ("submitted", format_time(job["submitted_at"])),
@@ -232,10 +239,7 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
         figures.append(f"predicted {format_size(predicted)}")
     for device, peak in sorted(peaks.items()):
         figures.append(f"peak {format_size(peak)}{f' on {gpu_text(device, job)}' if len(peaks) > 1 else ''}")
-    if attempt["ram_mb"] is not None:
-        figures.append(f"RAM {format_size(attempt['ram_mb'])}")
-    if attempt["cpus"]:
-        figures.append(f"CPUs {format_cpus(attempt['cpus'])}")
+    figures += _host_figures(attempt)
     if attempt["load_percent"] is not None:
         figures.append(f"load {attempt['load_percent']:.0f}%")
     if attempt["neighbours"]:
@@ -245,6 +249,15 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
     if attempt["suspended_s"]:
         figures.append(f"suspended for {format_duration(attempt['suspended_s'])}")
     return figures
+
+
+def _host_figures(attempt: Answer) -> "Iterator[str]":
+    if attempt["ram_mb"] is not None:
+        yield f"RAM {format_size(attempt['ram_mb'])}"
+    if attempt["cpus_used"] is not None:
+        yield f"{attempt['cpus_used']:.1f} CPUs busy"
+    if attempt["cpus"]:
+        yield f"CPUs {format_cpu_numbers(attempt['cpus'])}"
 
 
 def energy_text(energy: Answer) -> str:
@@ -349,4 +362,4 @@ def _next_step(job: Answer) -> str | None:
         return "retry alone on the largest GPU"
     if growth["memory_mb"] is not None:
         return f"retry with {format_size(growth['memory_mb'])}"
-    return "retry" if growth["ram_mb"] is None else f"retry when {format_size(growth['ram_mb'])} of RAM are available"
+    return "retry" if growth["ram_mb"] is None else f"retry with {format_size(growth['ram_mb'])} of RAM"

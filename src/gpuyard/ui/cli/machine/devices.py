@@ -12,6 +12,7 @@ from gpuyard.core.device_names import choose_vendor
 from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
 from gpuyard.core.scheduling.device_health import HealthIssue, describe_issue, device_issues
+from gpuyard.core.scheduling.host_capacity import describe_reserved
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
@@ -20,6 +21,7 @@ from gpuyard.core.units import format_count
 from gpuyard.leases.clear_devices import clear_devices
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger_status import read_host_reserved
 from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
@@ -45,15 +47,18 @@ def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float
         return
     ledger, banned = open_ledger(), load_config().devices.banned_ids(snapshot)
     drains, issues = ledger.read_drains(), device_issues(snapshot, ledger.read_health_marks())
+    reserved = read_host_reserved(ledger, snapshot)
     if as_json:
         devices = [
             {**_as_json(device, snapshot, drains, banned), "issues": _issue_rows(issues.get(device.id, ()))}
             for device in snapshot.devices
         ]
-        say_json({**snapshot_as_dict(snapshot), "devices": devices})
+        say_json({**snapshot_as_dict(snapshot), "host_reserved": to_builtins(reserved), "devices": devices})
         return
     processes = describe_processes(pids_of(snapshot))
     say_lines(snapshot_lines(snapshot, frame(), expected=vendors_on_pci(), processes=processes))
+    if reserved.leases:
+        say(describe_reserved(reserved))
     if snapshot.is_mixed:
         say(_vendor_text(snapshot, banned))
     for device_id, reason in closed_devices(snapshot, drains, banned).items():

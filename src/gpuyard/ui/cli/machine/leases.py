@@ -8,6 +8,8 @@ import click
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
+from gpuyard.core.lease import Lease
+from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import Ledger, open_ledger
@@ -72,6 +74,22 @@ def init_shared_command(folder: Path, group: str | None) -> None:
     say(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
 
 
+def _host_as_dict(lease: Lease, status: LedgerStatus) -> dict[str, Any] | None:
+    """Return the RAM and CPUs of a lease, and what its processes use; None if it reserves neither."""
+    share = lease.host
+    if share is None:
+        return None
+    used = status.host_used.get(lease.id, HostUse(ram_mb=share.used_mb, cpus=share.used_cpus))
+    return {
+        "ram_mb": share.ram_mb,
+        "cpus": share.cpus,
+        "is_ram_expected": share.is_ram_expected,
+        "are_cpus_learned": share.are_cpus_learned,
+        "used_mb": used.ram_mb,
+        "used_cpus": used.cpus,
+    }
+
+
 def _as_dict(
     ledger: Ledger, status: LedgerStatus, processes: dict[int, ProcessInfo], idle_s: dict[tuple[str, int], float]
 ) -> dict[str, Any]:
@@ -91,6 +109,7 @@ def _as_dict(
                     }
                     for share in lease.shares
                 ],
+                "host": _host_as_dict(lease, status),
             }
             for lease in status.leases
         ],

@@ -15,8 +15,10 @@ from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
-from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.job.thread_variables import thread_variables
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
 from gpuyard.core.memory.preallocation import growth_variables
+from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
@@ -40,10 +42,12 @@ _AMOUNT = click.FloatRange(min=0)
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--gpus", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="Number of GPUs; 0 for none, only the limits on CPU and RAM.")  # fmt: skip
+              help="Number of GPUs; 0 for none, only CPUs and RAM.")  # fmt: skip
 @click.option("--vram", "vram_mb", type=parse_size, metavar="SIZE",
               help="Share GPUs, reserving this much memory on each. [an idle GPU alone]")  # fmt: skip
 @click.option("--exclusive", is_flag=True, help="With --vram: alone on a GPU with that much free memory.")
+@click.option("--ram", "ram_mb", type=parse_size, metavar="SIZE", help=SUBMIT_OPTIONS["ram"].help)
+@click.option("--cpus", type=click.IntRange(min=1, max=100_000), metavar="N", help=SUBMIT_OPTIONS["cpus"].help)
 @click.option("--device", metavar="LIST", help=SUBMIT_OPTIONS["device"].help)
 @click.option("--vendor", type=click.Choice(SUBMIT_OPTIONS["vendor"].choices), metavar="NAME",
               help=SUBMIT_OPTIONS["vendor"].help_with_default)  # fmt: skip
@@ -78,23 +82,26 @@ def command(**typed: Any) -> int:
     around = enclosing_lease(ledger, need, seen)
     if around is not None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program must not inherit that
-        os.execve(path, program, _environment(around, seen))  # noqa: S606 - the enclosing command keeps the lease
+        os.execve(path, program, _environment(around, seen, typed["cpus"]))  # noqa: S606 - the enclosing command keeps the lease
     if need.devices:
         announce(ledger.folder)
         if (line := due_note(ledger.folder)) is not None:
             note(f"gpuyard: {line}")
     held = _wait(typed, ledger, need, seen)
-    started = foreground.ForegroundProgram(path=path, arguments=program, environment=_environment(held.lease, seen))
+    started = foreground.ForegroundProgram(
+        path=path, arguments=program, environment=_environment(held.lease, seen, typed["cpus"])
+    )
     return foreground.run_program(started, held.path, held.detach())
 
 
-def _environment(lease: Lease, seen: Snapshot) -> dict[str, str]:
+def _environment(lease: Lease, seen: Snapshot, cpus: int | None) -> dict[str, str]:
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
     config = load_config()
     visible = visible_variables(devices, seen, by_uuid=config.devices.shows_uuids)
     is_shared = any(not share.is_exclusive for share in lease.shares)
     growing = growth_variables(os.environ) if is_shared and config.packing.preallocation == "off" else {}
-    return {**growing, **os.environ, **visible, LEASE_VARIABLE: lease.id}
+    own = {**visible, **thread_variables(cpus, os.environ), LEASE_VARIABLE: lease.id}
+    return {**growing, **os.environ, **own}
 
 
 def _check(typed: dict[str, Any]) -> None:
@@ -109,6 +116,8 @@ def _check(typed: dict[str, Any]) -> None:
         raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
     links = {"--linked": typed["linked"], "--same-node": typed["same_node"]}
     check_several(typed["gpus"], "--gpus 2", [name for name, is_given in links.items() if is_given])
+    if typed["ram_mb"] is not None and typed["ram_mb"] <= 0:
+        raise UserError("--ram is 0", hint="give at least 1M, or leave it out to reserve none")
     for_gpus = (typed["vram_mb"], typed["exclusive"] or None, typed["device"], typed["vendor"])
     if typed["gpus"] == 0 and any(given is not None for given in for_gpus):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
@@ -129,6 +138,7 @@ def _find_program(name: str) -> tuple[str, int]:
 def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
     config = load_config().devices
     banned = config.banned_ids(seen)
+    share = HostShare(ram_mb=typed["ram_mb"], cpus=typed["cpus"])
     vram_mb, vendor = typed["vram_mb"], typed["vendor"] and Vendor(typed["vendor"])
     need = Need(
         devices=typed["gpus"],
@@ -141,7 +151,9 @@ def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
         max_memory_used_mb=typed["max_gpu_mem_mb"],
         max_cpu_percent=typed["max_cpu"],
         min_host_memory_mb=typed["min_free_mem_mb"],
+        host=None if share == HostShare() else share,
     )
+    check_host(need, seen.host, load_config().host.limits)
     if not need.devices:
         return replace(need, only=())
     allowed = [device for device in _candidates(typed, seen) if device.id not in banned]

@@ -1,0 +1,87 @@
+"""RAM and CPUs of the jobs of this queue: what their leases reserve, use, and say about it to other users.
+
+Another user's process cannot tell the jobs of a queue apart. So the queue writes into each lease what the job was last
+measured to use, whenever that has changed noticeably.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.control.rules import Rules
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.lease import Claim, HostShare, Lease
+from gpuyard.core.memory.host_sizing import expected_ram_mb
+from gpuyard.core.scheduling.host_capacity import HostUse, HostView
+from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.snapshot import Sample
+from gpuyard.ports import LeaseLedger, WantedClaim
+
+# A change of less than this is not written: 10% of what was written, or this much.
+_CHANGED_PART, _CHANGED_MB, _CHANGED_CPUS = 0.1, 256.0, 0.5
+
+
+class HostUsage:
+    def __init__(self, transitions: JobTransitions, leases: LeaseLedger, machine: str | None = None) -> None:
+        self._transitions = transitions
+        self._leases = leases
+        self._machine = machine
+        self._measured_with: Sample | None = None
+
+    def sized(self, queues: Sequence[LaneQueue]) -> list[LaneQueue]:
+        """Return the queues, with lanes that size each job where its RAM may be learned or expected."""
+        learns = self._transitions.estimates.knows_host_use
+        return [
+            LaneQueue(lane=replace(each.lane, sizes_each=True), jobs=each.jobs)
+            if not each.lane.sizes_each and each.lane.need.ram_mb is None and (each.lane.need.devices or learns)
+            else each
+            for each in queues
+        ]
+
+    def view(self, leases: Sequence[Lease], sample: Sample, rules: Rules) -> HostView:
+        reserving = [lease for lease in leases if lease.host is not None]
+        if not reserving:
+            return HostView(limits=rules.host.limits, machine=self._machine)
+        is_new = sample is not self._measured_with
+        self._measured_with = sample
+        used = dict(self._leases.measure_host(reserving, again=is_new))
+        for lease_id, live in self._leased().items():
+            used[lease_id] = _use_of(live, sample)
+        return HostView(limits=rules.host.limits, used=used, machine=self._machine)
+
+    def publish(self, leases: Sequence[Lease], sample: Sample, now: float) -> Iterator[WantedClaim]:
+        """Yield amendments for leases of our jobs that use noticeably more or less than they say."""
+        leased = self._leased()
+        for lease in leases:
+            live = leased.get(lease.id)
+            if live is None or lease.host is None:
+                continue
+            share = _updated(lease.host, _use_of(live, sample), live.attempt.ran_s(now))
+            if _differs(share, lease.host):
+                yield WantedClaim(claim=Claim(shares=lease.shares, host=share), amends=lease.id)
+
+    def _leased(self) -> dict[str, Live]:
+        found = self._transitions.live.values()
+        return {live.attempt.lease_id: live for live in found if live.attempt.lease_id is not None}
+
+
+def _use_of(live: Live, sample: Sample) -> HostUse:
+    usage = live.attempt.usage
+    used_mb = sample.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0)
+    return HostUse(ram_mb=used_mb, cpus=None if usage is None else usage.cpus_used)
+
+
+def _updated(share: HostShare, use: HostUse, ran_s: float) -> HostShare:
+    used_mb = use.ram_mb or 0.0
+    ram_mb = share.ram_mb
+    if share.is_ram_expected and ram_mb is not None:
+        ram_mb = round(expected_ram_mb(ram_mb, used_mb, ran_s), 1)
+    return replace(share, ram_mb=ram_mb, used_mb=round(used_mb, 1), used_cpus=use.cpus)
+
+
+def _differs(one: HostShare, other: HostShare) -> bool:
+    pairs = ((one.ram_mb, other.ram_mb), (one.used_mb, other.used_mb))
+    if any(abs((a or 0.0) - (b or 0.0)) > max(_CHANGED_MB, _CHANGED_PART * (b or 0.0)) for a, b in pairs):
+        return True
+    return abs((one.used_cpus or 0.0) - (other.used_cpus or 0.0)) > _CHANGED_CPUS

@@ -1,0 +1,66 @@
+"""Prepares the attempts that a plan starts, and records them before their keepers get them."""
+
+from msgspec.structs import replace
+
+from gpuyard.control.cluster_dispatch import ClusterDispatch
+from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.launch_command import attempt_of, launch_of
+from gpuyard.control.pin_cpus import CpuPinning
+from gpuyard.control.rules import Rules
+from gpuyard.control.start_pauses import StartPauses
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.scheduling.plan import Start
+from gpuyard.core.snapshot import Snapshot
+from gpuyard.errors import GpuyardError, UserError
+from gpuyard.ports import HeldClaim
+
+
+class JobLauncher:
+    def __init__(
+        self,
+        transitions: JobTransitions,
+        engines: EngineSet,
+        dispatch: ClusterDispatch,
+        pauses: StartPauses,
+        *,
+        boot_id: str | None,
+    ) -> None:
+        self._transitions = transitions
+        self._engines = engines
+        self._dispatch = dispatch
+        self._pauses = pauses
+        self._boot_id = boot_id
+        self._pinning = CpuPinning(transitions)
+        self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
+
+    def launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, rules: Rules, now: float) -> int:
+        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared."""
+        job = self._transitions.store.job(start.job_id)
+        assert job is not None
+        try:
+            number, pinning = job.attempts + 1, self._pinning
+            launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
+            prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
+        except GpuyardError as error:
+            if held is not None:
+                held.release()
+            self._note_failure(job, start, error, now)
+            return 0
+        has_devices = bool(start.claim.shares) or start.terms is not None
+        predicted_mb = self._transitions.estimates.predicted_mb(job) if has_devices else None
+        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self._boot_id, now=now)
+        self._transitions.start(job, replace(attempt, cpus=launch.cpus))
+        if start.terms is None:
+            self._pauses.note_start(now)
+        return 1
+
+    def _note_failure(self, job: Job, start: Start, error: GpuyardError, now: float) -> None:
+        if isinstance(error, UserError):
+            self._transitions.apply(job, JobEvent.REJECT, now, str(error))
+            self.has_rejected = True
+        elif start.terms is not None:
+            self._dispatch.delay_lane(job, str(error), now)
+        else:
+            self._pauses.note_fault(job.id, error, now)

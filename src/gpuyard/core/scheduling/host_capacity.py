@@ -1,0 +1,268 @@
+"""Free RAM and CPUs of the host, from what leases reserve and what was measured.
+
+- RAM is reserved and measured as the memory of a device is. Of the RAM that is available now, each lease is still to
+  take what it reserved beyond what its processes use, and a floor stays free. So a lease that has not taken its RAM yet
+  is charged its reservation, one that grew what it uses, and programs outside gpuyard what they hold. Together, leases
+  never reserve more than the RAM of the machine without the floor, however much was measured: pages that processes
+  share are counted for each of them.
+- The use of a lease that cannot be measured is unknown: its reservation is still to be taken in full.
+- CPUs are counted by what users declare: the sum may not exceed the CPUs of the machine. With a limit of the
+  configuration, leases with learned CPUs count too, with what they use as soon as that is measured. Alone, work with
+  learned CPUs always fits.
+- A figure that no probe can read limits nothing.
+"""
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.lease import Holder, HostShare, Lease, Need
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders
+from gpuyard.core.snapshot import Host
+from gpuyard.core.units import format_count, format_size
+from gpuyard.errors import UserError
+
+# The default floor: the larger of these, and no more than a part of the RAM, as nothing could ever start on a small
+# machine.
+_LEAST_FLOOR_MB, _FLOOR_PART, _MOST_OF_RAM = 2048.0, 0.05, 0.25
+_DECLARED_PERCENT = 100.0
+# Sums of fractions are never quite what they should be.
+_ROUNDING = 1e-6
+
+
+class HostLimits(Struct, frozen=True, kw_only=True):
+    """`[host]` of the configuration: RAM that stays free (None: the default floor), and how many percent of the CPUs
+    may be reserved (None: 100 by declared CPUs, and learned ones do not count)."""
+
+    keep_free_mb: float | None = None
+    max_cpu_load_percent: float | None = None
+
+
+class HostUse(Struct, frozen=True, kw_only=True):
+    """RAM and CPUs that the processes of a lease use; None where they cannot be measured."""
+
+    ram_mb: float | None = None
+    cpus: float | None = None
+
+
+class HostView(Struct, frozen=True, kw_only=True):
+    """The limits, and the measured use by lease id. A lease that is missing there uses what its record says. `machine`
+    is the name of this machine or container: within the limit of a container, leases outside of it do not count."""
+
+    limits: HostLimits = HostLimits()
+    used: Mapping[str, HostUse] = {}
+    machine: str | None = None
+
+    def counts(self, lease: Lease, host: Host) -> bool:
+        is_elsewhere = lease.holder.machine not in (None, self.machine)
+        return not (host.limited_by is not None and self.machine is not None and is_elsewhere)
+
+
+class PromisedHostShare(Struct, frozen=True, kw_only=True):
+    """RAM and CPUs that are leased (with a `lease_id`), claimed by this plan, or reserved for a request ahead."""
+
+    share: HostShare
+    holder: Holder
+    used: HostUse = HostUse(ram_mb=0.0)
+    is_reservation: bool = False
+    lease_id: str | None = None
+
+
+def floor_mb(keep_free_mb: float | None, total_mb: float | None) -> float | None:
+    """Return how much RAM stays free: no reservation may take it, and below it the host guard acts. Without a setting:
+    the larger of 2 GB and 5%, up to a quarter of the RAM; None if the size of the RAM is unknown."""
+    if keep_free_mb is not None:
+        return keep_free_mb
+    return None if total_mb is None else min(max(_LEAST_FLOOR_MB, _FLOOR_PART * total_mb), _MOST_OF_RAM * total_mb)
+
+
+def grantable_mb(host: Host, limits: HostLimits) -> float | None:
+    """Return the RAM that all leases together may reserve; None where the RAM of the machine is unknown."""
+    return None if host.memory_total_mb is None else max(0.0, host.memory_total_mb - _floor_mb(host, limits))
+
+
+def grantable_cpus(host: Host, limits: HostLimits) -> float | None:
+    percent = limits.max_cpu_load_percent or _DECLARED_PERCENT
+    return None if host.cpu_count is None else host.cpu_count * percent / 100.0
+
+
+def check_host(need: Need, host: Host, limits: HostLimits) -> None:
+    """Raise UserError for a request of more RAM or CPUs than this machine can ever give."""
+    most_mb, most_cpus = grantable_mb(host, limits), grantable_cpus(host, limits)
+    if need.ram_mb is not None and most_mb is not None and need.ram_mb > most_mb:
+        given = f"{format_size(most_mb)} of {format_size(host.memory_total_mb)}"
+        raise UserError(
+            f"{format_size(need.ram_mb)} of RAM is more than this machine can give ({given})",
+            hint=f"ask for less; keep_free under [host] in the configuration keeps {_floor_text(host, limits)} free",
+            code="impossible",
+        )
+    if need.cpus is not None and most_cpus is not None and need.cpus > most_cpus + _ROUNDING:
+        raise UserError(
+            f"{format_cpus(need.cpus)} are more than this machine can give ({most_cpus:g} of {host.cpu_count or 0:g})",
+            hint="ask for fewer, or raise max_cpu_load under [host] in the configuration",
+            code="impossible",
+        )
+
+
+def format_cpus(cpus: float) -> str:
+    return f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
+
+
+def _floor_text(host: Host, limits: HostLimits) -> str:
+    return format_size(_floor_mb(host, limits))
+
+
+def _floor_mb(host: Host, limits: HostLimits) -> float:
+    return floor_mb(limits.keep_free_mb, host.memory_total_mb) or 0.0
+
+
+class HostState:
+    """The host and its promised shares, with their sums. Never changes after construction."""
+
+    __slots__ = ("_cpu_limit", "_limits", "charged_cpus", "floor_mb", "host", "pending_mb", "promises", "reserved_mb")
+
+    def __init__(self, host: Host, limits: HostLimits, promises: Iterable[PromisedHostShare]) -> None:
+        self.host = host
+        self._limits = limits
+        self._cpu_limit = grantable_cpus(host, limits)
+        self.floor_mb = _floor_mb(host, limits)
+        self.promises: tuple[PromisedHostShare, ...] = ()
+        self.reserved_mb = self.pending_mb = self.charged_cpus = 0.0
+        self._add(promises)
+
+    def _add(self, promises: Iterable[PromisedHostShare]) -> None:
+        added = tuple(promises)
+        self.promises += added
+        for each in added:
+            self.reserved_mb += each.share.ram_mb or 0.0
+            self.pending_mb += _pending_mb(each)
+            self.charged_cpus += self._charged_cpus(each.share, each.used)
+
+    @property
+    def free_mb(self) -> float | None:
+        """RAM that can still be reserved; below 0 where more is taken than may be; None where nothing is known."""
+        available, total = self.host.memory_available_mb, self.host.memory_total_mb
+        bounds = [] if available is None else [available - self.pending_mb]
+        bounds += [] if total is None else [total - self.reserved_mb]
+        return min(bounds) - self.floor_mb if bounds else None
+
+    @classmethod
+    def of_leases(cls, host: Host, view: HostView, leases: Sequence[Lease]) -> "HostState":
+        promises = [
+            PromisedHostShare(
+                share=lease.host,
+                holder=lease.holder,
+                lease_id=lease.id,
+                used=view.used.get(lease.id) or _own(lease.host),
+            )
+            for lease in leases
+            if lease.host is not None and view.counts(lease, host)
+        ]
+        return cls(host, view.limits, promises)
+
+    def with_promise(self, promise: PromisedHostShare) -> "HostState":
+        other = copy.copy(self)
+        other._add((promise,))  # noqa: SLF001 - its own copy
+        return other
+
+    def without_leases(self, ended: Collection[str] | None = None) -> "HostState":
+        """Return the host as it will be once these leases (None: all) have ended, and what they use is free again."""
+        gone = [each for each in self.promises if ended is None or each.lease_id in ended]
+        left = () if ended is None else (each for each in self.promises if each.lease_id not in ended)
+        total, available = self.host.memory_total_mb, self.host.memory_available_mb
+        if available is not None:
+            available += sum(each.used.ram_mb or 0.0 for each in gone)
+            available = available if total is None else min(available, total)
+        return HostState(replace(self.host, memory_available_mb=available), self._limits, left)
+
+    def lacks(self, need: Need) -> ReasonKind | None:
+        """Return what is missing for the need now, or None."""
+        share, limit = need.host, self._cpu_limit
+        if share is None:
+            return None
+        if share.ram_mb is not None and (free_mb := self.free_mb) is not None and share.ram_mb > free_mb:
+            return ReasonKind.HOST_MEMORY
+        if share.cpus is None or limit is None or not self._counts_cpus(share):
+            return None
+        is_alone = share.are_cpus_learned and not self.charged_cpus
+        return None if is_alone or self.charged_cpus + share.cpus <= limit + _ROUNDING else ReasonKind.HOST_CPUS
+
+    def reasons(self, need: Need) -> Iterator[Reason]:
+        kind = self.lacks(need)
+        if kind is None:
+            return
+        ahead = [each for each in self.promises if each.is_reservation]
+        granted = [each for each in self.promises if not each.is_reservation]
+        if ahead and HostState(self.host, self._limits, granted).lacks(need) is None:
+            holders = tuple(each.holder for each in ahead)
+            what = "RAM" if kind is ReasonKind.HOST_MEMORY else "CPUs"
+            text = f"{what} reserved for {list_holders(holders)}, ahead in the queue"
+            yield Reason(ReasonKind.AWAITED, text, holders=holders, is_leased=True)
+            return
+        holders = tuple(dict.fromkeys(each.holder for each in granted))
+        is_leased = self.without_leases().lacks(need) is None and not self._is_measured(kind)
+        beside = f", beside {list_holders(holders)}" if holders else ""
+        text, had, needed = self._describe(kind, need)
+        yield Reason(kind, f"{text}{beside}", None, had, needed, holders, remedy=REMEDIES[kind], is_leased=is_leased)
+
+    def _is_measured(self, kind: ReasonKind) -> bool:
+        """Return whether a new measurement may change what is free: memory in use is free again only in a new one."""
+        return kind is ReasonKind.HOST_MEMORY and self.host.memory_available_mb is not None
+
+    def _describe(self, kind: ReasonKind, need: Need) -> tuple[str, float, float]:
+        if kind is ReasonKind.HOST_CPUS:
+            limit, cpus = self._cpu_limit or 0.0, need.cpus or 0.0
+            free = max(0.0, limit - self.charged_cpus)
+            return f"{free:g} of {format_cpus(limit)} free, {cpus:g} needed", free, cpus
+        free_mb, needed_mb = max(0.0, self.free_mb or 0.0), need.ram_mb or 0.0
+        total = f"{format_size(free_mb)} of {format_size(self.host.memory_total_mb)} RAM free"
+        kept = f"{format_size(self.pending_mb)} promised, {format_size(self.floor_mb)} kept free"
+        return f"{total}, {format_size(needed_mb)} needed ({kept})", free_mb, needed_mb
+
+    def _counts_cpus(self, share: HostShare) -> bool:
+        return not share.are_cpus_learned or self._limits.max_cpu_load_percent is not None
+
+    def _charged_cpus(self, share: HostShare, used: HostUse) -> float:
+        if share.cpus is None or not self._counts_cpus(share):
+            return 0.0
+        return used.cpus if share.are_cpus_learned and used.cpus is not None else share.cpus
+
+
+class HostReserved(Struct, frozen=True, kw_only=True):
+    """What leases reserve of the host: RAM and CPUs, by how many leases. `free_mb` can still be reserved; `floor_mb`
+    stays free."""
+
+    leases: int
+    ram_mb: float
+    cpus: float
+    floor_mb: float
+    free_mb: float | None
+
+
+def sum_reserved(state: HostState) -> HostReserved:
+    return HostReserved(
+        leases=len(state.promises),
+        ram_mb=state.reserved_mb,
+        cpus=sum(each.share.cpus or 0.0 for each in state.promises),
+        floor_mb=state.floor_mb,
+        free_mb=None if state.free_mb is None else max(0.0, state.free_mb),
+    )
+
+
+def describe_reserved(found: HostReserved) -> str:
+    """Return the line of `gpuyard devices` about the host."""
+    more = f" and {format_cpus(round(found.cpus, 1))}" if found.cpus else ""
+    free = f"; {format_size(found.free_mb)} left to reserve" if found.free_mb is not None else ""
+    by = f"reserved by {format_count(found.leases, 'lease')}, {format_size(found.floor_mb)} kept free"
+    return f"{format_size(found.ram_mb)} of RAM{more} {by}{free}"
+
+
+def _own(share: HostShare) -> HostUse:
+    return HostUse(ram_mb=share.used_mb, cpus=share.used_cpus)
+
+
+def _pending_mb(promise: PromisedHostShare) -> float:
+    """Return the RAM that is reserved and not taken yet."""
+    return max(0.0, (promise.share.ram_mb or 0.0) - (promise.used.ram_mb or 0.0))
