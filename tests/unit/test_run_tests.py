@@ -88,3 +88,9 @@ def test_many_failures_are_not_run_again(runner: Any, tmp_path: Path, capfd: pyt
     out = capfd.readouterr().out
     assert "once more, alone" not in out
     assert out.count("\nfailed: ") == count
+
+
+def test_a_run_that_was_killed_is_red(runner: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_two.py").write_text("import os, signal\ndef test_it(): os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert runner.main(full=False) == 1
+    assert capfd.readouterr().out.splitlines()[-1].startswith("tests: RED, ")
