@@ -85,7 +85,7 @@ def test_the_daemon_applies_an_edited_configuration(own_queue: QueueUnderTest) -
     config.write_text("[queue.tags]\nnight = 0\n")
     own_queue.start()
     job_id = own_queue.submit("true", gpus=0, tag="night")
-    assert "their limit is 0" in own_queue.why(job_id)
+    until(lambda: "their limit is 0" in own_queue.why(job_id), "the limit, once the disks have been read")
     config.write_text("[queue.tags]\nnight = 2\n")
 
     def has_run() -> bool:
