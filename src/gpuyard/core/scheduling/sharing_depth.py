@@ -25,6 +25,8 @@ from gpuyard.core.scheduling.device_memory import DeviceState
 MOST_PER_DEVICE = 64
 # Standard deviations of the load of programs, and of the part of it by which they are slowed.
 _LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
+# What is left of that after it was learned: most commands have run a few times only, and beside few others.
+_LEARNED_SPREAD = 0.15
 _ROUNDING = 1e-9
 
 
@@ -96,9 +98,10 @@ def _cautious_member(share: Share, caution: float) -> tuple[float, float]:
     load = share.load_percent
     if load is None:
         load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
+    part = min(load, 100.0) / 100.0
     if share.slowdown is not None:
-        return load, share.slowdown
-    return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * min(load, 100.0) / 100.0
+        return load, share.slowdown + caution * _LEARNED_SPREAD * part
+    return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * part
 
 
 def _with_margin(jobs: int, caution: float) -> float:
