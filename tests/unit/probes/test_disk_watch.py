@@ -1,4 +1,4 @@
-"""Free space is read in the background: nothing ever waits for a disk, and a disk that hangs is told apart."""
+"""Free space is read in the background: nothing ever waits for a disk, and a disk that hangs is recognised."""
 
 import os
 import threading

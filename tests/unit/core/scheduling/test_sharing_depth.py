@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import Lease, Need, Ticket
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing_depth import MOST_PER_DEVICE, DepthLimit, depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from tests.unit.core.scheduling.test_placement import ALICE, GB, card, machine, shared
+from tests.unit.core.scheduling.test_placement import ALICE, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_sharing_gain import job, running
 
 HEAVY = job(1.0, 100.0)  # two of them on one card take as long as one after the other
@@ -19,11 +19,11 @@ LIGHT = job(0.05, 20.0)
 UNKNOWN = shared(GB)
 
 
-def ask(need: Need, *leases: Lease, cards: int, jobs: int) -> PlacementChoice:
+def ask(need: Need, *leases: Lease, cards: int, jobs: int, ahead: tuple[Ticket, ...] = ()) -> PlacementChoice:
     """Return where the job goes on a machine for which `jobs` run or wait, this one included."""
     packing = Packing(min_gain_percent=-50.0, depth=depth_limit(jobs, cards))
     snapshot = machine(*(card(index) for index in range(cards)))
-    return choose(need, PlacementView(now=0.0, snapshot=snapshot, leases=leases, packing=packing))
+    return choose(need, PlacementView(now=0.0, snapshot=snapshot, leases=leases, packing=packing, ahead=ahead))
 
 
 def one_each(need: Need, cards: int) -> tuple[Lease, ...]:
@@ -56,6 +56,17 @@ def test_only_cards_that_suit_the_job_count() -> None:
     only = replace(HEAVY, only=("G0",))
     assert ask(only, *one_each(HEAVY, 4), cards=4, jobs=5).claim is not None
     assert ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5).claim is None
+
+
+def test_a_request_ahead_keeps_its_place_on_a_card_that_it_could_join() -> None:
+    """The request needs both cards and waits for the second. Beside another heavy job it could not join the first."""
+    leases = (*running(LIGHT), lease("whole", "G1"))
+    ahead = Ticket(id="t", holder=ALICE, need=replace(HEAVY, devices=2), since=0.0)
+    assert ask(HEAVY, *leases, cards=2, jobs=3).claim is not None
+    found = ask(HEAVY, *leases, cards=2, jobs=3, ahead=(ahead,))
+    assert found.claim is None
+    assert found.reasons[0].kind is ReasonKind.AWAITED
+    assert ask(LIGHT, *leases, cards=2, jobs=3, ahead=(ahead,)).claim is not None
 
 
 def test_why_says_that_a_card_should_be_free_sooner() -> None:
