@@ -102,10 +102,11 @@ class EnergyMeter:
                 self._settle_on(card, held[key], [each for each in held.values() if each.until > each.since])
 
     def _settle_on(self, card: _Card, ending: CardHolder, held: list[CardHolder]) -> None:
-        since, until = card.reading.at, ending.until
-        if not 0.0 < until - since <= LONGEST_GAP_S or ending.until <= ending.since:
+        since, until = ending.since, ending.until  # what others did before it began is no matter to it
+        if not 0.0 < until - card.reading.at <= LONGEST_GAP_S or until <= since:
             return
-        cut = [replace(each, until=min(each.until, until)) for each in (*held, *card.left)]
+        beside = (each for each in (*held, *card.left) if each.until > since)
+        cut = [replace(each, since=max(each.since, since), until=min(each.until, until)) for each in beside]
         parts, _ = share_energy(
             (card.reading.power_w or 0.0) * (until - since),
             since,
