@@ -33,7 +33,7 @@ while (ran := time.monotonic() - began) < {SECONDS}:
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def queue(own_home: Path) -> Iterator[Path]:
     pytest.importorskip("torch")
     yield own_home
@@ -65,6 +65,7 @@ def seconds(iso: str) -> float:
     return datetime.fromisoformat(iso).timestamp()
 
 
+@pytest.mark.usefixtures("queue")
 def test_the_energy_of_a_job_alone_on_its_card_is_the_integral_of_its_power(powers: Path) -> None:
     job_id = gpuyard("submit", "--exclusive", "--device", "0", "--", sys.executable, "-c", WORK).strip()
     gpuyard("wait", job_id)

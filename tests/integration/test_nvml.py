@@ -446,4 +446,6 @@ def test_a_driver_that_refuses_to_count_is_an_error_and_is_asked_again(reader: R
 def test_a_library_closed_behind_the_probe_s_back_is_opened_again(reader: Reader) -> None:
     good = FakeState(devices=(RTX,))
     first, _, third = reader.read_each(good, good, good, close_before=1)
-    assert by_id(first) == by_id(third)
+    before, after = by_id(first)[RTX.uuid], by_id(third)[RTX.uuid]
+    assert after.pop("energy_j") > before.pop("energy_j")
+    assert after == before

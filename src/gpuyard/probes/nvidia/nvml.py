@@ -6,7 +6,8 @@ Rules:
 - A card that this user may not use is not listed: a problem says how many there are. The others keep their numbers.
 - Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
 - Whether a card is split into MIG instances is queried only now and then: on an H200 the call takes 160 us, more than
-  all figures together. The load per process takes 2 ms, and is queried only for a busy card.
+  all figures together. The load per process takes 2 ms, and is queried only for a busy card. The energy counter takes
+  3 ms, and is queried every 10 s (`energy_counter.py`).
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
 - The load of each process is in `process_loads.py`, the health of a card in `nvml_health.py`.
@@ -31,6 +32,7 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.common.device_ids import pci_bus_id
 from gpuyard.probes.common.probe_calls import as_problem
 from gpuyard.probes.common.process_info import larger_mb, one_per_pid
+from gpuyard.probes.nvidia.energy_counter import EnergyCounters
 from gpuyard.probes.nvidia.nvml_health import NvmlHealth
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.process_loads import window_start, with_loads
@@ -153,6 +155,7 @@ class _Driver:
         self.nvml = nvml
         self.failed = False
         self._sampled_from: dict[str, int] = {}
+        self._energy_counters = EnergyCounters()
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
         self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
@@ -187,6 +190,12 @@ class _Driver:
         with contextlib.suppress(_LostError):
             mode = self.ask("nvmlDeviceGetMigMode", card.handle) if card.handle is not None else None
         return bool(mode and mode[0])
+
+    def joules(self, card: _NvmlCard, power_w: float | None) -> float | None:
+        def ask() -> float | None:
+            return _joules(self.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle))
+
+        return self._energy_counters.read(card.device.id, power_w, time.monotonic(), ask)
 
     def samples(self, card: _NvmlCard) -> list[Any] | None:
         """Return load samples of processes since shortly before the newest known one, or None if there are none."""
@@ -280,13 +289,14 @@ def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]
 def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     driver.failed = False
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
+    power_w = _watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle))
     device = replace(
         card.device,
         **_memory(driver, card.handle),
         utilization_percent=None if utilization is None else float(utilization.gpu),
-        power_draw_w=_watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle)),
+        power_draw_w=power_w,
         power_limit_w=_watts(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
-        energy_j=_joules(driver.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle)),
+        energy_j=driver.joules(card, power_w),
         temperature_c=_temperature(driver, card.handle),
         processes=_processes(driver, card.handle),
     )
