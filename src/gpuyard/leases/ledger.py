@@ -20,12 +20,13 @@ from gpuyard.core.health_figures import HealthFigures, HealthMark
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.directory_record import check_directory, unlink_lease
-from gpuyard.leases.drains import DRAIN, LONGEST_REASON, DrainReader, add_drain, remove_drains
-from gpuyard.leases.health_marks import HealthMarkReader, accept_figures, find_marks
+from gpuyard.leases.drains import DRAIN, LONGEST_REASON, MARK, add_drain, drain_files, remove_drains
+from gpuyard.leases.health_marks import accept_figures, mark_files
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
 from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, LedgerScan
 from gpuyard.leases.lock_file import LEASE, TICKET, LockFile, rewrite
+from gpuyard.leases.owned_files import find_files
 from gpuyard.leases.records import (
     BadRecord,
     bad_record,
@@ -67,8 +68,8 @@ class Ledger:
         self._check = check
         self._remade: set[str] = set()
         self._scan = LedgerScan(folder)
-        self._drain_reader = DrainReader(folder)
-        self._mark_reader = HealthMarkReader(folder)
+        self._drains = drain_files(folder)
+        self._marks = mark_files(folder)
         # As of the last read; `decide` sees those of its own claim.
         self.drains: tuple[Drain, ...] = ()
         self.health_marks: tuple[HealthMark, ...] = ()
@@ -203,9 +204,7 @@ class Ledger:
     def read_drains(self) -> tuple[Drain, ...]:
         """Return the drains that hold for this user, without reading the leases."""
         try:
-            with os.scandir(self.folder) as entries:
-                files = {entry.name: entry.inode() for entry in entries if entry.name.endswith(DRAIN)}
-            return self._drain_reader.read(files)
+            return self._drains.read(find_files(self.folder, DRAIN))
         except OSError:
             return self.drains  # the next claim says what is wrong
 
@@ -225,7 +224,7 @@ class Ledger:
     def read_health_marks(self) -> tuple[HealthMark, ...]:
         """Return the health marks that hold for this user, without reading the leases."""
         try:
-            return self._mark_reader.read(find_marks(self.folder))
+            return self._marks.read(find_files(self.folder, MARK))
         except OSError:
             return self.health_marks  # the next claim says what is wrong
 
@@ -257,8 +256,8 @@ class Ledger:
                     tickets.append(record)
                 elif record is not None:
                     leases.append(record)
-            self.drains = self._drain_reader.read(self._scan.drains)
-            self.health_marks = self._mark_reader.read(self._scan.marks)
+            self.drains = self._drains.read(self._scan.drains)
+            self.health_marks = self._marks.read(self._scan.marks)
         except FileNotFoundError:
             self.drains, self.health_marks = (), ()
             return LedgerContents()  # no process has claimed anything here yet

@@ -25,9 +25,9 @@ def share_of(need: Need, device: Device) -> Share:
     )
 
 
-def lease_ids(state: DeviceState) -> set[str]:
-    """Return the leases on the device."""
-    return {each.lease_id for each in state.promises if each.lease_id is not None}
+def lease_ids(state: DeviceState) -> list[str]:
+    """Return the leases on the device, each once, in the order of their shares: decisions never depend on hashes."""
+    return list(dict.fromkeys(each.lease_id for each in state.promises if each.lease_id is not None))
 
 
 def has_free_part(state: DeviceState) -> bool:
