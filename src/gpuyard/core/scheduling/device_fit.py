@@ -159,16 +159,20 @@ def _check_neighbours(need: Need, state: DeviceState, packing: Packing) -> Reaso
     if packing.protects_longest and slowed_longest(need, state) is not None:
         return ReasonKind.LONGEST
     least, depth = packing.min_gain_percent, packing.depth
-    if least is not None and not forecast(need, state).gains(least / 100.0):
+    if least is not None and not forecast(need, state, _caution(packing)).gains(least / 100.0):
         return ReasonKind.NO_GAIN
     return ReasonKind.TOO_DEEP if depth is not None and is_too_deep(need, state, depth) else None
 
 
 def _keeps_out_request_ahead(need: Need, state: DeviceState, packing: Packing) -> bool:
     least, depth = packing.min_gain_percent, packing.depth
-    if least is not None and keeps_out_request_ahead(need, state, least / 100.0):
+    if least is not None and keeps_out_request_ahead(need, state, least / 100.0, _caution(packing)):
         return True
     return depth is not None and leaves_no_depth(need, state, depth)
+
+
+def _caution(packing: Packing) -> float:
+    return 0.0 if packing.depth is None else packing.depth.caution
 
 
 def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
@@ -275,7 +279,7 @@ def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing
             f"times as long as one alone, all jobs on {packing.depth.devices} GPUs {limit:.2f} times"
         )
         return Reason(kind, text, state.device.id, limit, durations, tuple(each.holder for each in state.promises))
-    found, least = forecast(need, state), packing.min_gain_percent or 0.0
+    found, least = forecast(need, state, _caution(packing)), packing.min_gain_percent or 0.0
     jobs = "1 job does" if found.jobs == 1 else f"{found.jobs} jobs share it and do"
     gain = f"; at least {least:g}% more is needed" if least and found.after > found.before else ""
     text = f"{jobs} {found.before:.2f} times the work of one; this job would make it {found.after:.2f} times{gain}"

@@ -8,7 +8,8 @@ is expected sooner.
 What is not known counts by a quantile: load and slow-down of programs that were not measured, and durations, whose
 spread is taken to be as large as their mean. Waiting for a free device wrongly costs about 1 / M of a duration, joining
 wrongly about half of one. So the quantile is M / (M + 2): the median on two devices, 0.8 on eight, 0.95 on forty. On a
-single device all work has to be done there, and there is no limit.
+single device all work has to be done there, and there is no limit. The gain of sharing (`sharing_gain`) counts by the
+same quantile: jobs that may gain nothing from it do not pile up.
 """
 
 import math
@@ -18,15 +19,12 @@ from statistics import NormalDist
 from msgspec import Struct
 
 from gpuyard.core.lease import Need, Share
-from gpuyard.core.memory.slowdown import PRIOR_PART, UNKNOWN_LOAD_PERCENT, throughput
+from gpuyard.core.memory.slowdown import throughput
 from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.sharing_gain import asked_share, members, present_shares
 
 # More jobs than this per device count as this many: no device is shared by more.
 MOST_PER_DEVICE = 64
-# Standard deviations of the load of programs, and of the part of it by which they are slowed.
-_LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
-# What is left of that after it was learned: most commands have run a few times only, and beside few others.
-_LEARNED_SPREAD = 0.15
 _ROUNDING = 1e-9
 
 
@@ -61,7 +59,7 @@ def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
 
 def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
     """Return how many durations of a job the jobs on a device take together once this one has joined."""
-    return _durations([*_present(state), _asked(need)], state, limit)
+    return _durations([*present_shares(state), asked_share(need)], state, limit)
 
 
 def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
@@ -70,38 +68,19 @@ def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
 
 def leaves_no_depth(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
     """Return whether a request that has reserved a share of the device could no longer join once this job has."""
-    joined = [*_present(state), _asked(need)]
+    present = present_shares(state)
+    joined = [*present, asked_share(need)]
     ahead = [each.share for each in state.promises if each.is_reservation and not each.share.is_exclusive]
     return any(
         _durations([*joined, share], state, limit) > limit.durations + _ROUNDING
-        and _durations([*_present(state), share], state, limit) <= limit.durations + _ROUNDING
+        and _durations([*present, share], state, limit) <= limit.durations + _ROUNDING
         for share in ahead
     )
 
 
-def _present(state: DeviceState) -> list[Share]:
-    return [each.share for each in state.promises if not each.is_reservation]
-
-
-def _asked(need: Need) -> Share:
-    return Share(device_id="", load_percent=need.load_percent, slowdown=need.slowdown)
-
-
 def _durations(shares: list[Share], state: DeviceState, limit: DepthLimit) -> float:
-    caution = limit.caution
-    members = [_cautious_member(share, caution) for share in shares]
-    return _with_margin(len(members), caution) / throughput(members, state.foreign.percent)
-
-
-def _cautious_member(share: Share, caution: float) -> tuple[float, float]:
-    """Return the load and the slow-down coefficient, as measured or by the quantile."""
-    load = share.load_percent
-    if load is None:
-        load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
-    part = min(load, 100.0) / 100.0
-    if share.slowdown is not None:
-        return load, share.slowdown + caution * _LEARNED_SPREAD * part
-    return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * part
+    work = _with_margin(len(shares), limit.caution)
+    return work / throughput(members(shares, limit.caution), state.foreign.percent)
 
 
 def _with_margin(jobs: int, caution: float) -> float:

@@ -3,7 +3,8 @@
 The throughput of a device is the sum over its jobs of 1 / slow-down (`core/memory/slowdown.py`): 1 is the work of one
 job alone, 2.1 means that the jobs together do what would take 2.1 devices. A job joins only if the throughput rises by
 the least gain that the configuration asks for. Loads and coefficients are those that were learned; a load that is not
-known counts as UNKNOWN_LOAD_PERCENT, a coefficient that is not known as a part of the load.
+known counts as UNKNOWN_LOAD_PERCENT, a coefficient that is not known as a part of the load. `caution` is how many
+standard deviations beyond that count (`sharing_depth`): 0 is what is expected.
 
 A job that decides when all work is over (`longest_job`) is not slowed: no job joins that would make it take noticeably
 longer than alone.
@@ -14,11 +15,15 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gpuyard.core.lease import Need, Share
-from gpuyard.core.memory.slowdown import UNKNOWN_LOAD_PERCENT, prior_coefficient, slowdown, throughput
+from gpuyard.core.memory.slowdown import PRIOR_PART, UNKNOWN_LOAD_PERCENT, slowdown, throughput
 from gpuyard.core.scheduling.device_memory import DeviceState
 
 # By how much the longest job may be slowed. Less is within what durations vary anyway.
 NOTICEABLE = 0.03
+# Standard deviations of the load of programs, and of the part of it by which they are slowed.
+_LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
+# What is left of that after it was learned: most commands have run a few times only, and beside few others.
+_LEARNED_SPREAD = 0.15
 _ROUNDING = 1e-9
 
 
@@ -34,23 +39,22 @@ class SharingForecast(Struct, frozen=True, kw_only=True):
         return self.after >= self.before * (1.0 + least) - _ROUNDING
 
 
-def forecast(need: Need, state: DeviceState) -> SharingForecast:
+def forecast(need: Need, state: DeviceState, caution: float = 0.0) -> SharingForecast:
     """Return the throughput without and with the job."""
-    present = [_member(each.share) for each in state.promises if not each.is_reservation]
-    foreign = state.foreign.percent
-    joined = [*present, (_load(need.load_percent), _coefficient(need.slowdown, need.load_percent))]
-    return SharingForecast(jobs=len(present), before=throughput(present, foreign), after=throughput(joined, foreign))
+    shares, foreign = present_shares(state), state.foreign.percent
+    before = throughput(members(shares, caution), foreign)
+    after = throughput(members([*shares, asked_share(need)], caution), foreign)
+    return SharingForecast(jobs=len(shares), before=before, after=after)
 
 
-def keeps_out_request_ahead(need: Need, state: DeviceState, least: float) -> bool:
+def keeps_out_request_ahead(need: Need, state: DeviceState, least: float, caution: float = 0.0) -> bool:
     """Return whether a request that has reserved a share of the device would gain nothing there once the job has joined
     too. Otherwise jobs of small load could join for ever before it."""
-    joined = [_member(each.share) for each in state.promises if not each.is_reservation]
-    joined.append((_load(need.load_percent), _coefficient(need.slowdown, need.load_percent)))
+    joined = [*present_shares(state), asked_share(need)]
     foreign = state.foreign.percent
-    before = throughput(joined, foreign)
+    before = throughput(members(joined, caution), foreign)
     return any(
-        throughput([*joined, _member(each.share)], foreign) < before * (1.0 + least) - _ROUNDING
+        throughput(members([*joined, each.share], caution), foreign) < before * (1.0 + least) - _ROUNDING
         for each in state.promises
         if each.is_reservation and not each.share.is_exclusive
     )
@@ -58,12 +62,12 @@ def keeps_out_request_ahead(need: Need, state: DeviceState, least: float) -> boo
 
 def slowed_longest(need: Need, state: DeviceState) -> tuple[str, float] | None:
     """Return the lease of the longest job that this job would slow noticeably, and by which factor; or None."""
-    loads = [(each, _load(each.share.load_percent)) for each in state.promises if not each.is_reservation]
-    total = sum(load for _, load in loads) + state.foreign.percent + _load(need.load_percent)
-    for each, load in loads:
+    asked, _ = _member(asked_share(need), 0.0)
+    present = [(each, *_member(each.share, 0.0)) for each in state.promises if not each.is_reservation]
+    total = sum(load for _, load, _ in present) + state.foreign.percent + asked
+    for each, load, coefficient in present:
         if each.is_longest and each.lease_id is not None:
-            share = each.share
-            factor = slowdown(_coefficient(share.slowdown, share.load_percent), total - load)
+            factor = slowdown(coefficient, total - load)
             if factor > 1.0 + NOTICEABLE:
                 return each.lease_id, factor
     return None
@@ -78,13 +82,24 @@ def free_without_longest(states: Iterable[DeviceState]) -> list[float]:
     )
 
 
-def _member(share: Share) -> tuple[float, float]:
-    return _load(share.load_percent), _coefficient(share.slowdown, share.load_percent)
+def present_shares(state: DeviceState) -> list[Share]:
+    return [each.share for each in state.promises if not each.is_reservation]
 
 
-def _load(load_percent: float | None) -> float:
-    return UNKNOWN_LOAD_PERCENT if load_percent is None else load_percent
+def asked_share(need: Need) -> Share:
+    return Share(device_id="", load_percent=need.load_percent, slowdown=need.slowdown)
 
 
-def _coefficient(learned: float | None, load_percent: float | None) -> float:
-    return prior_coefficient(load_percent) if learned is None else learned
+def members(shares: Iterable[Share], caution: float) -> list[tuple[float, float]]:
+    """Return the load and the coefficient of each job."""
+    return [_member(share, caution) for share in shares]
+
+
+def _member(share: Share, caution: float) -> tuple[float, float]:
+    load = share.load_percent
+    if load is None:
+        load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
+    part = min(load, 100.0) / 100.0
+    if share.slowdown is not None:
+        return load, share.slowdown + caution * _LEARNED_SPREAD * part
+    return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * part

@@ -47,6 +47,24 @@ def test_first_runs_share_two_cards_at_once_and_wait_for_one_of_forty() -> None:
     assert ask(UNKNOWN, *one_each(UNKNOWN, 40), cards=40, jobs=200).claim is not None
 
 
+def first_runs_on_one(cards: int) -> int:
+    """Return how many first runs share a card while the others are full and hundreds wait."""
+    packing = Packing(min_gain_percent=5.0, depth=depth_limit(500, cards))
+    snapshot = machine(*(card(index) for index in range(cards)))
+    full = tuple(lease(f"full-{index}", f"G{index}") for index in range(1, cards))
+    for count in range(1, MOST_PER_DEVICE):
+        leases = (*full, *running(*[UNKNOWN] * count))
+        view = PlacementView(now=0.0, snapshot=snapshot, leases=leases, packing=packing)
+        if choose(UNKNOWN, view).claim is None:
+            return count
+    return MOST_PER_DEVICE
+
+
+def test_the_gain_of_sharing_counts_by_the_quantile_too() -> None:
+    """However many wait: programs that may gain nothing together are not all put on one of many cards."""
+    assert first_runs_on_one(2) > first_runs_on_one(8) > first_runs_on_one(40) >= 1
+
+
 def test_a_single_card_has_no_limit() -> None:
     assert depth_limit(100, 1) is None
     assert ask(HEAVY, *running(*[HEAVY] * 5), cards=1, jobs=6).claim is not None
