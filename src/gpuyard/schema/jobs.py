@@ -198,7 +198,8 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
 
 
 class WaitExplanation(Struct, frozen=True, kw_only=True):
-    """Why a job does not start or continue, or how it ended. `ahead` is the number of similar jobs before it."""
+    """Why a job does not start or continue, or how it ended. `ahead` is the number of similar jobs before it.
+    `is_overdue`: the estimated start has passed."""
 
     id: int
     state: JobState
@@ -208,6 +209,7 @@ class WaitExplanation(Struct, frozen=True, kw_only=True):
     device_labels: dict[str, str | None]
     estimated_start: Iso | None
     estimate: str
+    is_overdue: bool
 
 
 class HistoryEvent(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.units import format_duration
+from gpuyard.core.units import format_due, format_duration
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
@@ -49,6 +49,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         reasons=reasons,
         device_labels=labels_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=wall_time(scheduler, starts_at),
+        is_overdue=_is_overdue(starts_at, scheduler.sampling.now()),
         estimate=estimate,
     )
 
@@ -169,8 +170,9 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
 
 
 def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
-    left = format_duration(max(0.0, (job.due_at or 0.0) - scheduler.sampling.now()))
-    return f"next attempt in {left}: {job.reason}"
+    left_s = (job.due_at or 0.0) - scheduler.sampling.now()
+    when = f"in {format_duration(left_s)}" if left_s >= 1 else format_due(left_s)
+    return f"next attempt {when}: {job.reason}"
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
@@ -226,5 +228,11 @@ def _state_summary(job: Job) -> str:
 def _estimate_text(starts_at: float | None, now: float, *, is_suspended: bool) -> str:
     if starts_at is None:
         return "no start estimate yet: give --duration, or wait until a similar job has finished"
-    verb = "continue" if is_suspended else "start"
-    return f"it should {verb} in about {format_duration(max(0.0, starts_at - now))}"
+    when, verb = format_due(starts_at - now), "continue" if is_suspended else "start"
+    if _is_overdue(starts_at, now):
+        return f"{when}: the jobs before it take longer than expected"
+    return f"it should {verb} {when}"
+
+
+def _is_overdue(starts_at: float | None, now: float) -> bool:
+    return starts_at is not None and starts_at <= now - 1.0

@@ -31,6 +31,7 @@ from gpuyard.daemon.api.learned_estimates import (
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
@@ -92,7 +93,7 @@ class Routes:
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
         jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
-        submissions = SubmissionHandler(scheduler)
+        submissions, waits = SubmissionHandler(scheduler), WaitHandler(scheduler)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -104,7 +105,8 @@ class Routes:
             ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
             ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
             ("GET", "/jobs"): jobs.page,
-            ("GET", "/wait"): jobs.wait,
+            ("GET", "/wait"): waits.wait,
+            ("POST", "/wait/reported"): waits.mark_reported,
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,

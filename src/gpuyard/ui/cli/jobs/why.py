@@ -35,7 +35,8 @@ def why_lines(answer: Answer) -> "Iterator[str]":
         yield f"  jobs ahead in the queue: {answer['ahead']}"
     if answer["estimated_start"] is not None:
         verb = "resume" if answer["state"] == "suspended" else "start"
-        yield f"  may {verb} {format_time(answer['estimated_start'])}: {clean(answer['estimate'])}"
+        may = f"was expected to {verb}" if answer.get("is_overdue") else f"may {verb}"
+        yield f"  {may} {format_time(answer['estimated_start'])}: {clean(answer['estimate'])}"
     elif answer["estimate"]:
         yield f"  {clean(answer['estimate'])}"
 
