@@ -7,8 +7,9 @@ from gpuyard.core.job.dependencies import DependencyKind, DependencyState, await
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, group_by_device
 from gpuyard.core.units import format_due, format_duration
+from gpuyard.daemon.api.job_names import name_jobs
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
@@ -16,6 +17,8 @@ from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
 
 Event = tuple[float, str, str | None]
 
+# A row of the queue has this many reasons of GPUs; `why` has all.
+_MOST_BRIEF = 4
 _VAGUE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 
 
@@ -46,7 +49,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         state=job.state,
         summary=summary,
         ahead=ahead,
-        reasons=reasons,
+        reasons=tuple(name_jobs(scheduler, reason) for reason in reasons),
         device_labels=labels_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=wall_time(scheduler, starts_at),
         is_overdue=_is_overdue(starts_at, scheduler.sampling.now()),
@@ -110,11 +113,15 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
     if hold is None:
         return None
     snapshot = scheduler.sampling.latest.snapshot
-    first = next((reason for reason in hold.reasons if reason.kind not in _VAGUE), None)
-    if first is None:
+    reasons = [reason for reason in hold.reasons if reason.kind not in _VAGUE]
+    if not reasons:
         return "every GPU is in use" if snapshot.usable_devices() else "no GPU was found"
-    label = snapshot.labels.get(first.device_id or "")
-    return first.text if label is None else f"GPU {label}: {first.text}"
+    if reasons[0].device_id is None:
+        return name_jobs(scheduler, reasons[0]).text
+    named = [name_jobs(scheduler, reason) for reason in reasons if reason.device_id is not None]
+    texts = group_by_device(named, snapshot.labels)
+    more = len(texts) - _MOST_BRIEF
+    return "; ".join(texts[:_MOST_BRIEF]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
 # Suspended jobs, and jobs that are being preempted
