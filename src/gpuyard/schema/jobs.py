@@ -36,6 +36,9 @@ class JobSummary(Struct, frozen=True, kw_only=True):
 
 
 class JobRow(JobSummary, frozen=True, kw_only=True):
+    """A job in a list. `command` has at most 240 characters there: `is_command_cut` says that the job's own route has
+    more."""
+
     name: str | None
     tag: str | None
     priority: int
@@ -57,6 +60,7 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     index: int | None
     engine: str
     place: str | None
+    is_command_cut: bool
 
 
 class JobPage(QueueState, frozen=True, kw_only=True):

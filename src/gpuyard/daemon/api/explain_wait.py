@@ -36,10 +36,12 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         if ahead:
             text = f"{ahead} similar job{'' if ahead == 1 else 's'} came before it; the first is {found.first_id}"
             reasons = (Reason(ReasonKind.BEHIND, text), *reasons)
+        if unreachable := tuple(reason for reason in found.reasons if reason.kind is ReasonKind.NO_ENGINE):
+            ahead, reasons = None, unreachable
         summary = _waiting_summary(job, is_about_to=not reasons, is_suspended=is_suspended)
         if any(_preempted_jobs(scheduler, job)):
             starts_at, estimate = None, "it starts as soon as they have freed their memory"
-        else:
+        elif not unreachable:
             estimate = _estimate_text(starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
     else:
         reasons = tuple(_state_reasons(scheduler, job))

@@ -36,6 +36,7 @@ from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
+from gpuyard.daemon.monitor.history_file import HistoryFile
 from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
@@ -82,6 +83,7 @@ class Routes:
         self.retention = Retention(scheduler, Path(paths.state_folder()))
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
+        self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
         self.health = devices.health
         self.table: dict[RouteKey, Route] = {
             **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
@@ -133,7 +135,7 @@ class Routes:
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
             ("POST", "/devices/clear"): devices.clear,
-            ("GET", "/devices/history"): UsageHistory(scheduler, devices).history,
+            ("GET", "/devices/history"): self._usage.history,
             ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
             ("GET", "/report"): self._reports.report,
             ("GET", "/web"): web.state,
@@ -147,6 +149,7 @@ class Routes:
         self._reader.close()
         self._reports.close()
         self.retention.close()
+        self._usage.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():
