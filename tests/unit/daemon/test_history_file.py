@@ -7,8 +7,8 @@ import pytest
 from gpuyard.daemon.monitor.devices import MAX_POINTS, HistorySpan
 from gpuyard.daemon.monitor.history_file import NAME, HistoryFile, StoredHistory, StoredSpan
 
-ROW = (1.0, 2.0, 3.0, 4.0, 5.0, None)
-HOST = (10.0, 20.0)
+ROW: tuple[float | None, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, None)
+HOST: tuple[float | None, ...] = (10.0, 20.0)
 
 
 def filled(until: int) -> HistorySpan:
