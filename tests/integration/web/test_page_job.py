@@ -18,7 +18,7 @@ def test_a_waiting_job_shows_its_reasons_and_start_estimate(shown: Shown) -> Non
     page = shown.at(f"/job/{job}")
     why = page.get_by_role("region", name="Why it waits")
     expect(why).to_contain_text(f"job {job} waits for 1 GPU")
-    expect(why).to_contain_text("GPU 0: ")
+    expect(why).to_contain_text("GPU 0, 1: held by")
     expect(why).to_contain_text(f"job {holder} (")
     expect(why).to_contain_text(
         re.compile("no start estimate yet|it should start in|overdue by")
