@@ -27,11 +27,13 @@ from gpuyard.schema.queue import (
     CleanResult,
     DaemonStatus,
     PauseResult,
+    ReportedResult,
     StopResult,
     SubmitResult,
     WaitResult,
 )
 from gpuyard.schema.requests import SubmitKwargs
+from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 
 Ids: TypeAlias = int | str | Iterable[int | str]
@@ -86,6 +88,7 @@ class Client(Closeable):
         if self._transport.is_local:  # what a command that is typed in a shell takes from there
             directory = os.path.abspath(cwd or ".")
             body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
+            body["submitters"] = starting_processes(with_own=True)
             body["configuration"] = digest_of(list(command), directory)
             body["framework"] = framework_of(list(command), directory)
             if sent.get("stdin") is not None:
@@ -164,19 +167,26 @@ class Client(Closeable):
         return self._get(path, jobs.LogTail, query).text
 
     def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> WaitResult:
-        """Wait until these jobs, or all that are in the queue now, have finished. `done` is False after a timeout."""
+        """Wait until these jobs have finished; by default those that this process, or the shell that started it, has
+        submitted since it last waited; if there are none at all, all that are unfinished now. `done` is False after a
+        timeout, and if all that are left are held or wait for held jobs (`is_stuck`)."""
+        submitters = starting_processes(with_own=True) if self._transport.is_local else []
         deadline = float("inf") if timeout is None else time.monotonic() + _seconds(timeout)
         # The first answer names the jobs: jobs that are submitted later are not waited for.
         with self._transport.waiting() as connection:
 
             def ask(selection: str, within_s: float) -> WaitResult:
-                query = {"ids": selection, "timeout": f"{within_s:.3f}"}
+                query = {"ids": selection, "timeout": f"{within_s:.3f}", "stuck": "1"}
+                query |= {} if selection else {"submitters": " ".join(submitters)}
                 return _convert(connection.get("/wait", query, within_s), WaitResult)
 
-            result = ask(_join_ids(ids) or "", 0.0)
-            while not result.done and (left := deadline - time.monotonic()) > 0:
+            result = first = ask(_join_ids(ids) or "", 0.0)
+            while not (result.done or result.is_stuck) and (left := deadline - time.monotonic()) > 0:
                 result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
-        return result
+        if result.done and result.selection and submitters:
+            body = {"ids": result.selection, "submitters": submitters, "own": first.chosen_by == "shell"}
+            self._post("/wait/reported", body, ReportedResult)
+        return replace(result, chosen_by=first.chosen_by)
 
     # Change. Each method takes ids (`17`, `"17-20"`, `"tag=night"`, lists of them), or `where`, for all matching jobs:
     # `where={"state": "queued", "search": "lr"}`.

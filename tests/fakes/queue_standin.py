@@ -37,7 +37,7 @@ class StandIn:
 
     def __init__(self, home: Path, answers: dict[str, Answer] | None = None) -> None:
         self.path = home / "daemon.sock"
-        self.answers = answers or {}
+        self.answers = {"POST /wait/reported": {"known": True}, **(answers or {})}
         self.version: str | None = __version__
         self.requests: list[ReceivedRequest] = []
         self._server: socketserver.BaseServer | None = None

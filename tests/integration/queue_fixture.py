@@ -48,7 +48,7 @@ def end_leftovers(home: Path) -> None:
     pid = running_pid(lock)
     if pid is not None:
         run("cancel", "all")
-        run("wait", "--timeout", "30s")
+        run("wait", "all", "--timeout", "30s")
         os.kill(pid, signal.SIGTERM)
         until(lambda: running_pid(lock) != pid, f"the end of the daemon {pid}")
 

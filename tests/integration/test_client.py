@@ -219,7 +219,7 @@ def test_threads_and_forked_processes_can_share_a_client(either: Client) -> None
 
 
 def test_a_waiting_thread_does_not_block_other_threads(either: Client) -> None:
-    job = either.submit("true", gpus=0, hold=True).first
+    job = either.submit("sleep", "1000", gpus=0).first
     with ThreadPoolExecutor(1) as pool:
         waited = pool.submit(either.wait, job, timeout="20s")
         either.status()

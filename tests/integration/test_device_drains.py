@@ -64,7 +64,8 @@ def test_a_drain_holds_for_a_job_that_waited_and_over_a_restart(queue: QueueUnde
     for shown in (run("queue"), run("devices"), run("doctor"), run("daemon", "status")):
         assert ": ECC errors" in shown.stdout
     only_there = run("submit", "--device", "0", "--", "true")
-    assert "it waits until `gpuyard devices undrain`: GPU 0 is drained by" in only_there.stdout + only_there.stderr
+    assert "it waits: too few GPUs that suit it take new work: GPU 0 is drained by" in only_there.stderr
+    assert "ECC errors (`gpuyard devices undrain 0`)" in only_there.stderr
     assert json.loads(run("unpause", "--device", "0", "--json").stdout) == {"undrained": ["SIM-0"]}
     queue.wait(waited)
     assert queue.job(waited)["gpu_labels"] == ["0"]

@@ -226,6 +226,10 @@ def test_an_xid_is_known_to_the_next_daemon_and_to_scripts_until_the_device_is_c
     assert next(each["issues"][0]["since"] for each in queue.get("/devices")["devices"] if each["issues"]) == since
     waiting = queue.submit("true", device="0", vram="1G")
     assert "Xid 79" in queue.why(waiting)
+    (note,) = queue.send("true", device="0", vram="1G")["notes"]
+    assert note.startswith("it waits: too few GPUs that suit it take new work: GPU 0 is faulty since")
+    assert "`gpuyard devices clear ID`" in note
+    assert queue.send("true", vram="1G")["notes"] == [], "another GPU suits it"
     assert any("Xid 79" in notice for notice in queue.get("/status")["notices"])
     shown = run("devices")
     assert "GPU 0 is faulty since" in shown.stdout

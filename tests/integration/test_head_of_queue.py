@@ -24,7 +24,8 @@ def test_a_job_of_two_gpus_is_not_overtaken_by_a_program_of_unknown_memory(
     declared = queue.shell("true # declared", vram="4G")
     queue.wait(declared)
     assert (queue.state(head), queue.state(later)) == ("queued", "queued")
-    assert f"(job {head}), ahead in the queue; how much memory this job needs is not known yet" in queue.why(later)
+    why = queue.why(later)
+    assert f"reserved for job {head} (/bin/sh -c 'true # big'), ahead in the queue; how much memory" in why
     gate.write_text("on\n")
     queue.wait()
     assert queue.job(head)["started_at"] <= queue.job(later)["started_at"]

@@ -1,5 +1,6 @@
 """Memory on the command line: learned from the first run, packed for the next, retried after OOM, and forgotten."""
 
+import getpass
 import json
 import os
 import re
@@ -99,7 +100,7 @@ def test_an_out_of_memory_job_reports_what_it_lacked_and_is_retried_with_more(
     assert "memory: 13.8 GB (it ran out of memory once)\n" in shown
     assert "  out of memory: needed 11 GB, had 6 GB\n" in shown
     assert "    this job: held 3 GB, requested 8 GB more\n    GPU: 3 GB free, 24 GB in total\n" in shown
-    assert f"(job {neighbour}) 18 GB\n" in shown
+    assert f"job {neighbour} of {getpass.getuser()} 18 GB\n" in shown
     assert "    next: retry with 13.8 GB\n" in shown
     assert "Tried to allocate 8.00 GiB" in shown
     until(lambda: card.state(short) == "queued", "its turn")

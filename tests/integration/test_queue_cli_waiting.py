@@ -37,7 +37,9 @@ def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
     daemon.answers["GET /wait"] = lambda _: next(answers)
     result = run("wait")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert [asked.query["ids"] for asked in daemon.requests] == ["", "1-50", "1-50"]
+    *asked, reported = daemon.requests
+    assert [each.query["ids"] for each in asked] == ["", "1-50", "1-50"]
+    assert reported.body["ids"] == "1-50"
 
 
 def test_wait_lists_failed_jobs_and_reports_a_timeout(daemon: StandIn) -> None:

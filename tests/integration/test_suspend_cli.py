@@ -89,7 +89,7 @@ def test_a_suspended_job_frees_its_memory_and_continues_after_resume_when_memory
     assert run("resume", str(job_id)).stdout == f"will resume when memory is free: {job_id}\n"
     why = run("why", str(job_id)).stdout
     assert why.startswith(f"job {job_id} is suspended, and waits for free memory to continue\n")
-    assert f"(job {other})" in why
+    assert f"job {other} (" in why
     assert "548 MB free, 1.5 GB needed" in run("queue", str(job_id)).stdout
     gate.touch()
     assert run("wait").returncode == 0

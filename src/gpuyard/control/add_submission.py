@@ -76,6 +76,7 @@ class SubmissionIntake:
             if submission.token and self._store.arriving:
                 self._store.drop_incomplete_submissions(submission.token)  # it was refused, and is sent again
             number, first = self._store.start_submission(submission.token, submission.count)
+            self._store.submitters.add(number, submission.submitters)
             like = replace(like, id=first, group=first if submission.spec.is_array else None)
             spec_id = self._store.add_spec(submission.spec)
             lane_id = self._store.ensure_lane(lane_of(like, None if is_small else number))

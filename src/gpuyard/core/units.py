@@ -77,6 +77,13 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
+def format_due(left_s: float) -> str:
+    """Return when an estimated moment comes: `in about 3m`, `at any moment`, or `overdue by 3m` once it has passed."""
+    if left_s >= 1:
+        return f"in about {format_duration(left_s)}"
+    return "at any moment" if left_s > -1 else f"overdue by {format_duration(-left_s)}"
+
+
 def format_time(iso: str | None) -> str:
     """Return an ISO 8601 time of the daemon's answers in this machine's time zone."""
     if iso is None:

@@ -7,6 +7,7 @@ returns a `ports.Engine`. `gpuyard doctor` lists a plugin that fails to load; no
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gpuyard.config import ClusterConfig, load_config
+from gpuyard.config import ClusterConfig, Config, load_config
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
@@ -40,11 +41,13 @@ Opener: TypeAlias = Callable[[Context], Engine]
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """An engine as `gpuyard doctor` lists it. `problem` is why it cannot be used; `is_absent`: it is not installed."""
+    """An engine as `gpuyard doctor` lists it. `problem` is why it cannot be used; `is_absent`: it is not installed;
+    `is_unreachable`: its cluster does not answer now."""
 
     name: str
     problem: str | None = None
     is_absent: bool = False
+    is_unreachable: bool = False
 
 
 def names() -> list[str]:
@@ -72,13 +75,18 @@ def open_engine(context: Context) -> Engine:
 
 
 def check_engines() -> Iterator[Checked]:
+    """Yield each engine. The clusters of Slurm and Ray are asked, within a few seconds."""
     try:
         load_config()
+        unreachable = _ask_own()
     except GpuyardError as error:
+        unreachable = {}
         yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
     for name in names():
         if name == "slurm" and shutil.which("sbatch") is None:
             yield Checked(name=name, problem="there is no sbatch on PATH", is_absent=True)
+        elif name in unreachable:
+            yield Checked(name=name, problem=f"cannot be reached: {unreachable[name]}", is_unreachable=True)
         elif name != LOCAL:
             try:
                 _load(name)
@@ -114,21 +122,34 @@ def _plugins() -> list[metadata.EntryPoint]:
 
 
 def _open_own(context: Context) -> Engine:
-    config: ClusterConfig
-    site: Site
-    if context.name == "slurm":
+    config = load_config()
+    cluster: ClusterConfig = config.slurm if context.name == "slurm" else config.ray
+    site = _open_site(context.name, config)
+    return ClusterEngine(site, _folder(context.folder, cluster), context.on_news, poll_s=cluster.poll_s)
+
+
+def _open_site(name: str, config: Config, limit_s: float | None = None) -> Site:
+    """Open Slurm or Ray; `limit_s` is the most that a request may take, by default the site's own limit."""
+    if name == "slurm":
         from gpuyard.engines.cluster.slurm_commands import SlurmSettings
         from gpuyard.engines.cluster.slurm_site import SlurmSite
 
-        config = load_config().slurm
-        site = SlurmSite(msgspec.convert(config, SlurmSettings, from_attributes=True))
-    else:
-        from gpuyard.engines.cluster.ray_api import RaySettings
-        from gpuyard.engines.cluster.ray_site import RaySite
+        slurm = msgspec.convert(config.slurm, SlurmSettings, from_attributes=True)
+        return SlurmSite(slurm) if limit_s is None else SlurmSite(slurm, limit_s=limit_s)
+    from gpuyard.engines.cluster.ray_api import RaySettings
+    from gpuyard.engines.cluster.ray_site import RaySite
 
-        config = load_config().ray
-        site = RaySite(msgspec.convert(config, RaySettings, from_attributes=True))
-    return ClusterEngine(site, _folder(context.folder, config), context.on_news, poll_s=config.poll_s)
+    ray = msgspec.convert(config.ray, RaySettings, from_attributes=True)
+    return RaySite(ray) if limit_s is None else RaySite(ray, limit_s=limit_s)
+
+
+def _ask_own() -> dict[str, str]:
+    """Return why Slurm or Ray cannot be reached, by name; without Slurm where it is not installed."""
+    from gpuyard.engines.cluster.reach_site import WITHIN_S, unreachable_sites
+
+    config = load_config()
+    asked = [name for name in _OWN if name != "slurm" or shutil.which("sbatch") is not None]
+    return unreachable_sites({name: partial(_open_site, name, config, WITHIN_S) for name in asked})
 
 
 def _folder(queue: Path, config: ClusterConfig) -> Path:

@@ -36,6 +36,9 @@ class JobSummary(Struct, frozen=True, kw_only=True):
 
 
 class JobRow(JobSummary, frozen=True, kw_only=True):
+    """A job in a list. `command` has at most 240 characters there: `is_command_cut` says that the job's own route has
+    more."""
+
     name: str | None
     tag: str | None
     priority: int
@@ -57,6 +60,7 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     index: int | None
     engine: str
     place: str | None
+    is_command_cut: bool
 
 
 class JobPage(QueueState, frozen=True, kw_only=True):
@@ -198,7 +202,8 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
 
 
 class WaitExplanation(Struct, frozen=True, kw_only=True):
-    """Why a job does not start or continue, or how it ended. `ahead` is the number of similar jobs before it."""
+    """Why a job does not start or continue, or how it ended. `ahead` is the number of similar jobs before it.
+    `is_overdue`: the estimated start has passed."""
 
     id: int
     state: JobState
@@ -208,6 +213,7 @@ class WaitExplanation(Struct, frozen=True, kw_only=True):
     device_labels: dict[str, str | None]
     estimated_start: Iso | None
     estimate: str
+    is_overdue: bool
 
 
 class HistoryEvent(Struct, frozen=True, kw_only=True):

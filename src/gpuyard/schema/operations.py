@@ -58,6 +58,10 @@ _QUEUE = (
         "wait", "/wait", "Answer when these jobs, or all, have finished, or when the timeout is over.",
         queue.WaitResult, requests.WaitQuery,
     ),
+    _post(
+        "reported", "/wait/reported", "Do not report these jobs again to a wait of this shell.", queue.ReportedResult,
+        requests.ReportedWait,
+    ),
     _post("pause", "/pause", "Start no more jobs.", queue.PauseResult),
     _post("unpause", "/unpause", "Start jobs again.", queue.PauseResult),
     _post("drain", "/drain", "Let running jobs finish, and start no more.", queue.PauseResult),

@@ -1,6 +1,6 @@
 """Answers about the queue as a whole, and the results of submitting, changing and waiting for jobs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -119,9 +119,19 @@ class UnsuccessfulJob(Struct, frozen=True, kw_only=True):
     reason: str | None
 
 
+class StuckJob(Struct, frozen=True, kw_only=True):
+    """A job that nothing will start: `reason` says what a user has to do."""
+
+    id: int
+    state: JobState
+    reason: str
+
+
 class WaitResult(Struct, frozen=True, kw_only=True):
-    """`selection` names the jobs that are waited for. The last three are filled in once `done` is true; `failed` lists
-    at most 100 jobs."""
+    """`selection` names the jobs that are waited for, and `chosen_by` says how they were chosen: by their ids, as the
+    jobs of the shell that asks, or as all jobs that were unfinished. `succeeded`, `failed` and `failed_count` are
+    filled in once `done` or `is_stuck` is true; `failed` and `stuck` list at most 100 jobs. `is_stuck`: all jobs that
+    are left are held, suspended by a user, or wait for such jobs."""
 
     done: bool
     left: int
@@ -130,6 +140,16 @@ class WaitResult(Struct, frozen=True, kw_only=True):
     succeeded: int | None = None
     failed: list[UnsuccessfulJob] = []
     failed_count: int | None = None
+    chosen_by: Literal["ids", "shell", "all"] = "ids"
+    is_stuck: bool = False
+    stuck: list[StuckJob] = []
+    stuck_count: int = 0
+
+
+class ReportedResult(Struct, frozen=True, kw_only=True):
+    """`known`: one of the processes has submitted jobs."""
+
+    known: bool
 
 
 class CleanResult(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 from msgspec import Meta, Struct
 
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.shell_settings import Submitters
 from gpuyard.core.job.submission import SubmissionRequest, read_line
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
@@ -66,7 +67,24 @@ class JobsQuery(JobMatch, frozen=True, kw_only=True, forbid_unknown_fields=False
 
 class WaitQuery(Struct, frozen=True, kw_only=True):
     ids: Ids = ""
+    submitters: Annotated[
+        str,
+        Meta(
+            max_length=2000,
+            description="without ids: the jobs that the first of these processes has submitted which submitted any",
+        ),
+    ] = ""
+    stuck: Annotated[bool, Meta(description="answer when only jobs are left that nothing will release, too")] = False
     timeout: Annotated[float, Meta(ge=0, description="answer after this many seconds at the latest, at most 30")] = 30.0
+
+
+class ReportedWait(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The jobs with these `ids` have been reported to a user: a wait of the first of the `submitters` that has
+    submitted jobs does not report them again before they run again. `own`: a wait without ids has selected them."""
+
+    ids: Ids
+    submitters: Submitters
+    own: bool = False
 
 
 class ShowQuery(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from gpuyard.store.database import Database
 from gpuyard.store.dependency_store import DependencyStore
 from gpuyard.store.refused_submissions import RefusedSubmissions
 from gpuyard.store.specs import StoredSpecs
+from gpuyard.store.submitters import Submitters
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """
@@ -50,6 +51,7 @@ class JobStore(DependencyStore):
         self._has_delayed = True  # may be; next_due() finds out
         self._settings: dict[str, str] | None = None
         self.specs = StoredSpecs(database)
+        self.submitters = Submitters(database)
         self.spec = self.specs.read
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 

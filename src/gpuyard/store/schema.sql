@@ -35,10 +35,24 @@ CREATE TABLE submissions (
     token TEXT UNIQUE,
     first_id INTEGER NOT NULL,
     last_id INTEGER NOT NULL,
-    is_complete INTEGER NOT NULL
+    is_complete INTEGER NOT NULL,
+    waited_at REAL -- when `gpuyard wait` without ids last reported its jobs to the shell that submitted them
 );
 
 CREATE INDEX submissions_by_first_id ON submissions (first_id);
+
+-- The processes that started the one that sent a submission: its script, its shell.
+CREATE TABLE submitters (
+    process TEXT NOT NULL,
+    submission INTEGER NOT NULL,
+    PRIMARY KEY (process, submission)
+) WITHOUT ROWID;
+
+CREATE INDEX submitters_by_submission ON submitters (submission);
+
+CREATE TRIGGER forget_submitters AFTER DELETE ON submissions BEGIN
+    DELETE FROM submitters WHERE submission = OLD.id;
+END;
 
 -- A lane holds ready jobs with the same need and queue order; `body` is JSON.
 CREATE TABLE lanes (

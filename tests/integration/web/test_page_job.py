@@ -18,10 +18,10 @@ def test_a_waiting_job_shows_its_reasons_and_start_estimate(shown: Shown) -> Non
     page = shown.at(f"/job/{job}")
     why = page.get_by_role("region", name="Why it waits")
     expect(why).to_contain_text(f"job {job} waits for 1 GPU")
-    expect(why).to_contain_text("GPU 0: ")
-    expect(why).to_contain_text(f"(job {holder})")
+    expect(why).to_contain_text("GPU 0, 1: held by")
+    expect(why).to_contain_text(f"job {holder} (")
     expect(why).to_contain_text(
-        re.compile("no start estimate yet|it should start in")
+        re.compile("no start estimate yet|it should start in|overdue by")
     )  # an earlier test may have produced an estimate
     expect(page.get_by_role("region", name="Log")).to_contain_text("not started yet")
     gate.touch()
@@ -124,6 +124,26 @@ def test_a_job_can_be_held_released_suspended_resumed_cancelled_and_retried(show
     gate.touch()
     expect(state).to_have_text("succeeded")
     expect(page.get_by_role("region", name="Attempts").get_by_role("row")).to_have_count(3)
+
+
+def test_the_log_and_the_memory_of_each_attempt_can_be_chosen(shown: Shown) -> None:  # noqa: F811
+    gates = [shown.queue.gate(f"attempt-{number}") for number in (1, 2)]
+    waits = f"read word < {gates[0].parent}/attempt-$GPUYARD_ATTEMPT"
+    job = shown.queue.shell(f"echo try $GPUYARD_ATTEMPT; {waits}; exit $((2 - GPUYARD_ATTEMPT))", gpus=0, retries=1)
+    page = shown.at(f"/job/{job}")
+    choice, log = page.get_by_label("Attempt", exact=True), page.get_by_role("log")
+    expect(log).to_contain_text("try 1")
+    expect(choice).to_be_hidden()
+    gates[0].write_text("go\n")
+    expect(log).to_contain_text("try 2")
+    choice.select_option("1")
+    expect(log.locator("div")).to_have_text(["try 1"])
+    expect(choice.locator("option:checked")).to_have_text("1: failed")
+    gates[1].write_text("go\n")
+    expect(page.locator("#view-job .state")).to_have_text("succeeded")
+    expect(log.locator("div")).to_have_text(["try 1"])
+    choice.select_option("2")
+    expect(log.locator("div")).to_have_text(["try 2"])
 
 
 def test_a_job_can_be_resubmitted_with_other_arguments(shown: Shown) -> None:  # noqa: F811

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from gpuyard.core.units import (
     format_bytes,
     format_count,
+    format_due,
     format_duration,
     format_gigabytes,
     format_size,
@@ -98,3 +99,18 @@ def test_durations_as_text(seconds: float | None, text: str) -> None:
 def test_counts_and_pairs_as_text() -> None:
     assert [format_count(number, "job") for number in (0, 1, 1200)] == ["0 jobs", "1 job", "1,200 jobs"]
     assert [format_gigabytes(number) for number in (None, 0, 8090)] == ["-", "0", "7.9"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"),
+    [
+        (200.0, "in about 3m 20s"),
+        (1.0, "in about 1s"),
+        (0.4, "at any moment"),
+        (-0.9, "at any moment"),
+        (-1.0, "overdue by 1s"),
+        (-185.0, "overdue by 3m 5s"),
+    ],
+)
+def test_an_estimate_that_has_passed_is_overdue(left_s: float, text: str) -> None:
+    assert format_due(left_s) == text

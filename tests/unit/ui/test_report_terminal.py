@@ -12,6 +12,7 @@ from gpuyard.core.report.usage_report import PastAttempt, Reporter
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.report_html import report_page
+from gpuyard.ui.views.report_sentences import group_cells
 from gpuyard.ui.views.report_terminal import report_lines
 
 UNTIL = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
@@ -84,12 +85,22 @@ class Page(HTMLParser):
 def test_the_figures_are_shown_with_their_labels() -> None:
     text = shown(some(), 120)
     assert "GPU-hours         7.5  2% of the time of 2 GPUs was in use" in text
-    assert "4 attempts: 2 succeeded, 2 did not" in text
+    assert "4 attempts: 2 succeeded, 2 failed" in text
     assert "median; 9 of 10 jobs started within 1m 30s" in text
     assert "75%  of the memory reserved was never used: 4.5 of 6.0 GB-hours; not measured for 1.5 GPU-hours" in text
     assert "Out of memory       1  all of those jobs succeeded later" in text
     assert "Suspended      0.50 h" in text
     assert "exit status 137 (SIGKILL)         1" in text
+
+
+def test_cancelled_and_preempted_attempts_are_no_failures() -> None:
+    report = answer(
+        ran(5), ran(6, outcome="cancelled"), ran(7, outcome="preempted"), ran(8, outcome="failed", status=1)
+    )
+    text = shown(report, 120)
+    assert "4 attempts: 1 succeeded, 1 failed, 1 cancelled, 1 stopped to let others run" in text
+    (group,) = report["groups"]
+    assert group_cells(group)[-1] == "1"
 
 
 def test_hours_with_gpus_in_use_are_drawn() -> None:

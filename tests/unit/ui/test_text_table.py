@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.ui.cli.jobs.job_text import devices_text, memory_text, result_text
+from gpuyard.ui.cli.jobs.job_text import devices_text, memory_text, result_text, where_text
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, cut, join_cells, lay_out
 
 COLUMNS = (
@@ -88,6 +88,20 @@ def test_control_characters_are_replaced() -> None:
 def test_gpus_and_memory_of_a_job(row: dict[str, object], gpus: str, memory: str) -> None:
     known = {"attempt": 0, "waited_s": None, "vram_mb": None, **row}
     assert (devices_text(known), memory_text(known)) == (gpus, memory)
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"gpus": 2, "gpu_labels": ["0", "amd:3"], "devices": ["GPU-a", "GPU-b"]}, "on GPU 0, amd:3"),
+        ({"gpus": 1, "gpu_labels": [None], "devices": ["GPU-a"]}, "on GPU-a"),
+        ({"gpus": 1, "gpu_labels": ["0"], "devices": ["GPU-a"], "waited_s": 3.0}, "needs 1 GPU"),
+        ({"gpus": 2, "gpu_labels": [], "devices": []}, "needs 2 GPUs"),
+        ({"gpus": 0, "gpu_labels": [], "devices": []}, None),
+    ],
+)
+def test_where_a_job_runs_is_a_phrase(row: dict[str, object], text: str | None) -> None:
+    assert where_text({"waited_s": None, **row}) == text
 
 
 @pytest.mark.parametrize(

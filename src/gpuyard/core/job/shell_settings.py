@@ -11,6 +11,8 @@ LimitName: TypeAlias = Literal[
     "SIGPENDING", "STACK",
 ]  # fmt: skip
 UNLIMITED = -1
+# The names of the processes that started the sender of a submission, the nearest first: its script, its shell.
+Submitters: TypeAlias = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=100)], ...], Meta(max_length=16)]
 
 
 class ShellSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

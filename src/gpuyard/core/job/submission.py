@@ -26,7 +26,7 @@ from gpuyard.core.job.option_parser import Options, parse_variable
 from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
-from gpuyard.core.job.shell_settings import ShellSettings
+from gpuyard.core.job.shell_settings import ShellSettings, Submitters
 from gpuyard.core.job.stop_warning import parse_signal_option
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
@@ -55,9 +55,9 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
     however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
     are learned separately for each. `framework` is what its script imports. `shell` is what the job takes from the
-    shell that submits it. Default of `cwd`, `environment` and `shell`: the user's home, and those of the daemon. An
-    option `concurrency` makes it a batch. A workspace sends a `task`, and `tag_sharing`, the rule by which jobs of its
-    tag share GPUs."""
+    shell that submits it; a wait without ids finds the jobs by their `submitters`. Default of `cwd`, `environment` and
+    `shell`: the user's home, and those of the daemon. An option `concurrency` makes it a batch. A workspace sends a
+    `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
@@ -71,6 +71,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     options: dict[str, Any] = {}
     task: Task | None = None
     tag_sharing: TagSharing | None = None
+    submitters: Submitters = ()
 
 
 class ArrayElement(Struct, frozen=True, kw_only=True):
@@ -94,6 +95,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] | None = None  # names or indexes of the GPUs it may use, not yet resolved on this machine
     group_limit: int | None = None
     is_held: bool = False
+    submitters: tuple[str, ...] = ()
     devices_are_optional: bool = False  # it runs without a GPU on a machine that has none
 
 
@@ -172,6 +174,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         devices=None if devices is None else tuple(filter(None, map(str.strip, devices.split(",")))),
         group_limit=group_limit,
         is_held=options["hold"],
+        submitters=request.submitters,
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
 

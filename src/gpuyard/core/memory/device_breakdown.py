@@ -2,7 +2,7 @@
 
 The parts always add up to the device's capacity. Measured use comes first; reservations beyond it are shown as far as
 memory is left for them. So an exclusive lease, which is charged the whole device, does not hide the memory of a foreign
-process on it.
+process on it. The margin that stays free because first runs may take more than expected counts as reserved by them.
 """
 
 from collections.abc import Sequence
@@ -46,11 +46,11 @@ def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractS
     size = state.capacity_mb
     if size is None or state.free_mb is None:
         return parts
-    charged = [sum((charged_mb(promise, size) for promise in part), 0.0) for part in (mine, others)]
+    charged = [sum((charged_mb(promise, size) for promise in part), _margin_of(part, state)) for part in (mine, others)]
     left = size
     mine_used, left = _take(left, mine_mb or 0.0)
     others_used, left = _take(left, others_mb or 0.0)
-    foreign, left = _take(left, size - state.free_mb - sum(charged))
+    foreign, left = _take(left, state.foreign_mb)
     mine_reserved, left = _take(left, charged[0] - mine_used)
     others_reserved, left = _take(left, charged[1] - others_used)
     own_mb, others_mb = mine_used + mine_reserved, others_used + others_reserved
@@ -60,6 +60,12 @@ def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractS
 def _take(left: float, wanted: float) -> tuple[float, float]:
     taken = min(left, max(0.0, wanted))
     return taken, left - taken
+
+
+def _margin_of(part: Sequence[PromisedShare], state: DeviceState) -> float:
+    """Return the part of the device's margin that is due to the spread of these shares."""
+    spread = sum(promise.share.spread_mb for promise in part)
+    return state.margin_mb * spread / state.spreads if spread else 0.0
 
 
 def _used(promises: Sequence[PromisedShare]) -> float | None:

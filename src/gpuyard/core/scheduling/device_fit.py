@@ -12,6 +12,7 @@ from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.memory_text import describe_memory
 from gpuyard.core.scheduling.sharing_depth import DepthLimit, durations_with, is_too_deep, leaves_no_depth
 from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, keeps_out_request_ahead, slowed_longest
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
@@ -236,9 +237,11 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             return Reason(kind, "its memory is unknown, so it cannot be shared", device.id)
         case ReasonKind.NO_ROOM:
             assert free_mb is not None
-            beside = f", beside {list_holders(holders)}" if holders else ""
             needed_mb = state.needed_mb(need) or 0.0
-            text = f"{format_size(max(0.0, free_mb))} free, {format_size(needed_mb)} needed{beside}"
+            where = describe_memory(state)
+            text = (
+                f"{format_size(max(0.0, free_mb))} free, {format_size(needed_mb)} needed{': ' if where else ''}{where}"
+            )
             is_leased = state.unreserved_mb < needed_mb
             return Reason(kind, text, device.id, free_mb, needed_mb, holders, is_leased=is_leased)
         case ReasonKind.TOO_MANY:

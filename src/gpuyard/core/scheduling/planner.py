@@ -32,13 +32,15 @@ def decide(view: PlannerView, *, explained_lane: int | None = None) -> Plan:
 
 
 def estimate_start(view: PlannerView, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
-    """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown."""
+    """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown. The
+    time has passed if the running job that it waits for should have ended already."""
     same = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
     known = (view.ends_about(run.job_id) for run in same)
-    ends = sorted(max(view.now, end) for end in known if end is not None)
+    ends = sorted(end for end in known if end is not None)
     if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
         return None
-    return ends[ahead % len(ends)] + (ahead // len(ends)) * (likely_s or 0.0)
+    end, rounds = ends[ahead % len(ends)], ahead // len(ends)
+    return max(view.now, end) + rounds * (likely_s or 0.0) if rounds else end
 
 
 class _Planner:

@@ -74,6 +74,7 @@ _MEASURES = {
     ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
 }
 
+_LONGEST_ID = 18
 # A text names at most this many holders.
 _NAMED_HOLDERS = 8
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
@@ -127,8 +128,19 @@ class Reason(Struct, frozen=True):
 
 
 def describe_holder(holder: Holder) -> str:
+    """Return `job 17 of anne` for a job of a queue, whose pid is the daemon's; else user, pid and label."""
+    if job_of(holder) is not None:
+        return f"{holder.label} of {holder.user}"
     label = f" ({holder.label})" if holder.label else ""
     return f"{holder.user}, pid {holder.pid}{label}"
+
+
+def job_of(holder: Holder) -> int | None:
+    """Return the id of the job that a queue holds a lease or a place in the queue for; None for any other holder."""
+    word, _, number = (holder.label or "").partition(" ")
+    return (
+        int(number) if word == "job" and number.isascii() and number.isdigit() and len(number) <= _LONGEST_ID else None
+    )
 
 
 def list_holders(holders: Sequence[Holder]) -> str:
@@ -166,10 +178,18 @@ def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
     ]
 
 
-def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str]) -> str:
-    """Return what the request waits for and why. `names` maps device ids to short names: {"GPU-17ab": "0"}."""
+def group_by_device(reasons: Sequence[Reason], names: Mapping[str, str]) -> list[str]:
+    """Return a text for each different reason, with all devices that it holds for: `GPU 0, 1: drained`. `names`
+    maps device ids to short names: {"GPU-17ab": "0"}."""
     places: dict[str, list[str]] = {}
     for reason in reasons:
-        places.setdefault(reason.text, []).append(names.get(reason.device_id or "", reason.device_id or ""))
-    why = "; ".join(f"GPU {', '.join(at)}: {text}" if any(at) else text for text, at in places.items())
+        at = places.setdefault(reason.text, [])
+        if reason.device_id is not None:
+            at.append(names.get(reason.device_id) or reason.device_id)
+    return [f"GPU {', '.join(at)}: {text}" if at else text for text, at in places.items()]
+
+
+def describe_wait(need: Need, reasons: Sequence[Reason], names: Mapping[str, str]) -> str:
+    """Return what the request waits for and why. `names` maps device ids to short names: {"GPU-17ab": "0"}."""
+    why = "; ".join(group_by_device(reasons, names))
     return f"waiting for {format_count(need.devices, 'GPU') if need.devices else 'the machine'}: {why}"

@@ -7,8 +7,9 @@ from gpuyard.core.job.dependencies import DependencyKind, DependencyState, await
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.units import format_duration
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, group_by_device
+from gpuyard.core.units import format_due, format_duration
+from gpuyard.daemon.api.job_names import name_jobs
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
@@ -16,6 +17,8 @@ from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
 
 Event = tuple[float, str, str | None]
 
+# A row of the queue has this many reasons of GPUs; `why` has all.
+_MOST_BRIEF = 4
 _VAGUE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 
 
@@ -33,10 +36,12 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         if ahead:
             text = f"{ahead} similar job{'' if ahead == 1 else 's'} came before it; the first is {found.first_id}"
             reasons = (Reason(ReasonKind.BEHIND, text), *reasons)
+        if unreachable := tuple(reason for reason in found.reasons if reason.kind is ReasonKind.NO_ENGINE):
+            ahead, reasons = None, unreachable
         summary = _waiting_summary(job, is_about_to=not reasons, is_suspended=is_suspended)
         if any(_preempted_jobs(scheduler, job)):
             starts_at, estimate = None, "it starts as soon as they have freed their memory"
-        else:
+        elif not unreachable:
             estimate = _estimate_text(starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
     else:
         reasons = tuple(_state_reasons(scheduler, job))
@@ -46,9 +51,10 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         state=job.state,
         summary=summary,
         ahead=ahead,
-        reasons=reasons,
+        reasons=tuple(name_jobs(scheduler, reason) for reason in reasons),
         device_labels=labels_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=wall_time(scheduler, starts_at),
+        is_overdue=_is_overdue(starts_at, scheduler.sampling.now()),
         estimate=estimate,
     )
 
@@ -109,11 +115,15 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
     if hold is None:
         return None
     snapshot = scheduler.sampling.latest.snapshot
-    first = next((reason for reason in hold.reasons if reason.kind not in _VAGUE), None)
-    if first is None:
+    reasons = [reason for reason in hold.reasons if reason.kind not in _VAGUE]
+    if not reasons:
         return "every GPU is in use" if snapshot.usable_devices() else "no GPU was found"
-    label = snapshot.labels.get(first.device_id or "")
-    return first.text if label is None else f"GPU {label}: {first.text}"
+    if reasons[0].device_id is None:
+        return name_jobs(scheduler, reasons[0]).text
+    named = [name_jobs(scheduler, reason) for reason in reasons if reason.device_id is not None]
+    texts = group_by_device(named, snapshot.labels)
+    more = len(texts) - _MOST_BRIEF
+    return "; ".join(texts[:_MOST_BRIEF]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
 # Suspended jobs, and jobs that are being preempted
@@ -169,8 +179,9 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
 
 
 def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
-    left = format_duration(max(0.0, (job.due_at or 0.0) - scheduler.sampling.now()))
-    return f"next attempt in {left}: {job.reason}"
+    left_s = (job.due_at or 0.0) - scheduler.sampling.now()
+    when = f"in {format_duration(left_s)}" if left_s >= 1 else format_due(left_s)
+    return f"next attempt {when}: {job.reason}"
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
@@ -226,5 +237,11 @@ def _state_summary(job: Job) -> str:
 def _estimate_text(starts_at: float | None, now: float, *, is_suspended: bool) -> str:
     if starts_at is None:
         return "no start estimate yet: give --duration, or wait until a similar job has finished"
-    verb = "continue" if is_suspended else "start"
-    return f"it should {verb} in about {format_duration(max(0.0, starts_at - now))}"
+    when, verb = format_due(starts_at - now), "continue" if is_suspended else "start"
+    if _is_overdue(starts_at, now):
+        return f"{when}: the jobs before it take longer than expected"
+    return f"it should {verb} {when}"
+
+
+def _is_overdue(starts_at: float | None, now: float) -> bool:
+    return starts_at is not None and starts_at <= now - 1.0

@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, JobState
+from gpuyard.core.job.short_command import short_command
 from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.memory.out_of_memory import ShortageKind
@@ -36,8 +37,12 @@ def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reaso
     )
 
 
-def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.JobRow:
-    """Return a job's row in a list."""
+def make_row(
+    scheduler: SchedulerLoop, job: Job, reason: str | None, *, has_whole_command: bool = False
+) -> schema.JobRow:
+    """Return a job's row in a list, with a short command, or with the whole of it."""
+    whole = shlex.join(job.argv)
+    command, is_cut = (whole, False) if has_whole_command else short_command(whole)
     attempt, now, need = last_attempt(scheduler, job), scheduler.clock.now(), job.spec.need
     is_waiting = job.ended_at is None and (job.state not in LIVE or job.state is JobState.PENDING)
     return schema.JobRow(
@@ -46,7 +51,8 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.J
         tag=job.spec.tag or None,
         priority=job.priority,
         user=job.user,
-        command=shlex.join(job.argv),
+        command=command,
+        is_command_cut=is_cut,
         gpus=need.devices,
         vram_mb=need.required_mb,
         exclusive=isinstance(need.memory, WholeDevice),
@@ -73,7 +79,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
     return copy_fields(
         spec,
         schema.JobDetails,
-        **asdict(make_row(scheduler, job, job.reason)),
+        **asdict(make_row(scheduler, job, job.reason, has_whole_command=True)),
         failures=job.failures,
         error_output=spec.error,  # an answer with `error` is a failed request
         signal=spec.warning and warning_text(spec.warning),

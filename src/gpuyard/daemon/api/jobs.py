@@ -1,4 +1,4 @@
-"""Routes that read jobs, wait for them and change them: those with given ids, or all that match."""
+"""Routes that read and change jobs: those with given ids, or all that match."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,17 +16,15 @@ from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
-from gpuyard.daemon.api.wait_for_jobs import JobWaits
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.errors import UserError
 from gpuyard.schema import requests
 from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
-from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob, WaitResult
+from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
-_LONGEST_WAIT_S = 30.0
 _LONGEST_SEARCH = 1000
 # Pages up to this length are found without a thread.
 _FEW = 200
@@ -119,13 +117,6 @@ class JobHandler:
             for job in filter(None, map(store.job, ids[:_EXPORT_PAGE]))
         ]
         return ExportPage(jobs=jobs, next=ids[_EXPORT_PAGE - 1] if len(ids) > _EXPORT_PAGE else None)
-
-    async def wait(self, query: requests.WaitQuery) -> WaitResult:
-        scheduler, ids = self._scheduler, query.ids
-        ranges = scheduler.requests.id_ranges(parse_selection(ids)) if ids else scheduler.queries.unfinished()
-        waiting = JobWaits(scheduler.queries, scheduler.store, ranges)
-        await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
-        return waiting.answer()
 
     # Change
 

@@ -31,10 +31,12 @@ from gpuyard.daemon.api.learned_estimates import (
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
+from gpuyard.daemon.monitor.history_file import HistoryFile
 from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
@@ -81,6 +83,7 @@ class Routes:
         self.retention = Retention(scheduler, Path(paths.state_folder()))
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
+        self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
         self.health = devices.health
         self.table: dict[RouteKey, Route] = {
             **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
@@ -92,7 +95,7 @@ class Routes:
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
         jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
-        submissions = SubmissionHandler(scheduler)
+        submissions, waits = SubmissionHandler(scheduler), WaitHandler(scheduler)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -104,7 +107,8 @@ class Routes:
             ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
             ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
             ("GET", "/jobs"): jobs.page,
-            ("GET", "/wait"): jobs.wait,
+            ("GET", "/wait"): waits.wait,
+            ("POST", "/wait/reported"): waits.mark_reported,
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
@@ -131,7 +135,7 @@ class Routes:
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
             ("POST", "/devices/clear"): devices.clear,
-            ("GET", "/devices/history"): UsageHistory(scheduler, devices).history,
+            ("GET", "/devices/history"): self._usage.history,
             ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
             ("GET", "/report"): self._reports.report,
             ("GET", "/web"): web.state,
@@ -145,6 +149,7 @@ class Routes:
         self._reader.close()
         self._reports.close()
         self.retention.close()
+        self._usage.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import convert
@@ -18,12 +17,11 @@ from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.shell_settings import ShellSettings, unattainable
 from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
-from gpuyard.core.lease import Drain
 from gpuyard.core.notify.subscriptions import is_url
-from gpuyard.core.scheduling.closed_devices import describe_drain, drain_of
-from gpuyard.core.scheduling.device_fit import check_suitable
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Snapshot
+from gpuyard.daemon.api.closed_notes import closed_notes
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.loop import SchedulerLoop
@@ -42,7 +40,6 @@ _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.
 _FIRST_READING_S, _ASK_AGAIN_S = 30.0, 0.2
 _LONG_BODY = 256 * 1024
-_MOST_NAMED = 4
 
 
 class SubmissionHandler:
@@ -94,7 +91,9 @@ class SubmissionHandler:
             snapshot = await self._read_devices()
             devices = load_config().devices
             submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
-            notes += _drain_notes(submission.spec, snapshot, scheduler.ledger.read_drains())
+            ledger = scheduler.ledger
+            closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
+            notes += closed_notes(submission.spec, snapshot, closed)
             notes += filter(None, [due_note(scheduler.ledger.folder)])
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
@@ -147,19 +146,6 @@ def _read(body: bytes, default_engine: str) -> Submission:
     submission = parse_submission(replace(request, cwd=request.cwd or str(Path.home()), environment=environment))
     check_name(submission.spec.engine or LOCAL)
     return submission
-
-
-def _drain_notes(spec: JobSpec, snapshot: Snapshot, drains: Sequence[Drain]) -> list[str]:
-    """Return which GPUs have to be undrained before the job can start, if the others are too few."""
-    if not drains or not spec.need.devices or spec.engine:
-        return []
-    suitable = [device for device in snapshot.usable_devices() if check_suitable(spec.need, device) is None]
-    closed = {device.id: drain for device in suitable if (drain := drain_of(device, drains)) is not None}
-    if len(suitable) - len(closed) >= spec.need.devices:
-        return []
-    labels = snapshot.labels
-    named = [f"GPU {labels.get(each, each)} is {describe_drain(drain)}" for each, drain in closed.items()]
-    return [f"it waits until `gpuyard devices undrain`: {'; '.join(named[:_MOST_NAMED])}"]
 
 
 def _with_container_tool(submission: Submission) -> Submission:

@@ -5,6 +5,7 @@ be locked for a while, and processes may be many.
 
 The history has spans of 10 minutes, an hour and a day. Each has its own step and stores means over that step, so its
 size is bounded however long the daemon runs. While the machine is not sampled nothing is stored, which leaves a gap.
+The history survives a restart (`history_file`).
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from gpuyard.daemon.api.codec import copy_fields, encode
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.device_health import HealthMonitor
+from gpuyard.daemon.monitor.history_file import HistoryFile, Point, StoredHistory, StoredSpan
 from gpuyard.daemon.server.http_parser import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.clear_devices import clear_devices
@@ -45,6 +47,7 @@ MAX_POINTS = 300
 _SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
 # Many samples a second may arrive while jobs come and go; about one a second is stored.
 _EVERY_S = 0.9
+_SAVE_EVERY_S = 60.0
 _DEVICE_COLUMNS = machine.DeviceSeries.__struct_fields__[1:]
 _HOST_COLUMNS = machine.HostSeries.__struct_fields__[1:]
 _MAX_DEVICES = 256
@@ -233,6 +236,15 @@ class UsageSeries:
         }
         return {"at": [to_wall(start) for start, _ in points], **columns}
 
+    def points(self) -> list[Point]:
+        """Return all points, to be stored; the last one may be incomplete."""
+        return [*self._complete, *([] if self._step_start is None else [(self._step_start, self._means())])]
+
+    def restore(self, points: Sequence[Point], since: float, until: float) -> None:
+        """Begin with these points, without those outside of the time, and those with other columns."""
+        good = (each for each in points if since < each[0] <= until and len(each[1]) == len(self._columns))
+        self._complete.extend(good)
+
     def _means(self) -> Values:
         return tuple(round(total / count, 1) if count else None for total, count in self._sums)
 
@@ -254,6 +266,20 @@ class HistorySpan:
             if device_id in self._devices:
                 self._devices[device_id].add(at, row)
 
+    def stored(self) -> StoredSpan:
+        devices = {device_id: series.points() for device_id, series in self._devices.items()}
+        return StoredSpan(host=self._host.points(), devices=devices)
+
+    def restore(self, stored: StoredSpan, now: float) -> None:
+        """Begin with what was stored, without what is older than the span, and without devices not seen since."""
+        since = now - self.span_s
+        self._host.restore(stored.host, since, now)
+        for device_id, points in list(stored.devices.items())[:_MAX_DEVICES]:
+            series = UsageSeries(_DEVICE_COLUMNS, self.step_s)
+            series.restore(points, since, now)
+            if series.points():
+                self._devices[device_id] = series
+
     def as_answer(self, now: float, to_wall: Callable[[float], float] = float) -> machine.DeviceHistory:
         since = now - self.span_s
         return machine.DeviceHistory(
@@ -268,14 +294,38 @@ class HistorySpan:
 
 
 class UsageHistory:
-    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList) -> None:
+    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, file: HistoryFile) -> None:
         self._scheduler = scheduler
         self._devices = devices
         self._spans = {name: HistorySpan(seconds) for name, seconds in _SPANS_S.items()}
         self._bodies: dict[str, bytes] = {}
         self._added_at = float("-inf")
         self._adding: asyncio.Task[None] | None = None
+        self._file = file
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_at = self._added_at
+        self._restore()
         scheduler.listeners.append(self._after_step)
+
+    def close(self) -> None:
+        """Store what was added since the file was last written."""
+        if self._saved_at < self._added_at:
+            self._file.write(self._stored())
+
+    def _restore(self) -> None:
+        stored, now = self._file.read(), self._scheduler.clock.now()
+        for name, span in (stored.spans if stored is not None else {}).items():
+            if name in self._spans:
+                self._spans[name].restore(span, now)
+
+    def _stored(self) -> StoredHistory:
+        return StoredHistory(spans={name: span.stored() for name, span in self._spans.items()})
+
+    def _save_if_due(self, at: float) -> None:
+        """Write the file in a thread, once a minute."""
+        if at >= self._saved_at + _SAVE_EVERY_S and (self._saving is None or self._saving.done()):
+            self._saved_at = at
+            self._saving = asyncio.ensure_future(asyncio.to_thread(self._file.write, self._stored()))
 
     def history(self, query: DeviceHistoryQuery) -> Response:
         name = query.span
@@ -314,6 +364,7 @@ class UsageHistory:
         for span in self._spans.values():
             span.add(at, devices, (host.cpu_percent, used))
         self._bodies.clear()
+        self._save_if_due(at)
 
 
 def _device_row(users: DeviceUsers, device: Device) -> Values:

@@ -46,8 +46,15 @@ class RaySite:
     name = "ray"
     most_in_submission = _MOST_IN_SUBMISSION
 
-    def __init__(self, settings: RaySettings, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        settings: RaySettings,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        limit_s: float = _ANSWER_WITHIN_S,
+    ) -> None:
         """Raises EnvironmentFault if the address is invalid."""
+        self._limit_s = limit_s
         self._settings = settings
         self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)
@@ -145,7 +152,7 @@ class RaySite:
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        connection = kind(parts.hostname or "", parts.port, timeout=_ANSWER_WITHIN_S)
+        connection = kind(parts.hostname or "", parts.port, timeout=self._limit_s)
         try:
             with contextlib.closing(connection):
                 connection.request(method, parts.path + path, body, headers)
@@ -158,12 +165,12 @@ class RaySite:
             ) from error
 
     def _body(self, answer: http.client.HTTPResponse) -> bytes:
-        until = time.monotonic() + _ANSWER_WITHIN_S
+        until = time.monotonic() + self._limit_s
         chunks = []
         while chunk := answer.read1(_CHUNK_BYTES):
             chunks.append(chunk)
             if time.monotonic() > until:
-                raise TimeoutError(f"the response was incomplete after {_ANSWER_WITHIN_S:.0f} s")
+                raise TimeoutError(f"the response was incomplete after {self._limit_s:.0f} s")
         return b"".join(chunks)
 
     def _failure(self, status: int, body: bytes) -> SiteUnreachable:

@@ -32,6 +32,7 @@ from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.private_files import PrivateFileError, read_own
+from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.system.user_directories import named_state_directory
 
@@ -258,6 +259,7 @@ def _post(token: str, command: Sequence[str], options: dict[str, Any], table: st
         "cwd": os.getcwd(),
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
+        "submitters": starting_processes(),
         "options": options,
     }
     with connect(start=True) as client:

@@ -171,7 +171,7 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     database = rf"queue\.db({aside})?(-wal|-shm)?|queue\.(record|host)|\.[0-9a-f]{{16}}\.(backup|restore)"
     yield from _files_named(folder, "the queue's database", database, "queue.*")
     own = r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|lease-directories|neighbours-checked|file-system\..+"
-    own = rf"{own}|batch-sizes\.json"
+    own = rf"{own}|batch-sizes\.json|usage-history"
     yield from _files_named(folder, "the daemon's log, lock and socket; the page's token", own, "daemon.*, web.token")
 
 

@@ -42,7 +42,7 @@ def find_blockers() -> list[UninstallBlocker]:
     counts = query_queue(Path(daemon_places.state_folder()), _UNFINISHED)
     if counts:
         text = ", ".join(f"{count} {state}" for state, count in counts)
-        advice = "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`"
+        advice = "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait all`"
         found.append(UninstallBlocker(f"jobs run or wait ({text})", advice))
     folder = lease_dir()
     holders = []

@@ -29,6 +29,7 @@ from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, Work
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
+from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
@@ -254,7 +255,7 @@ class _Sweep:
 
     def _post(self, queue: DaemonConnection, **fields: Any) -> int:
         own = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, "shell": self._shell}
-        body = {**own, **fields}
+        body = {**own, **fields, "submitters": starting_processes()}
         return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
 
     def _open_view(self) -> str | None:

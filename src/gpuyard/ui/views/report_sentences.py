@@ -24,6 +24,8 @@ _CAUSES = {
     "host-guard": "stopped before the machine ran out of RAM",
     "not-restored": "could not be resumed after a suspension",
 }
+# Attempts that gpuyard stopped to let others run: they run again, and did not fail.
+_STOPPED = ("preempted", "memory-guard", "host-guard")
 _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
 
 
@@ -51,7 +53,12 @@ def percent_text(percent: float | None) -> str:
 
 
 def failed_count(figures: Answer) -> int:
-    return sum(cause["attempts"] for cause in figures["causes"])
+    """Return the attempts that failed by themselves: neither cancelled by a user nor stopped to let others run."""
+    return sum(each["attempts"] for each in figures["causes"] if each["outcome"] not in ("cancelled", *_STOPPED))
+
+
+def _count_ended(figures: Answer, *outcomes: str) -> int:
+    return sum(each["attempts"] for each in figures["causes"] if each["outcome"] in outcomes)
 
 
 def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
@@ -72,9 +79,14 @@ def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
 
 
 def _attempts(total: Answer) -> str:
-    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} did not"
-    running = f", {total['running']:,} still running" if total["running"] else ""
-    return f"{format_count(total['attempts'], 'attempt')}: {ended}{running}"
+    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} failed"
+    others = {
+        "cancelled": _count_ended(total, "cancelled"),
+        "stopped to let others run": _count_ended(total, *_STOPPED),
+        "still running": total["running"],
+    }
+    rest = "".join(f", {count:,} {how}" for how, count in others.items() if count)
+    return f"{format_count(total['attempts'], 'attempt')}: {ended}{rest}"
 
 
 def _waits(waits: Answer) -> str:

@@ -1,12 +1,14 @@
 /** The page of a job: state, reasons, memory, log, attempts, history, and actions. */
 
 import {act, actButton} from "./actions.js";
+import {AttemptChoice} from "./attempt_choice.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, energy, memory, title} from "./format.js";
 import {Log} from "./log.js";
 import {Resubmit} from "./submit.js";
+import {whyLines} from "./why_text.js";
 import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
 
 const ATTEMPT_COLUMNS = ["Attempt", "Outcome", "Where", "Started", "Ran", "Reserved", "Peak", "Energy", "Details"];
@@ -20,6 +22,7 @@ export class JobPage {
     this.waits = true;
     this.job = null;
     this.curve = new Curve();
+    this.choice = new AttemptChoice(() => this.chooseAttempt());
     this.build();
   }
 
@@ -53,7 +56,7 @@ export class JobPage {
       {class: "jobgrid"},
       el("section", {class: "panel", "aria-label": "Facts"}, this.command, this.facts, this.advice),
       this.whyPart,
-      part("Memory", "memory-title", this.curve.node),
+      part("Memory", "memory-title", this.curve.node, this.choice.node),
       part("Log", "log-title", this.logPlace, this.logNote),
       part("Attempts", "attempts-title", table),
       part("History", "history-title", this.history),
@@ -90,7 +93,7 @@ export class JobPage {
     const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
     keep(this.facts, facts, ([word]) => word, makeFact, updateFact);
     keep(this.advice, job.advice, (text) => text, (text) => el("li", {text}));
-    this.curve.show(job.attempts.at(-1));
+    this.curve.show(this.choice.show(job.attempts));
     keep(this.attempts, [...job.attempts].reverse(), (attempt) => attempt.number, makeAttempt, updateAttempt);
     this.followLog(job);
     this.setWaits(!FINISHED.has(job.state) && job.state !== "running");
@@ -118,10 +121,7 @@ export class JobPage {
     this.whyPart.hidden = !this.waits || Boolean(why.error);
     if (why.error) return;
     say(this.why.summary, why.summary);
-    const nameOf = (device) => (why.device_labels[device] ? `GPU ${why.device_labels[device]}` : device);
-    const reasons = why.reasons.map(({device_id: device, text}) => (device ? `${nameOf(device)}: ${text}` : text));
-    const remedies = why.reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
-    keep(this.why.reasons, [...new Set([...reasons, ...remedies])], (text) => text, (text) => el("li", {text}));
+    keep(this.why.reasons, whyLines(why), (text) => text, (text) => el("li", {text}));
     say(this.why.estimate, why.estimate);
   }
 
@@ -133,14 +133,21 @@ export class JobPage {
   /** Follow the log from the first attempt on, and again when a finished job is retried. */
   followLog(job) {
     if (!job.attempt && !this.log) return say(this.logNote, "not started yet");
-    if (this.log && !(this.log.isOver && job.attempt > this.logOf)) return;
+    if (this.log && (this.choice.chosen !== null || !(this.log.isOver && job.attempt > this.logOf))) return;
     this.openLog(job);
+  }
+
+  /** Show the log and the memory of the attempt that was chosen. */
+  chooseAttempt() {
+    if (!this.job) return;
+    this.curve.show(this.choice.show(this.job.attempts));
+    this.openLog(this.job);
   }
 
   openLog(job) {
     this.log?.close();
     this.logOf = job.attempt;
-    this.log = new Log(this.id);
+    this.log = new Log(this.id, this.choice.chosen);
     this.logPlace.replaceChildren(this.log.node);
     this.logNote.replaceChildren(this.log.note);
   }

@@ -39,7 +39,9 @@ function draw(line) {
 }
 
 export class Log {
-  constructor(jobId) {
+  /** Follow the log from its last attempt on; with `attempt`, show that of this attempt alone. */
+  constructor(jobId, attempt = null) {
+    this.attempt = attempt;
     this.follows = true;
     this.lines = el("pre", {class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log"});
     this.note = el("span", {class: "hint"});
@@ -48,7 +50,8 @@ export class Log {
     this.node = el("div", {class: "logbox"}, this.lines, this.down);
     this.lines.addEventListener("scroll", () => this.onScroll());
     this.clear();
-    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}&stream=both`, {
+    const chosen = attempt === null ? "" : `&attempt=${attempt}`;
+    this.stream = new Stream(`/jobs/${jobId}/log/live?tail=${TAIL_BYTES}&stream=both${chosen}`, {
       onEvent: (event) => this.show(event),
       // The stream starts again with the tail of the log.
       onOpen: () => this.clear(),
@@ -71,8 +74,9 @@ export class Log {
     if (event.error) say(this.note, event.error);
     if (event.cut) this.separate("— output left out —");
     if (event.text) this.write(event.text, event.is_stderr ? "stderr" : "stdout");
-    if (event.attempt && this.lines.childElementCount) this.separate(`— attempt ${event.attempt} —`);
-    if (event.over) {
+    const isNext = Boolean(event.attempt) && this.attempt !== null && event.attempt !== this.attempt;
+    if (event.attempt && !isNext && this.lines.childElementCount) this.separate(`— attempt ${event.attempt} —`);
+    if (event.over || isNext) {
       this.isOver = true;
       this.stream.close();
       say(this.note, this.lines.childElementCount ? "ended" : "no output");

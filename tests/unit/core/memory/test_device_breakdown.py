@@ -21,9 +21,9 @@ def device(used_mb: float | None, total_mb: float = 24_000.0) -> Device:
 
 
 def promise(
-    lease_id: str, reserved_mb: float | None, measured_mb: float | None, *, alone: bool = False
+    lease_id: str, reserved_mb: float | None, measured_mb: float | None, *, alone: bool = False, spread_mb: float = 0.0
 ) -> PromisedShare:
-    share = Share(device_id="GPU-a", memory_mb=reserved_mb, is_exclusive=alone)
+    share = Share(device_id="GPU-a", memory_mb=reserved_mb, is_exclusive=alone, spread_mb=spread_mb)
     return PromisedShare(share=share, holder=ME, measured_mb=measured_mb, lease_id=lease_id)
 
 
@@ -44,6 +44,18 @@ def test_each_lease_is_charged_the_larger_of_its_reservation_and_its_use() -> No
     assert break_down(device(7_000.0), promises, OWN) == parts(
         (11_000.0, 5_000.0), (4_000.0, 1_000.0), foreign=1_000.0, free=8_000.0
     )
+
+
+def test_the_margin_of_first_runs_is_reserved_by_them_and_is_not_foreign() -> None:
+    alone = break_down(device(4_000.0), [promise("own", 4_900.0, 4_000.0, spread_mb=1_000.0)], OWN)
+    assert (alone.foreign_mb, alone.own_used_mb) == (0.0, 4_000.0)
+    assert alone.own_mb is not None
+    assert alone.own_mb > 4_900.0, "what is expected, and the margin"
+    shared = [promise("own", 4_900.0, 4_000.0, spread_mb=1_000.0), promise("x", 2_000.0, 2_000.0, spread_mb=1_000.0)]
+    both = break_down(device(6_500.0), shared, OWN)
+    assert both.foreign_mb == 500.0
+    assert both.own_mb is not None and both.others_mb is not None  # noqa: PT018 - for the type checker
+    assert both.own_mb - 4_900.0 == both.others_mb - 2_000.0 > 0.0
 
 
 def test_an_exclusive_lease_has_the_whole_device_except_foreign_memory() -> None:
@@ -69,7 +81,11 @@ def test_of_a_device_without_figures_nothing_is_known() -> None:
 
 @given(
     st.floats(0, 24_000),
-    st.lists(st.builds(promise, st.sampled_from(["own", "x", "y"]), sizes, st.none() | sizes, alone=st.booleans())),
+    st.lists(
+        st.builds(
+            promise, st.sampled_from(["own", "x", "y"]), sizes, st.none() | sizes, alone=st.booleans(), spread_mb=sizes
+        )
+    ),
 )
 def test_the_parts_are_never_negative_and_add_up_to_the_device(used_mb: float, promises: list[PromisedShare]) -> None:
     found = break_down(device(used_mb), promises, OWN)

@@ -312,7 +312,12 @@ def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
         (Need(max_utilization_percent=1), card(0, utilization_percent=2.0), ReasonKind.TOO_BUSY, "GPU 2% > 1%"),
         (Need(max_power_w=80), card(0, power_draw_w=250.0), ReasonKind.TOO_HUNGRY, "power 250 W > 80 W"),
         (Need(max_memory_used_mb=400), card(0, used=512), ReasonKind.TOO_FULL, "GPU memory 512 MB > 400 MB"),
-        (Need(memory=WholeDevice(20 * GB)), card(0, used=6 * GB), ReasonKind.NO_ROOM, "18 GB free, 20 GB needed"),
+        (
+            Need(memory=WholeDevice(20 * GB)),
+            card(0, used=6 * GB),
+            ReasonKind.NO_ROOM,
+            "18 GB free, 20 GB needed: 6 GB used by processes outside gpuyard",
+        ),
     ],
 )
 def test_a_limit_that_is_exceeded_is_explained_with_its_figures(
@@ -372,7 +377,7 @@ def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
     by_device = {reason.device_id: reason for reason in choose(shared(8 * GB), view).reasons}
     assert by_device["G0"].text == "held by alice, pid 101 (train)"
     assert by_device["G0"].holders == (ALICE,)
-    assert by_device["G1"].text == "4 GB free, 8 GB needed, beside bob, pid 202"
+    assert by_device["G1"].text == "4 GB free, 8 GB needed: 20 GB kept for bob, pid 202"
     assert (by_device["G1"].had, by_device["G1"].needed) == (4 * GB, 8 * GB)
 
 

@@ -343,7 +343,8 @@ def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
         NOW + 40, NOW + 100, NOW + 70, NOW + 130,
     ]  # fmt: skip
     assert estimate_start(both, lanes[0], 1, None) == NOW + 100
-    assert estimate_start(both, lanes[1], 0, None) == NOW
+    assert estimate_start(both, lanes[1], 0, None) == NOW - 5, "the job before it is overdue"
+    assert estimate_start(both, lanes[1], 1, 30.0) == NOW + 30, "after it, and not after the time when it should end"
 
 
 def test_where_anything_is_unknown_no_start_is_estimated() -> None:

@@ -56,7 +56,7 @@ def test_the_first_job_that_waits_for_ram_keeps_it_from_jobs_behind() -> None:
     assert started(plan) == {}
     assert plan.head is not None
     assert plan.head.job_id == 10
-    text = "RAM and CPUs reserved for me, pid 1 (job 10), ahead in the queue"
+    text = "RAM and CPUs reserved for job 10 of me, ahead in the queue"
     assert [reason.text for reason in waiting_job(plan, 2).reasons] == [text]
 
 
@@ -77,7 +77,7 @@ def test_a_job_that_has_waited_for_long_keeps_all_free_ram() -> None:
     old = view(*queues, on=host(), leases=[held("a", 8)], running=[run_of("a", before_s=1e5)])
     plan = decide(old)
     assert started(plan) == {}
-    text = "RAM reserved for me, pid 1 (job 10), ahead in the queue"
+    text = "RAM reserved for job 10 of me, ahead in the queue"
     assert [reason.text for reason in waiting_job(plan, 2).reasons] == [text]
 
 

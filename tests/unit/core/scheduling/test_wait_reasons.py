@@ -31,7 +31,7 @@ def test_several_holders_are_all_named() -> None:
 
 def test_overdrawn_memory_is_shown_as_zero() -> None:
     reason = refusal(ReasonKind.NO_ROOM, shared(2 * GB), ALICE, BOB)
-    assert reason.text == "0 MB free, 2 GB needed, beside alice, pid 101 (train); bob, pid 202"
+    assert reason.text == "0 MB free, 2 GB needed: 48 GB kept for alice, pid 101 (train); bob, pid 202"
     assert (reason.had, reason.needed) == (-24 * GB, 2 * GB)
 
 

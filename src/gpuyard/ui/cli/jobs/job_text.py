@@ -58,6 +58,15 @@ def devices_text(job: "Mapping[str, Any]") -> str:
     return f"x{job['gpus']}" if job["gpus"] else UNKNOWN
 
 
+def where_text(job: "Mapping[str, Any]") -> str | None:
+    """Return `on GPU 0, 1` once it has GPUs of this machine; while it waits `needs 2 GPUs`; None if it needs none."""
+    if job["gpu_labels"] and job["waited_s"] is None:
+        named = zip(job["devices"], job["gpu_labels"], strict=True)
+        names = [device if label is None else label for device, label in named]
+        return f"on {'GPU ' if any(job['gpu_labels']) else ''}{', '.join(names)}"
+    return f"needs {format_count(job['gpus'], 'GPU')}" if job["gpus"] else None
+
+
 def gpu_text(device_id: str, answer: "Mapping[str, Any]", prefix: str = "GPU ") -> str:
     """Return `GPU 0`, or the id if the daemon does not know the label (the device is gone, or the daemon is older)."""
     label = answer.get("device_labels", {}).get(device_id)

@@ -12,7 +12,7 @@ from gpuyard.core.units import (
     format_time,
 )
 from gpuyard.ui.cli.ask_daemon import show_each
-from gpuyard.ui.cli.jobs.job_text import devices_text, gpu_text, result_text
+from gpuyard.ui.cli.jobs.job_text import gpu_text, result_text, where_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Typed, Verb
@@ -118,7 +118,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("user", job["user"]),
         ("priority", str(job["priority"])),
         ("engine", _engine(job)),
-        ("gpus", devices_text({**job, "place": None})),
+        ("GPUs", where_text(job)),
         ("memory", job["memory"] and _memory(job["memory"], job["growth"])),
         ("RAM", _host_text(need.get("host"), "ram_mb", format_size)),
         ("CPUs", _host_text(need.get("host"), "cpus", "{:g}".format)),

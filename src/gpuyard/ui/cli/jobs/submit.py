@@ -6,6 +6,7 @@ import sys
 from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import note
@@ -68,6 +69,7 @@ def run(typed: Typed) -> int:
         "framework": framework_of(typed.arguments, directory),
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
+        "submitters": starting_processes(),
         "options": _options(typed),
     }
     answer = request("POST", "/submissions", body=body, is_repeatable=True)

@@ -24,9 +24,9 @@ def run(typed: Typed) -> int:
 
 def why_lines(answer: Answer) -> "Iterator[str]":
     yield clean(answer["summary"])
-    for reason in answer["reasons"]:
-        device = f"{gpu_text(reason['device_id'], answer)}: " if reason["device_id"] else ""
-        yield f"  {device}{clean(reason['text'])}"
+    for text, devices in _by_text(answer["reasons"]).items():
+        labels = ", ".join(gpu_text(device, answer, "") for device in devices)
+        yield f"  {f'GPU {labels}: ' if labels else ''}{clean(text)}"
     for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
         yield f"  to change that: {clean(remedy)}"
     for holder in _holders(answer["reasons"]):
@@ -35,16 +35,30 @@ def why_lines(answer: Answer) -> "Iterator[str]":
         yield f"  jobs ahead in the queue: {answer['ahead']}"
     if answer["estimated_start"] is not None:
         verb = "resume" if answer["state"] == "suspended" else "start"
-        yield f"  may {verb} {format_time(answer['estimated_start'])}: {clean(answer['estimate'])}"
+        may = f"was expected to {verb}" if answer.get("is_overdue") else f"may {verb}"
+        yield f"  {may} {format_time(answer['estimated_start'])}: {clean(answer['estimate'])}"
     elif answer["estimate"]:
         yield f"  {clean(answer['estimate'])}"
 
 
+def _by_text(reasons: list[Answer]) -> "dict[str, list[str]]":
+    """Return the devices of each different reason, in order."""
+    found: dict[str, list[str]] = {}
+    for reason in reasons:
+        found.setdefault(reason["text"], []).extend(filter(None, [reason["device_id"]]))
+    return found
+
+
 def _holders(reasons: list[Answer]) -> list[str]:
-    """Return each holder once, without those that a reason's own text names."""
+    """Return each holder once, without those that a reason's own text names. The pid of a job is the daemon's."""
     texts = " ".join(reason["text"] for reason in reasons)
+    words = texts.replace(",", " ").replace(";", " ")
     lines: dict[str, None] = {}
     for holder in (holder for reason in reasons for holder in reason["holders"]):
-        label = f" ({holder['label']})" if holder.get("label") else ""
-        lines[f"{holder['user']}, pid {holder['pid']}{label}"] = None
+        label = holder.get("label") or ""
+        if label.startswith("job "):
+            if f" {label} " not in f" {words} ":
+                lines[f"{label} of {holder['user']}"] = None
+        else:
+            lines[f"{holder['user']}, pid {holder['pid']}{f' ({label})' if label else ''}"] = None
     return [line for line in lines if line not in texts]

@@ -65,7 +65,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     faults, alarms = _health_texts(checks, contents.health_marks)
     notices += alarms
     advice = [*_advice(checks, plugged), *faults] + [
-        str(each.problem) for each in engines if each.problem and not each.is_absent
+        str(each.problem) for each in engines if each.problem and not (each.is_absent or each.is_unreachable)
     ]
     folders, folder_advice = check_folders()
     advice += [*_ledger_advice(), *folder_advice]

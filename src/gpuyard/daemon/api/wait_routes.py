@@ -1,0 +1,54 @@
+"""Routes that wait for jobs: those with given ids, those of the shell that asks, or all that are unfinished."""
+
+from typing import Literal
+
+from gpuyard.core.job.job import SuspendedBy
+from gpuyard.core.job.selection import parse_selection
+from gpuyard.daemon.api.stuck_jobs import StuckJobs
+from gpuyard.daemon.api.wait_for_jobs import JobWaits
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.schema.queue import ReportedResult, WaitResult
+from gpuyard.schema.requests import ReportedWait, WaitQuery
+
+_LONGEST_WAIT_S = 30.0
+Ranges = list[tuple[int, int]]
+
+
+class WaitHandler:
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
+        self._stuck = StuckJobs(scheduler.queries, scheduler.store, self._is_suspended_by_user)
+
+    async def wait(self, query: WaitQuery) -> WaitResult:
+        scheduler = self._scheduler
+        ranges, chosen_by = self._select(query)
+        stuck = self._stuck if query.stuck else None
+        waiting = JobWaits(scheduler.queries, scheduler.store, ranges, stuck, chosen_by)
+        await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
+        return waiting.answer()
+
+    def mark_reported(self, body: ReportedWait) -> ReportedResult:
+        """Record that a wait of this shell has reported these jobs."""
+        store = self._scheduler.store
+        process = store.submitters.nearest(body.submitters)
+        if process is None:
+            return ReportedResult(known=False)
+        ranges = self._scheduler.queries.ranges(parse_selection(body.ids)) if body.ids else []
+        now = self._scheduler.clock.now()
+        with store.transaction():
+            store.submitters.mark_reported(process, ranges, now, is_complete=body.own)
+        return ReportedResult(known=True)
+
+    def _select(self, query: WaitQuery) -> tuple[Ranges, Literal["ids", "shell", "all"]]:
+        """Return the jobs to wait for; without ids, those of the nearest process that has submitted any."""
+        if query.ids:
+            return self._scheduler.requests.id_ranges(parse_selection(query.ids)), "ids"
+        submitters = self._scheduler.store.submitters
+        process = submitters.nearest(query.submitters.split())
+        if process is not None:
+            return submitters.unreported(process), "shell"
+        return self._scheduler.queries.unfinished(), "all"
+
+    def _is_suspended_by_user(self, job_id: int) -> bool:
+        live = self._scheduler.controller.transitions.live.get(job_id)
+        return live is not None and live.attempt.parked is SuspendedBy.BY_PERSON
