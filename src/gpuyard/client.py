@@ -31,7 +31,7 @@ from gpuyard.schema.queue import (
     SubmitResult,
     WaitResult,
 )
-from gpuyard.schema.requests import SubmitKwargs
+from gpuyard.schema.requests import JobOrder, SubmitKwargs
 from gpuyard.system.shell_settings import read_shell_settings
 
 Ids: TypeAlias = int | str | Iterable[int | str]
@@ -115,7 +115,7 @@ class Client(Closeable):
         search: str | None = None,
         tag: str | None = None,
         user: str | None = None,
-        order: Literal["queue", "newest"] | None = None,
+        order: JobOrder | None = None,
         limit: int | None = None,
         after: int | None = None,
     ) -> jobs.JobPage:
