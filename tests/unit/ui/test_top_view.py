@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES
+from gpuyard.ui.cli.text_table import cell_width
 from gpuyard.ui.tui import header_view, job_pages
 from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, sparkline, split
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, glyphs_for, has_colour
 from gpuyard.ui.tui.job_actions import ActionNotice, describe_refusal, describe_result
-from gpuyard.ui.tui.job_arguments import arguments_text
+from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.row_window import Page, RowWindow, choose, move, page_of, settle, wanted
 from gpuyard.ui.tui.screen_state import ScreenState, share_out
@@ -263,6 +264,19 @@ def test_arguments_are_shown_after_the_name_if_reasons_leave_room() -> None:
 )  # fmt: skip
 def test_arguments_are_what_follows_the_program_and_its_script(command: str, arguments: str) -> None:
     assert arguments_text(command) == arguments
+
+
+def test_a_long_name_keeps_its_end() -> None:
+    name = "vit-large-imagenet21k-warmup-cosine-schedule-seed{}"
+    screen = a_screen(glyphs=ASCII)
+    screen.hear_jobs(an_answer(*(a_row(at, name=name.format(at), reason="no GPU " * 9) for at in (3, 4))), 0)
+    assert "seed3" in screen.queue()[2].plain
+    assert "seed4" in screen.queue()[3].plain
+
+
+@given(st.text(max_size=60), st.integers(1, 60))
+def test_a_text_that_is_cut_in_its_middle_fits(text: str, width: int) -> None:
+    assert cell_width(cut_middle(text, width, "~")) <= width
 
 
 def test_a_marked_job_has_a_star_and_is_counted() -> None:

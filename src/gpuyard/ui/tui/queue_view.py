@@ -9,12 +9,12 @@ from gpuyard.core.units import format_duration
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, elapsed_seconds, job_name, memory_text, result_text
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_arguments import arguments_text
+from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
-_LEAST_REASON = 12
+_LEAST_REASON, _LEAST_ARGUMENTS = 12, 13
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 
 
@@ -49,10 +49,13 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
 
 def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
     cells = _cells(row, glyphs)
+    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(job_name(row))) + _LEAST_ARGUMENTS:
+        cells["JOB"] = job_name(row)
     line = Text(glyphs.chosen if is_chosen else " ")
     for place, (heading, width) in enumerate(widths.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
-        cell = cut(clean(cells[heading]), width, glyphs.ellipsis)
+        shorten = cut_middle if heading == "JOB" else cut
+        cell = shorten(clean(cells[heading]), width, glyphs.ellipsis)
         line.append("*" if is_marked and place == 0 else " ").append(
             pad(cell, width, is_right=heading in _RIGHT), style
         )

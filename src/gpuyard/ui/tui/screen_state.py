@@ -177,13 +177,14 @@ class ScreenState:
     def queue(self) -> list[Text]:
         counts = [(state, self.counts[state]) for state in STATES if self.counts.get(state)]
         texts = [Text.assemble((str(count), "bold"), f" {state}") for state, count in counts]
-        title = Text.assemble(("Queue", "bold"), "  ", Text(f" {self.glyphs.dot} ").join(texts))
-        if self.only_failed:
-            title.append("  failed only", "yellow")
-        if self.search:
-            title.append(f"  only '{clean(self.search)}'", "yellow")
+        title = Text("Queue", "bold")
         if self.marked:
             title.append(f"  {len(self.marked)} marked", "bold yellow")
+        if self.only_failed:
+            title.append("  failed only", "yellow")
+        title = Text.assemble(title, "  ", Text(f" {self.glyphs.dot} ").join(texts))
+        if self.search:
+            title.append(f"  only '{clean(self.search)}'", "yellow")
         top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
         right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
         lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]
