@@ -32,7 +32,7 @@ from gpuyard.schema.queue import (
     SubmitResult,
     WaitResult,
 )
-from gpuyard.schema.requests import SubmitKwargs
+from gpuyard.schema.requests import JobOrder, SubmitKwargs
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 
@@ -118,7 +118,7 @@ class Client(Closeable):
         search: str | None = None,
         tag: str | None = None,
         user: str | None = None,
-        order: Literal["queue", "newest"] | None = None,
+        order: JobOrder | None = None,
         limit: int | None = None,
         after: int | None = None,
     ) -> jobs.JobPage:

@@ -55,11 +55,19 @@ class JobMatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     user: Annotated[str, Meta(description="only jobs of this user")] = ""
 
 
+# Each column goes up, or down with a minus.
+JobOrder: TypeAlias = Literal[
+    "queue", "newest", "id", "-id", "state", "-state", "name", "-name", "reason", "-reason", "gpu", "-gpu", "memory",
+    "-memory", "priority", "-priority", "time", "-time",
+]  # fmt: skip
+
+
 class JobsQuery(JobMatch, frozen=True, kw_only=True, forbid_unknown_fields=False):
     ids: Ids = ""
     all: Annotated[bool, Meta(description="with all finished jobs, not only the last ones")] = False
     order: Annotated[
-        Literal["queue", "newest"], Meta(description="in the order in which they will start, or the newest first")
+        JobOrder,
+        Meta(description="in the order in which they will start, the newest first, or by a column, such as -time"),
     ] = "queue"
     limit: Limit = 50
     after: After = 0

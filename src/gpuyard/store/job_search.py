@@ -17,6 +17,7 @@ from msgspec import Struct
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.scheduling.queue_order import Candidate, LaneQueue, Party, full_order
 from gpuyard.store.database import Database
+from gpuyard.store.job_sort import order_clause
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import SUBMISSION_IS_COMPLETE
 
@@ -118,6 +119,11 @@ class Search:
             states = job_filter.states or tuple(JobState)
             return _cut([self._section(f"jobs WHERE {_among(states)} ORDER BY id DESC", states)], page)
 
+    def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
+        """Return a page in an order of `job_sort`, such as `-time`."""
+        with self._one_snapshot():
+            return self._matching(job_filter, page, "", order_clause(order), now=now)
+
     def ranges(self, job_filter: JobFilter) -> list[tuple[int, int]]:
         """Return the ids of all matching jobs as pairs of first and last."""
         with self._one_snapshot():
@@ -140,9 +146,11 @@ class Search:
 
     # Searches with conditions
 
-    def _matching(self, job_filter: JobFilter, page: PageRange, joined: str, order: str) -> SearchResult:
+    def _matching(
+        self, job_filter: JobFilter, page: PageRange, joined: str, order: str, **more: object
+    ) -> SearchResult:
         where, values = self._where(job_filter)
-        values |= {"count": page.count, "offset": page.offset}
+        values |= {"count": page.count, "offset": page.offset, **more}
         chosen = f"FROM jobs {joined} WHERE {where}"
         query = f"SELECT jobs.id, count(*) OVER () {chosen} {order} LIMIT :count OFFSET :offset"
         rows = self._execute(query, values).fetchall()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ class Shown:
     def environment(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "GPUYARD_HOME": str(self.queue.home), "GPUYARD_SIMULATE": SIMULATED}
 
+    def open_devices(self) -> None:
+        """Open all GPUs, unless they are open."""
+        button = self.page.locator("#open-devices")
+        expect(self.page.get_by_role("article", name="GPU 0")).to_be_visible()
+        if button.inner_text() == "Open all":
+            button.click()
+
+    def open_timeline(self) -> None:
+        fold = self.page.get_by_role("button", name="Timeline", exact=True)
+        if fold.get_attribute("aria-expanded") == "false":
+            fold.click()
+
     # Elements of the page
 
     def row(self, job_id: int) -> Locator:
@@ -64,10 +77,16 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    home = tmp_path_factory.mktemp("page") / "home"
+    with show(browser, tmp_path_factory.mktemp("page") / "home", SIMULATED) as shown:
+        yield shown
+
+
+@contextmanager
+def show(browser: Browser, home: Path, simulated: str) -> Iterator[Shown]:
+    """Start a queue with these GPUs, and open its page in a window of 1280 by 900."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUYARD_HOME", str(home))
-        patch.setenv("GPUYARD_SIMULATE", SIMULATED)
+        patch.setenv("GPUYARD_SIMULATE", simulated)
         queue = QueueUnderTest(home)
         queue.start()
         context = browser.new_context(viewport={"width": 1280, "height": 900})

@@ -46,6 +46,38 @@ def test_a_running_job_shows_its_measured_and_reserved_memory(shown: Shown) -> N
     expect(attempts.nth(1)).to_contain_text("succeeded")
 
 
+def test_a_failed_job_shows_its_error_then_its_log_then_its_memory(shown: Shown) -> None:  # noqa: F811
+    gate = shown.queue.home.parent / "fails.gate"
+    gate.touch()
+    program = " ".join((*gated_job.COMMAND, "--vram", "2048", str(gate)))
+    job = shown.queue.shell(f"{program}; exit 7", vram="4G", name="fails", environment=shown.environment)
+    shown.queue.wait(job)
+    page = shown.at(f"/job/{job}")
+    result = page.get_by_role("region", name="Result")
+    expect(result.locator(".errorline")).to_have_text(shown.queue.job(job)["reason"])
+    expect(result).to_contain_text("attempt 1 on GPU")
+    names = ("Result", "Log", "Memory", "Attempts", "History")
+    boxes = [page.get_by_role("region", name=name).bounding_box() for name in names]
+    tops = [box["y"] for box in boxes if box is not None]
+    assert len(tops) == len(names)
+    assert tops == sorted(tops)
+    assert tops[1] < 300
+    expect(page.get_by_role("toolbar", name="Actions on this job").get_by_role("button")).to_have_text(
+        ["Retry", "Submit again…"]
+    )
+    axes = page.get_by_role("region", name="Memory").locator(".axes")
+    expect(axes.locator(".values span")).to_have_text(["5 GB", "2.5 GB", "0"])
+    expect(axes.locator(".times span").first).to_have_text("0s")
+
+
+def test_a_job_that_succeeded_has_no_result_section(shown: Shown) -> None:  # noqa: F811
+    job = shown.queue.submit("true", gpus=0)
+    shown.queue.wait(job)
+    page = shown.at(f"/job/{job}")
+    expect(page.get_by_role("region", name="Attempts")).to_be_visible()
+    expect(page.get_by_role("region", name="Result")).to_be_hidden()
+
+
 def test_a_job_out_of_memory_shows_it(shown: Shown) -> None:  # noqa: F811
     says = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB."
     job = shown.queue.shell(f'[ "$GPUYARD_ATTEMPT" -gt 1 ] || {{ echo "{says}" >&2; exit 1; }}', vram="2G")

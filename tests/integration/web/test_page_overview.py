@@ -55,17 +55,19 @@ def test_the_header_shows_the_machine_and_the_number_of_jobs_by_state(
     expect(page.get_by_role("button", name="all 2")).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_gpu_card_shows_the_holders_of_its_memory(
+def test_an_open_gpu_shows_the_holders_of_its_memory(
     shown: Shown,  # noqa: F811
     packed: tuple[int, int],
     other_programs: None,
 ) -> None:
     page = shown.at()
-    own, other = page.get_by_role("article").nth(0), page.get_by_role("article").nth(1)
+    shown.open_devices()
+    own, other = page.get_by_role("article", name="GPU 0"), page.get_by_role("article", name="GPU 1")
     expect(own.locator(".membar")).to_have_attribute(
         "aria-label", "Memory: queue, used 5 GB, queue, reserved 7 GB, free 12 GB"
     )
-    expect(own).to_contain_text("5 GB used")
+    expect(own).to_contain_text("5 GB of 24 GB")
+    expect(own).to_contain_text("12 GB of 24 GB")
     expect(own).to_contain_text("NVLink to GPU 1 · NUMA node 0")
     expect(own).to_contain_text("80%")
     expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
@@ -80,6 +82,8 @@ def test_charts_show_the_last_minutes_and_update(
     packed: tuple[int, int],
 ) -> None:
     page = shown.at()
+    shown.open_devices()
+    page.get_by_role("article", name="Host").get_by_role("button").click()
     memory = page.get_by_role("img", name="Memory of GPU 0 over 10m: now 5 GB, peak 5 GB")
     expect(memory).to_be_visible()
     drawn = memory.locator("path.own").get_attribute("d")
@@ -95,6 +99,7 @@ def test_the_timeline_shows_packed_jobs_side_by_side_with_tooltips(
     packed: tuple[int, int],
 ) -> None:
     page = shown.at()
+    shown.open_timeline()
     first, second = (page.locator(f'.stretch[data-job="{job_id}"]') for job_id in packed)
     expect(first).to_be_visible()
     expect(second).to_be_visible()
@@ -118,6 +123,7 @@ def test_the_suspended_time_of_a_job_is_hatched(
     packed: tuple[int, int],
 ) -> None:
     page = shown.at()
+    shown.open_timeline()
     shown.queue.post("/jobs/suspend", ids=str(packed[1]))
     shown.queue.until_state(packed[1], "suspended")
     stretch = page.locator(f'.stretch[data-job="{packed[1]}"]')
@@ -181,7 +187,7 @@ def test_every_control_has_a_name_and_every_view_its_landmarks(
         .filter((node) => node.checkVisibility() && !(node.getAttribute("aria-label") || node.textContent.trim()
             || node.labels?.[0]?.textContent.trim()))
         .map((node) => node.outerHTML)"""
-    for route, heading in (("/", "Devices"), (f"/job/{packed[0]}", "train"), ("/submit", "Submit a job")):
+    for route, heading in (("/", "GPUs"), (f"/job/{packed[0]}", "train"), ("/submit", "Submit a job")):
         page = shown.at(route)
         expect(page.get_by_role("heading", name=heading).first).to_be_visible()
         for landmark in ("banner", "main", "navigation"):
@@ -189,9 +195,9 @@ def test_every_control_has_a_name_and_every_view_its_landmarks(
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         assert page.evaluate(nameless) == []
     page = shown.at()
-    for name in ("Devices", "Timeline", "Queue"):
+    for name in ("GPUs", "Timeline", "Queue"):
         expect(page.get_by_role("region", name=name)).to_be_visible()
-    expect(page.get_by_role("table", name="Queue").get_by_role("columnheader")).to_have_count(8)
+    expect(page.get_by_role("table", name="Queue").get_by_role("columnheader")).to_have_count(9)
 
 
 def test_tab_moves_a_visible_focus_from_the_top_of_the_page(shown: Shown) -> None:  # noqa: F811

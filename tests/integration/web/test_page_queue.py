@@ -96,8 +96,11 @@ def test_selected_jobs_can_be_held_released_and_reprioritized(shown: Shown) -> N
     for job, state in enumerate(("held", "queued", "held", "queued"), first):
         expect(shown.row(job)).to_contain_text(state)
     page.get_by_role("checkbox", name="Select all jobs on this page").check()
-    shown.button("Release").click()
-    expect(page.get_by_text("2 jobs unchanged: it is queued, not held")).to_be_visible()
+    expect(shown.button("Retry")).to_be_hidden()
+    shown.button("Release 2").click()
+    expect(page.get_by_text("2 jobs released")).to_be_visible()
+    expect(page.get_by_role("toolbar")).to_contain_text("4 jobs selected")
+    shown.button("Clear").click()
     page.get_by_role("checkbox", name=f"Select job {first + 1}", exact=True).check()
     shown.button("Priority…").click()
     page.get_by_role("dialog").get_by_label("Priority").fill("42")

@@ -67,6 +67,8 @@ class JobHandler:
         if query.order == "newest":
             return await self._reader.search(lambda search: search.newest(wanted, page))
         now = self._scheduler.sampling.now()
+        if query.order != "queue":
+            return await self._reader.search(lambda search: search.sorted(wanted, page, query.order, now))
         used = self._scheduler.controller.transitions.used(now)
         return await self._reader.search(lambda search: search.page(wanted, used, now, page, show_all=query.all))
 

@@ -1,7 +1,7 @@
 """The application of `gpuyard top`: handles keys, and draws the panels from the screen state."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import ClassVar
@@ -16,12 +16,20 @@ from textual.widgets import Input, Static
 from textual.worker import Worker
 
 from gpuyard.connect.supply_secrets import merge, second_request
+from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_actions import ActionNotice, describe_pause, describe_result, failed
+from gpuyard.ui.tui.job_actions import (
+    ActionNotice,
+    describe_pause,
+    describe_refusal,
+    describe_result,
+    failed,
+    rows_for,
+)
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
@@ -30,6 +38,7 @@ from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
 
 _NOTICE_S = 15.0
 _TO_AN_END = 10**9
+_MOST_MARKED = 500
 _ACT_KEYS = {"c": "cancel", "h": "hold", "r": "release", "s": "suspend", "u": "resume", "t": "retry"}
 # Longest search text: a paste by mistake may be longer than a request can be.
 _LONGEST_SEARCH = 1000
@@ -61,6 +70,9 @@ class Top(App[None]):
         Binding("minus", "prioritise(-1)"),
         Binding("slash", "show_filter(True)"),
         Binding("escape", "unfilter"),
+        Binding("space", "mark"),
+        Binding("a", "mark_all"),
+        Binding("F", "only_failed"),
         Binding("f", "finished"),
         Binding("p", "pause"),
         Binding("left_square_bracket", "devices(-1)"),
@@ -115,6 +127,8 @@ class Top(App[None]):
     def _draw(self, *names: str) -> None:
         heights = self.screen_state.heights()
         high = {"devices": heights.devices, "queue": heights.queue, "log": heights.log}
+        if "queue" in names:
+            names = (*names, "keys")  # which keys apply depends on the selected job
         for name in names or self._panels:
             panel = self._panels[name]
             if not names and name in high:
@@ -164,8 +178,47 @@ class Top(App[None]):
         self.action_show_filter(is_shown=False)
 
     def action_unfilter(self) -> None:
+        """Show all jobs; if all are shown, unmark all."""
+        if self.screen_state.is_filtered:
+            self._set_only_failed(is_on=False)
+        else:
+            self.screen_state.marked = {}
+            self._draw("queue")
         self.query_one(Input).value = ""
         self.action_show_filter(is_shown=False)
+
+    def action_only_failed(self) -> None:
+        self._set_only_failed(is_on=not self.screen_state.only_failed)
+
+    def _set_only_failed(self, *, is_on: bool) -> None:
+        state = self.screen_state
+        if is_on != state.only_failed:
+            state.only_failed = is_on
+            state.window = choose(replace(state.window, top=0), 0, state.page)
+        self._draw("queue")
+        self._subscriptions.follow_visible()
+
+    def action_mark(self) -> None:
+        """Mark or unmark the selected job, and select the next one."""
+        row = self._chosen()
+        if row is not None:
+            marked = self.screen_state.marked
+            if marked.pop(row["id"], None) is None:
+                marked[row["id"]] = row
+            self.action_move(1)
+
+    def action_mark_all(self) -> None:
+        self._run(self._mark_all, "acts")
+
+    async def _mark_all(self) -> None:
+        query = {"limit": str(_MOST_MARKED), **self.screen_state.filter_query()}
+        try:
+            listed = (await self._subscriptions.stream.ask("GET", "/jobs", query))["jobs"]
+        except GpuyardError as error:
+            self._show_notice(failed(error))
+            return
+        self.screen_state.marked |= {row["id"]: row for row in listed}
+        self._draw("queue")
 
     def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
         """Show the search field in place of the notice line."""
@@ -235,18 +288,30 @@ class Top(App[None]):
     # Acting
 
     def action_act(self, verb: str) -> None:
-        row = self._chosen()
-        if row is None:
+        rows = self._rows_for(verb)
+        if not rows:
             return
+        ids = [row["id"] for row in rows]
         if verb == "cancel":
-            self._ask(f"cancel job {job_title(row)}?", partial(self._do, verb, row["id"]))
+            what = f"job {job_title(rows[0])}" if len(rows) == 1 else f"{len(rows)} jobs"
+            self._ask(f"cancel {what}?", partial(self._do, verb, ids))
         else:
-            self._run(partial(self._do, verb, row["id"]), "acts")
+            self._run(partial(self._do, verb, ids), "acts")
+
+    def _rows_for(self, verb: str) -> list[Row]:
+        """Return the marked jobs, or the selected one, as far as the action applies; show a notice if to none."""
+        targets = self.screen_state.targets
+        rows = rows_for(verb, targets)
+        if not targets:
+            self._chosen()
+        elif not rows:
+            self._show_notice(describe_refusal(verb, targets))
+        return rows
 
     def action_prioritise(self, by: int) -> None:
-        row = self._chosen()
-        if row is not None:
-            self._run(partial(self._prioritise, row["id"], by), "acts")
+        rows = self._rows_for("priority")
+        if rows:
+            self._run(partial(self._prioritise, [row["id"] for row in rows], by), "acts")
 
     def action_pause(self) -> None:
         question, path = "pause the queue? Running jobs continue, no new ones start.", "/pause"
@@ -263,10 +328,24 @@ class Top(App[None]):
 
         self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
 
-    async def _do(self, verb: str, job_id: int, **more: object) -> None:
-        self._show_notice(ActionNotice(f"{verb} {job_id}{self.screen_state.glyphs.ellipsis}"))
-        body = {"ids": str(job_id), **more}
+    async def _do(self, verb: str, ids: Sequence[int], **more: object) -> None:
+        text = format_ids(ids)
+        self._show_notice(ActionNotice(f"{verb} {text}{self.screen_state.glyphs.ellipsis}"))
+        body = {"ids": text, **more}
         await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
+        await self._learn_marked()
+
+    async def _learn_marked(self) -> None:
+        """Ask how the marked jobs are now: the list may no longer show them."""
+        marked = list(self.screen_state.marked)[:_MOST_MARKED]
+        if not marked:
+            return
+        query = {"ids": format_ids(marked), "limit": str(_MOST_MARKED)}
+        try:
+            self.screen_state.learn_marked((await self._subscriptions.stream.ask("GET", "/jobs", query))["jobs"])
+        except GpuyardError as error:
+            self._show_notice(failed(error))
+        self._draw("queue")
 
     async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> None:
         ask = self._subscriptions.stream.ask
@@ -278,11 +357,13 @@ class Top(App[None]):
         except GpuyardError as error:
             self._show_notice(failed(error))
 
-    async def _prioritise(self, job_id: int, by: int) -> None:
+    async def _prioritise(self, ids: Sequence[int], by: int) -> None:
+        """Change each priority from what it is now: an earlier key may have changed it meanwhile."""
         async with self._acting:
-            at = self.screen_state.page.find(job_id)
-            row = None if at is None else self.screen_state.page.row(at)
-            if row is not None:
-                priority = row["priority"] + by
-                await self._do("priority", job_id, priority=priority)
-                self.screen_state.hear_priority(job_id, priority)
+            changes: dict[int, list[int]] = {}
+            for row in filter(None, map(self.screen_state.known_row, ids)):
+                changes.setdefault(row["priority"] + by, []).append(row["id"])
+            for priority, equal in changes.items():
+                await self._do("priority", equal, priority=priority)
+                for job_id in equal:
+                    self.screen_state.hear_priority(job_id, priority)

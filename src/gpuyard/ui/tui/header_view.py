@@ -1,6 +1,6 @@
 """The lines around the panels: host and queue status, headings, notices, keys. All pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import convert
@@ -10,13 +10,13 @@ from gpuyard.core.snapshot import Host
 from gpuyard.core.units import UNKNOWN
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_actions import ActionNotice
+from gpuyard.ui.tui.job_actions import ACTS, ActionNotice
 from gpuyard.ui.views.device_tables import host_line
 
 KEYS = (
-    ("Enter", "show"), ("w", "why"), ("l", "log"), ("c", "cancel"), ("h", "hold"), ("r", "release"),
-    ("+-", "priority"), ("/", "filter"), ("s", "suspend"), ("u", "resume"), ("t", "retry"), ("f", "finished"),
-    ("p", "pause"),
+    ("Enter", "show"), ("w", "why"), ("l", "log"), ("Space", "mark"), ("c", "cancel"), ("t", "retry"), ("h", "hold"),
+    ("r", "release"), ("F", "failed"), ("/", "filter"), ("+-", "priority"), ("s", "suspend"), ("u", "resume"),
+    ("f", "finished"), ("a", "mark all"), ("p", "pause"),
 )  # fmt: skip
 _LAST_KEYS = (("?", "help"), ("q", "quit"))
 _GAP = 2
@@ -60,10 +60,10 @@ def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, glyphs
     return Text(cut(clean(f"! {notices[0]}"), width, glyphs.ellipsis), "yellow") if notices else Text()
 
 
-def keys_line(width: int) -> Text:
-    """Return as many keys as fit; help and quit are always shown."""
+def keys_line(width: int, verbs: Collection[str] = ACTS) -> Text:
+    """Return as many keys as fit, without actions that are not among `verbs`; help and quit are always shown."""
     last = _keys_text(_LAST_KEYS)
-    shown = list(KEYS)
+    shown = [(key, what) for key, what in KEYS if what not in ACTS or what in verbs]
     while shown and _keys_text(shown).cell_len + _GAP + last.cell_len > width:
         shown.pop()
     return Text("  ").join([_keys_text(shown), last]) if shown else last

@@ -1,12 +1,12 @@
-"""The actions on a job that have a key, and the notices of their results. All pure."""
+"""The actions on jobs that have a key: the states that they apply to, and the notices of their results. All pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from gpuyard.errors import GpuyardError
-from gpuyard.ui.cli.jobs.job_text import revived_text
+from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text
 from gpuyard.ui.cli.text_table import clean
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
@@ -20,6 +20,17 @@ ACTS = {
     "priority": ("priority {priority} for", "keeps its priority"),
 }
 
+# By verb: the states in which the lifecycle allows it. The page has the same table (`ui/web/states.js`).
+APPLIES: Mapping[str, frozenset[str]] = {
+    "cancel": frozenset(UNFINISHED) - {"stopping"},
+    "hold": frozenset({"queued", "blocked", "delayed"}),
+    "release": frozenset({"held"}),
+    "retry": frozenset(FINISHED),
+    "suspend": frozenset({"running"}),
+    "resume": frozenset({"suspended"}),
+    "priority": frozenset(UNFINISHED),
+}
+
 
 class ActionNotice(Struct, frozen=True):
     """The text of the notice line."""
@@ -28,11 +39,30 @@ class ActionNotice(Struct, frozen=True):
     is_bad: bool = False
 
 
+def rows_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the jobs that the action applies to."""
+    return [row for row in rows if row["state"] in APPLIES[verb]]
+
+
+def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the actions that apply to at least one of the jobs."""
+    return frozenset(verb for verb in APPLIES if rows_for(verb, rows))
+
+
+def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:
+    """Say that the action applies to none of the jobs."""
+    if len(rows) == 1:
+        return ActionNotice(f"{verb} does not apply to job {rows[0]['id']}, which is {rows[0]['state']}", is_bad=True)
+    return ActionNotice(f"{verb} applies to none of the {len(rows)} marked jobs", is_bad=True)
+
+
 def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> ActionNotice:
     """`more` are the other fields of the request."""
     done, not_done = ACTS[verb]
     if answer["count"]:
-        return ActionNotice(f"{done.format(**more)} {answer['changed']}{revived_text(answer)}")
+        left = len(answer["unchanged"])
+        unchanged = f"; {left} unchanged: {answer['unchanged'][0]['reason']}" if left else ""
+        return ActionNotice(clean(f"{done.format(**more)} {answer['changed']}{revived_text(answer)}{unchanged}"))
     if not answer["unchanged"]:
         return ActionNotice("no job to change", is_bad=True)
     first = answer["unchanged"][0]

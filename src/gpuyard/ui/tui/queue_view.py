@@ -1,6 +1,6 @@
 """The queue as lines: the column headings, and a line per job. All pure."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from rich.text import Text
@@ -9,18 +9,20 @@ from gpuyard.core.units import format_duration
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, elapsed_seconds, job_name, memory_text, result_text
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
+_LEAST_REASON, _LEAST_ARGUMENTS = 12, 13
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 
 
 def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     """Return column widths by heading, in display order.
 
-    Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest. Wide
-    terminals show users if there are several, and tags if there are any.
+    Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest, and
+    arguments get what reasons do not need. Wide terminals show users if there are several, and tags if there are any.
     """
     ids = max((len(str(row["id"])) for row in page.rows), default=0)
     devices = [clean(devices_text(dict(row))) for row in page.rows]
@@ -37,34 +39,47 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
         left += fixed.pop("PRIO") + fixed.pop("VRAM") + 2
     longest = max((cell_width(clean(job_name(row))) for row in page.rows), default=0)
     name = max(6, min(max(16, longest), left * 45 // 100))
+    reason = max((cell_width(clean(result_text(dict(row)))) for row in page.rows), default=0)
+    described = max((cell_width(clean(_job_text(row))) for row in page.rows), default=0)
+    name = max(name, min(described, left - max(_LEAST_REASON, reason)))
     order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
     return {heading: widths[heading] for heading in order if heading in widths}
 
 
-def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool) -> Text:
+def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
     cells = _cells(row, glyphs)
+    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(job_name(row))) + _LEAST_ARGUMENTS:
+        cells["JOB"] = job_name(row)
     line = Text(glyphs.chosen if is_chosen else " ")
-    for heading, width in widths.items():
+    for place, (heading, width) in enumerate(widths.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
-        cell = cut(clean(cells[heading]), width, glyphs.ellipsis)
-        line.append(" ").append(pad(cell, width, is_right=heading in _RIGHT), style)
+        shorten = cut_middle if heading == "JOB" else cut
+        cell = shorten(clean(cells[heading]), width, glyphs.ellipsis)
+        line.append("*" if is_marked and place == 0 else " ").append(
+            pad(cell, width, is_right=heading in _RIGHT), style
+        )
     if is_chosen:
         line.stylize("reverse")
+    elif is_marked:
+        line.stylize("bold")
     elif row["state"] in ("succeeded", "cancelled"):
         line.stylize("dim")
     return line
 
 
-def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs) -> list[Text]:
-    """Return the column headings and the visible rows; a row that is not loaded yet is blank."""
+def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs, marked: Container[int] = ()) -> list[Text]:
+    """Return the column headings and the visible rows; a row that is not loaded yet is blank. `marked` are ids."""
     widths = _fit(page, width, glyphs)
     headings = (pad(heading, each, is_right=heading in _RIGHT) for heading, each in widths.items())
     lines = [Text(" " * _MARK + " ".join(headings), "dim")]
     for at in range(window.top, min(window.top + window.height, page.total)):
         row = page.row(at)
-        lines.append(Text(f"  {glyphs.ellipsis}", "dim") if row is None
-                     else _job_line(row, widths, glyphs, is_chosen=at == window.at))  # fmt: skip
+        if row is None:
+            lines.append(Text(f"  {glyphs.ellipsis}", "dim"))
+        else:
+            is_marked = row["id"] in marked
+            lines.append(_job_line(row, widths, glyphs, is_chosen=at == window.at, is_marked=is_marked))
     return lines
 
 
@@ -73,13 +88,18 @@ def job_title(row: Row) -> str:
     return f"{row['id']} {job_name(row)}"
 
 
+def _job_text(row: Row) -> str:
+    """Return the name and the arguments; a job without a name is its whole command."""
+    return f"{job_name(row)} {arguments_text(row['command'])}".rstrip() if row["name"] else job_name(row)
+
+
 def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
     return {
         "ID": str(job["id"]),
         "STATE": f"{glyph}{job['state']}",
-        "JOB": job_name(row),
+        "JOB": _job_text(row),
         "USER": job["user"] or "",
         "TAG": job["tag"] or "",
         "GPU": devices_text(job),

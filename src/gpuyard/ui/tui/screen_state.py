@@ -1,7 +1,7 @@
 """The answers and selections behind the screen, and the lines of each panel. Knows only the size of the terminal."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -15,7 +15,7 @@ from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui import device_view, header_view, queue_view
 from gpuyard.ui.tui.device_view import DevicePast
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_actions import ActionNotice
+from gpuyard.ui.tui.job_actions import ActionNotice, verbs_for
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
 
@@ -24,6 +24,7 @@ FINISHED_SHOWN = ("the last ones", "all", "none")
 # The header, the notice line, the keys.
 _ALWAYS = 3
 _LEAST_QUEUE = 4
+_FAILED = "failed,rejected"
 _WIDE = 160
 
 
@@ -56,7 +57,9 @@ class ScreenState:
         self.silent_s = 0
         self.notice = ActionNotice()
         self.page, self.window, self.counts = Page(), RowWindow(), dict[str, int]()
-        self.search, self.finished = "", FINISHED_SHOWN[0]
+        self.search, self.finished, self.only_failed = "", FINISHED_SHOWN[0], False
+        # The marked jobs, as they were listed last.
+        self.marked: dict[int, Row] = {}
         self.asked = (0, 0)
         self.log, self.log_note = LogText(), ""
         self.first_device = 0
@@ -82,11 +85,17 @@ class ScreenState:
     def hear_jobs(self, answer: Answer, after: int) -> None:
         self.page, self.counts = page_of(answer, after), dict(answer["counts"])
         self.window = settle(self.window, self.page)
+        self.learn_marked(self.page.rows)
+
+    def learn_marked(self, rows: Iterable[Row]) -> None:
+        """Update the marked jobs among these rows."""
+        self.marked |= {row["id"]: row for row in rows if row["id"] in self.marked}
 
     def hear_priority(self, job_id: int, priority: int) -> None:
         """Apply a new priority before the daemon's next answer, so that two key presses are two steps."""
         rows = tuple({**row, "priority": priority} if row["id"] == job_id else row for row in self.page.rows)
         self.page = replace(self.page, rows=rows)
+        self.learn_marked(rows)
 
     # Requests
 
@@ -94,18 +103,35 @@ class ScreenState:
     def chosen(self) -> Row | None:
         return self.page.row(self.window.at)
 
+    @property
+    def targets(self) -> list[Row]:
+        """The jobs that actions concern: those that are marked, else the selected one."""
+        return list(self.marked.values()) or ([] if self.chosen is None else [self.chosen])
+
+    def known_row(self, job_id: int) -> Row | None:
+        """Return a listed or marked job, as it was listed last."""
+        at = self.page.find(job_id)
+        return self.marked.get(job_id) if at is None else self.page.row(at)
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.search or self.only_failed)
+
     def jobs_wanted(self) -> tuple[str, int]:
         """Return the target to watch for the visible rows, and the index of its first row."""
         self.asked = wanted(self.window, self.asked)
         after, limit = self.asked
-        query = {"limit": str(limit), "after": str(after)}
-        if self.search:
-            query["search"] = self.search
-        if self.finished == "all":
-            query["all"] = "1"
-        elif self.finished == "none":
-            query["state"] = ",".join(UNFINISHED)
+        query = {"limit": str(limit), "after": str(after), **self.filter_query()}
         return f"/jobs?{urlencode(query, safe=',', quote_via=quote)}", after
+
+    def filter_query(self) -> dict[str, str]:
+        """Return the part of a request that says which jobs are listed."""
+        query = {"search": self.search} if self.search else {}
+        if self.only_failed:
+            return {**query, "state": _FAILED}
+        if self.finished == "all":
+            return {**query, "all": "1"}
+        return {**query, "state": ",".join(UNFINISHED)} if self.finished == "none" else query
 
     # Lines
 
@@ -151,7 +177,12 @@ class ScreenState:
     def queue(self) -> list[Text]:
         counts = [(state, self.counts[state]) for state in STATES if self.counts.get(state)]
         texts = [Text.assemble((str(count), "bold"), f" {state}") for state, count in counts]
-        title = Text.assemble(("Queue", "bold"), "  ", Text(f" {self.glyphs.dot} ").join(texts))
+        title = Text("Queue", "bold")
+        if self.marked:
+            title.append(f"  {len(self.marked)} marked", "bold yellow")
+        if self.only_failed:
+            title.append("  failed only", "yellow")
+        title = Text.assemble(title, "  ", Text(f" {self.glyphs.dot} ").join(texts))
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
         top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
@@ -159,7 +190,7 @@ class ScreenState:
         lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]
         if not self.page.rows and not self.page.total:
             return [*lines, *map(Text, self._nothing())]
-        lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs)
+        lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs, self.marked)
         return lines[: max(1, self.heights().queue)]
 
     def _nothing(self) -> list[str]:
@@ -167,6 +198,8 @@ class ScreenState:
             return []
         if self.search:
             return [f"  no job matches '{clean(self.search)}'; Esc shows all"]
+        if self.only_failed:
+            return ["  No job failed; Esc shows all"]
         return ["  The queue is empty. Submit a job: gpuyard submit -- python train.py"]
 
     def log_lines(self) -> list[Text]:
@@ -189,7 +222,7 @@ class ScreenState:
         return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.glyphs)]
 
     def keys(self) -> list[Text]:
-        return [header_view.keys_line(self.width)]
+        return [header_view.keys_line(self.width, verbs_for(self.targets))]
 
     # Helpers
 

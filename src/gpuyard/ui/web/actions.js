@@ -10,6 +10,13 @@ import {post} from "./api.js";
 const SOME = 50;
 const CANCELLING = ["Running jobs are stopped, and waiting ones will not start.", "danger"];
 
+/** The word on a button; `many` is the number of jobs if the action applies to some of the selected jobs only. */
+export function actWord(verb, many = null) {
+  const {word} = ACTS[verb];
+  if (many === null) return word;
+  return word.endsWith("…") ? `${word.slice(0, -1)} ${count(many)}…` : `${word} ${count(many)}`;
+}
+
 export const actButton = (verb, onclick) => button(ACTS[verb].word, onclick, verb === "cancel" ? "danger" : null);
 
 /** `which` is `{ids}` or `{where}`; `many` is the number of jobs. Returns whether a job was changed. */

@@ -17,8 +17,9 @@ class App {
     this.header = new Header({choose: (state) => this.goToQueue({...this.queue.filter, state, after: 0}), isReadOnly});
     this.queue = new Queue({go: (filter) => this.goToQueue(filter), isReadOnly});
     this.live = new Live((word) => this.onConnection(word));
-    this.timeline = new Timeline();
+    this.timeline = new Timeline(() => this.devices.showStrips());
     this.devices = new Devices((job) => this.timeline.nameOf(job));
+    placeQueue();
     this.submitForm = isReadOnly ? null : new SubmitForm();
     this.job = null;
     this.signature = {};  // counts and leases: the timeline is reloaded when they change
@@ -60,7 +61,12 @@ class App {
     this.showOnly("overview");
     document.title = `gpuyard · ${this.session.host}`;
     this.queue.setFilter(
-      {state: query.get("state") ?? "", search: query.get("search") ?? "", after: Number(query.get("after")) || 0}
+      {
+        state: query.get("state") ?? "",
+        search: query.get("search") ?? "",
+        order: query.get("order") ?? "",
+        after: Number(query.get("after")) || 0,
+      }
     );
     this.header.setChosen(this.queue.filter.state);
     if (isBack) {
@@ -89,7 +95,7 @@ class App {
   }
 
   goToQueue(filter) {
-    const query = queryOf({state: filter.state, search: filter.search, after: filter.after || ""});
+    const query = queryOf({...filter, after: filter.after || ""});
     window.location.hash = query ? `#/?${query}` : "#/";
   }
 
@@ -164,6 +170,8 @@ class App {
       ArrowDown: () => (isInQueue() ? this.queue.step(1) : false),
       ArrowUp: () => (isInQueue() ? this.queue.step(-1) : false),
       x: () => isOverview && this.queue.pick(),
+      g: () => isOverview && this.devices.toggleAll(),
+      t: () => isOverview && this.timeline.toggle(),
     };
   }
 
@@ -180,6 +188,14 @@ class App {
     else if (this.place !== "overview")
       this.goToQueue(this.queue.filter);
   }
+}
+
+/** On a phone, the queue comes first: in the document too, for keyboards and screen readers. */
+function placeQueue() {
+  const narrow = matchMedia("(max-width: 720px)");
+  const place = () => byId(narrow.matches ? "devices" : "timeline-section")[narrow.matches ? "before" : "after"](byId("queue"));
+  narrow.addEventListener("change", place);
+  place();
 }
 
 get("/session").then((session) => new App(session), noteRefusal);

@@ -3,8 +3,9 @@
  * scaled to the width of the page; lines keep their width.
  */
 
-import {el, number, say, set, svg} from "./dom.js";
-import {duration, isKnown, memory} from "./format.js";
+import {makeAxes, roundUp, setAxes} from "./axes.js";
+import {el, say, set, svg} from "./dom.js";
+import {clockShort, duration, isKnown, memory} from "./format.js";
 
 const WIDTH = 300;
 const HEIGHT = 100;
@@ -19,13 +20,17 @@ function makeDrawing(kind, kinds, heights, label = null) {
   return {drawing: svg("svg", box, grid, paths), paths};
 }
 
-/** A chart with its title and peak. */
-export function makeChart(title, kinds) {
+/** A chart with its title, its peak and its axes; `format` writes a value. */
+export function makeChart(title, kinds, format) {
   const {drawing, paths} = makeDrawing("chart", kinds, [0, HEIGHT / 2], title);
   const most = el("span", {class: "most number"});
-  const node = el("figure", {class: "plot"}, el("figcaption", {}, el("span", {text: title}), most), drawing);
-  return {node, drawing, paths, most};
+  const axes = makeAxes(drawing);
+  const node = el("figure", {class: "plot"}, el("figcaption", {}, el("span", {text: title}), most), axes.node);
+  return {node, drawing, paths, most, axes, format};
 }
+
+/** Label the axes of a chart over wall time, in seconds. */
+const labelAxes = ({axes, format}, box) => setAxes(axes, box, format, (at) => clockShort(1000 * at));
 
 /** Segments of known points `[time, value, index]`, split where a value is unknown or a gap is too long. */
 function segments(at, values, longestGap) {
@@ -54,6 +59,7 @@ function pathOf(at, values, {from, until, top, longestGap}, below = null) {
 
 /** Draw stacked series, from the bottom. */
 export function drawStack(chart, at, series, box) {
+  labelAxes(chart, box);
   let below = at.map(() => 0);
   series.forEach((values, place) => {
     const under = below;
@@ -65,6 +71,11 @@ export function drawStack(chart, at, series, box) {
 
 /** Draw a line and the area under it. */
 export function drawLine(chart, at, values, box) {
+  labelAxes(chart, box);
+  drawArea(chart, at, values, box);
+}
+
+function drawArea(chart, at, values, box) {
   set(chart.paths[0], "d", pathOf(at, values, box, at.map(() => 0)));
   set(chart.paths[1], "d", pathOf(at, values, box));
 }
@@ -74,29 +85,26 @@ export class Curve {
   constructor() {
     this.chart = makeDrawing("chart tall", ["under", "line", "limit"], [0, HEIGHT / 2, HEIGHT]);
     this.words = el("p", {class: "hint"});
-    [this.top, this.end] = [number(), number()];
-    const axis = el("div", {class: "axis"}, el("span", {text: "0s"}), this.end);
-    this.frame = el("div", {class: "framed"}, this.top, this.chart.drawing, axis);
-    this.node = el("div", {}, this.words, this.frame);
+    this.axes = makeAxes(this.chart.drawing);
+    this.node = el("div", {}, this.words, this.axes.node);
   }
 
   show(attempt) {
     const curve = attempt?.curve ?? [];
-    this.frame.hidden = curve.length < 2;
+    this.axes.node.hidden = curve.length < 2;
     if (!attempt) return say(this.words, "Not started yet.");
     if (curve.length < 2) return say(this.words, attempt.ended_at ? "No measurements." : "No measurements yet.");
     const reserved = attempt.reserved_mb === null ? null : attempt.reserved_mb * Math.max(1, attempt.devices.length);
     const [at, values] = [curve.map(([second]) => second), curve.map(([, mb]) => mb)];
     const [peak, until] = [Math.max(...values), at.at(-1)];
-    const top = 1.12 * Math.max(peak, reserved ?? 0) || 1;
+    const top = roundUp(1.05 * Math.max(peak, reserved ?? 0));
     const box = {from: 0, until: until || 1, top, longestGap: Infinity};
-    drawLine(this.chart, at, values, box);
+    drawArea(this.chart, at, values, box);
+    setAxes(this.axes, box, memory, duration);
     set(this.chart.paths[2], "d", reserved === null ? "" : pathOf([0, until], [reserved, reserved], box));
     const text = `${memory(peak)}. ${compare(peak, reserved)}`;
     say(this.words, `Peak ${text}`);
     set(this.chart.drawing, "aria-label", `Memory over ${duration(until)}: peak ${text}`);
-    say(this.top, memory(top));
-    say(this.end, duration(until));
   }
 }
 

@@ -1,5 +1,6 @@
 /** Dialogs, notes and tooltips. */
 
+import {openModal} from "./modal.js";
 import {button, byId, el, say, set} from "./dom.js";
 
 const NOTE_MS = 6000;
@@ -8,8 +9,10 @@ const KEYS = [
   ["j  k", "next and previous job (or ↓ ↑)"],
   ["Enter", "open the job"],
   ["x", "select the job"],
+  ["g", "open or close all GPUs"],
+  ["t", "open or close the timeline"],
   ["n", "submit a job"],
-  ["Esc", "close, go back"],
+  ["Esc", "close, go back (Back closes a dialog too)"],
   ["?", "show these keys"],
 ];
 
@@ -17,15 +20,7 @@ const KEYS = [
 function ask(title, body, buttons) {
   const row = el("div", {class: "row end"}, buttons);
   const form = el("form", {method: "dialog"}, el("h2", {id: "dialog-title", text: title}), body, row);
-  const dialog = el("dialog", {"aria-labelledby": "dialog-title"}, form);
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue);
-    });
-  });
+  return openModal(el("dialog", {"aria-labelledby": "dialog-title"}, form));
 }
 
 /** A button that closes the dialog. */

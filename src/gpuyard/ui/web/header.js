@@ -7,7 +7,9 @@ import {count} from "./format.js";
 import {STATES, icon, toneOf} from "./states.js";
 
 const ANNOUNCE_EVERY_MS = 10000;
-const ALWAYS = new Set(["running", "queued", "succeeded", "failed"]);
+/** What people look for first; shown even if there are none. */
+const FIRST = ["running", "queued", "failed", "succeeded"];
+const ORDER = [...FIRST, ...STATES.filter((state) => !FIRST.includes(state))];
 
 export class Header {
   /** `choose(state)` filters the queue; `isReadOnly` hides everything that changes jobs. */
@@ -43,9 +45,9 @@ export class Header {
 
   showCounts() {
     const total = Object.values(this.counts).reduce((sum, each) => sum + each, 0);
-    const isShown = (state) => this.counts[state] || ALWAYS.has(state) || state === this.chosen;
+    const isShown = (state) => this.counts[state] || FIRST.includes(state) || state === this.chosen;
     const chips =
-      ["", ...STATES.filter(isShown)].map((state) => ({state, count: state ? (this.counts[state] ?? 0) : total}));
+      ["", ...ORDER.filter(isShown)].map((state) => ({state, count: state ? (this.counts[state] ?? 0) : total}));
     keep(byId("counts"), chips, (chip) => chip.state, (chip) => this.makeChip(chip.state), (node, chip) => {
       say(node.lastChild, count(chip.count));
       set(node, "aria-pressed", String(chip.state === this.chosen));

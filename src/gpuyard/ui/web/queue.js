@@ -1,32 +1,32 @@
 /**
- * The queue: one page of rows, which the daemon filters and searches; rows are updated in place. Jobs can be selected,
- * some or all that match the filter, and a toolbar acts on them.
+ * The queue: one page of rows, which the daemon filters, searches and sorts; rows are updated in place. What a row shows
+ * is in `queue_columns.js`. Jobs can be selected, some or all that match the filter, and a toolbar acts on them.
  */
 
-import {act, actButton} from "./actions.js";
-import {setElapsed} from "./clock.js";
-import {button, byId, el, keep, number, say, set} from "./dom.js";
-import {UNKNOWN, count, memory, plural, title} from "./format.js";
-import {ACTS, TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
+import {BulkActions} from "./bulk_actions.js";
+import {button, byId, el, keep, say, set} from "./dom.js";
+import {count, plural} from "./format.js";
+import {COLUMNS} from "./queue_columns.js";
+import {Selection} from "./selection.js";
+import {Sorting} from "./sorting.js";
 import {queryOf} from "./api.js";
 
 const PAGE = 50;
 const TYPING_MS = 250;
-const COLUMNS = ["Job", "State", "Name and command", "GPU", "Memory", "Priority", "Time"];
-const sideOf = (column) => (["Memory", "Priority", "Time"].includes(column) ? "right" : null);
 
 export class Queue {
-  /** `go(filter)` shows another page or filter; `isReadOnly` hides everything that changes jobs. */
+  /** `go(filter)` shows another page, filter or order; `isReadOnly` hides everything that changes jobs. */
   constructor({go, isReadOnly}) {
     this.go = go;
     this.isReadOnly = isReadOnly;
-    this.filter = {state: "", search: "", after: 0};
-    Object.assign(this, {page: [], total: null, selected: new Set(), isAllSelected: false});
+    this.filter = {state: "", search: "", order: "", after: 0};
+    Object.assign(this, {page: [], total: null, selection: new Selection()});
+    this.sorting = new Sorting(COLUMNS, byId("order"), (order) => this.go({...this.filter, order, after: 0}));
     this.whole = makePick("Select all jobs on this page", () => this.togglePage());
-    const heads = COLUMNS.map((word) => el("th", {scope: "col", text: word, class: sideOf(word)}));
-    byId("jobs-head").append(...(isReadOnly ? [] : [el("th", {scope: "col", class: "pick"}, this.whole)]), ...heads);
+    byId("jobs-head").append(...(isReadOnly ? [] : [el("th", {scope: "col", class: "pick"}, this.whole)]));
+    byId("jobs-head").append(...this.sorting.heads);
+    this.bulk = new BulkActions(this);
     this.makePages();
-    this.makeToolbar();
     byId("search").addEventListener("input", () => this.onTyping());
     byId("search").addEventListener("keydown", (event) => this.onSearchKey(event));
   }
@@ -37,15 +37,6 @@ export class Queue {
     this.next = button("Next", () => this.turn(this.filter.after + PAGE));
     this.range = el("span", {class: "number hint"});
     byId("pages").append(this.range, this.first, this.previous, this.next);
-  }
-
-  makeToolbar() {
-    this.summary = el("strong", {class: "number"});
-    this.everything = button("", () => this.select(this.selected, true), "link");
-    const acts = Object.keys(ACTS).map((verb) => actButton(verb, () => this.act(verb)));
-    const clear = button("Clear", () => this.select([]), "quiet");
-    const row = (...children) => el("div", {class: "row"}, ...children);
-    byId("bulk").append(row(this.summary, this.everything), row(acts, clear));
   }
 
   turn(after) {
@@ -66,16 +57,18 @@ export class Queue {
   }
 
   setFilter(filter) {
-    if (filter.state !== this.filter.state || filter.search !== this.filter.search) this.select([]);
+    const isOther = filter.state !== this.filter.state || filter.search !== this.filter.search;
     this.filter = filter;
+    this.sorting.show(filter.order);
+    if (isOther) this.select([]);
     if (document.activeElement !== byId("search")) byId("search").value = filter.search;
   }
 
   /** The target to watch for this filter. */
   get target() {
-    const {state, search, after} = this.filter;
+    const {state, search, order, after} = this.filter;
     // Spaces separate the targets of a stream, so a space inside a target is %20.
-    return `/jobs?${queryOf({all: 1, state, search, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
+    return `/jobs?${queryOf({all: 1, state, search, order, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
   }
 
   show(answer) {
@@ -83,8 +76,10 @@ export class Queue {
     empty.hidden = !answer.error && answer.jobs.length > 0;
     if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
     keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
-    this.page = answer.jobs.map((job) => job.id);
+    this.page = answer.jobs;
     this.total = answer.total ?? null;
+    this.counts = answer.counts;
+    this.selection.learn(answer.jobs);
     this.showSelection();
     this.showPlace(answer);
     const how = this.isReadOnly ? "" : ": submit one here, or with `gpuyard submit -- python train.py`";
@@ -109,83 +104,52 @@ export class Queue {
 
   // Selecting: some jobs, or all that match the filter
 
-  isSelected(id) {
-    return this.isAllSelected || this.selected.has(id);
-  }
-
   get isWholePage() {
-    return this.page.length > 0 && this.page.every((id) => this.isSelected(id));
+    return this.page.length > 0 && this.page.every(({id}) => this.selection.has(id));
   }
 
-  get selectedCount() {
-    return this.isAllSelected ? (this.total ?? 0) : this.selected.size;
-  }
-
-  toggle(id) {
-    const ids = new Set(this.isAllSelected ? this.page : this.selected);
-    if (!ids.delete(id)) ids.add(id);
-    this.select(ids);
+  toggle(job) {
+    const {selection} = this;
+    if (selection.isAll) selection.set(this.page);
+    if (selection.has(job.id)) selection.remove([job]);
+    else selection.add([job]);
+    this.showSelection();
   }
 
   togglePage() {
-    if (this.isAllSelected) return this.select([]);
-    const others = [...this.selected].filter((id) => !this.page.includes(id));
-    this.select(this.isWholePage ? others : [...others, ...this.page]);
+    const {selection} = this;
+    if (selection.isAll) selection.clear();
+    else if (this.isWholePage) selection.remove(this.page);
+    else selection.add(this.page);
+    this.showSelection();
   }
 
-  select(ids, isAll = false) {
-    Object.assign(this, {selected: new Set(ids), isAllSelected: isAll});
+  select(jobs, isAll = false) {
+    this.selection.set(jobs);
+    this.selection.isAll = isAll;
     this.showSelection();
   }
 
   showSelection() {
-    const {isAllSelected: isAll, isWholePage, total} = this;
-    byId("bulk").hidden = this.selectedCount === 0;
-    say(this.summary, `${isAll ? `All ${plural(total, "job")}` : plural(this.selectedCount, "job")} selected`);
-    this.everything.hidden = isAll || !isWholePage || total === null || total <= this.selected.size;
-    say(this.everything, `Select all ${count(total)} that match`);
-    this.whole.checked = isWholePage;
-    this.whole.indeterminate = !isWholePage && this.page.some((id) => this.isSelected(id));
+    const {isWholePage, selection} = this;
+    this.bulk.show();
+    this.whole.input.indeterminate = !isWholePage && this.page.some(({id}) => selection.has(id));
+    this.whole.input.checked = isWholePage;
     for (const row of byId("jobs-body").children) {
-      const isSelected = this.isSelected(row.cells_.id);
+      const isSelected = selection.has(row.job.id);
       set(row, "data-chosen", isSelected);
-      if (row.cells_.pick) row.cells_.pick.checked = isSelected;
+      if (row.pick) row.pick.input.checked = isSelected;
     }
-  }
-
-  async act(verb) {
-    const {state, search} = this.filter;
-    const matching = this.isFiltered ? {where: {state, search}} : {ids: "all"};
-    const which = this.isAllSelected ? matching : {ids: [...this.selected].join(" ")};
-    if (await act(verb, which, this.selectedCount)) this.select([]);
   }
 
   // Rows
 
   makeRow(job) {
-    const cells = {
-      id: job.id,
-      pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(job.id)),
-      state: stateChip(),
-      name: el("a", {href: `#/job/${job.id}`}),
-      command: el("code"),
-      tag: el("span", {class: "tag"}),
-      reason: el("span", {class: "reason"}),
-      time: number(),
-      ...Object.fromEntries(Object.keys(TEXTS).map((label) => [label, number()])),
-    };
-    const cell = (label, child) => el("td", {"data-label": label, class: sideOf(label)}, child);
-    const row = el(
-      "tr",
-      {},
-      cells.pick && el("td", {class: "pick"}, cells.pick),
-      cell("Job", cells.Job),
-      cell("State", cells.state),
-      el("td", {class: "what"}, el("div", {class: "named"}, cells.name, cells.tag), cells.command, cells.reason),
-      ...["GPU", "Memory", "Priority"].map((label) => cell(label, cells[label])),
-      cell("Time", cells.time),
-    );
-    row.cells_ = cells;
+    const row = el("tr");
+    row.pick = this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(row.job));
+    row.parts = COLUMNS.map((column) => column.make(job));
+    row.append(...(row.pick ? [el("td", {class: "pick"}, row.pick)] : []));
+    row.append(...COLUMNS.map(({title, kind}, place) => el("td", {"data-label": title, class: kind}, row.parts[place])));
     return row;
   }
 
@@ -201,38 +165,19 @@ export class Queue {
   /** Select the job that has the focus. */
   pick() {
     const row = document.activeElement?.closest("#jobs-body tr");
-    if (row?.cells_.pick) this.toggle(row.cells_.id);
+    if (row?.pick) this.toggle(row.job);
   }
 }
 
-/** The columns with a number or a short text. */
-const TEXTS = {Job: (job) => job.id, GPU: gpusOf, Memory: memoryOf, Priority: (job) => job.priority};
-
-const makePick = (label, onchange) => el("input", {type: "checkbox", "aria-label": label, onchange});
+/** A checkbox in a label that is large enough for a finger. */
+function makePick(label, onchange) {
+  const input = el("input", {type: "checkbox", "aria-label": label, onchange});
+  const node = el("label", {class: "pickbox"}, input);
+  node.input = input;
+  return node;
+}
 
 function updateRow(row, job) {
-  const cells = row.cells_;
-  setState(cells.state, job.state, stateWord(job));
-  say(cells.name, title(job));
-  say(cells.command, job.name ? job.command : "");
-  say(cells.tag, job.tag);
-  say(cells.reason, job.reason);
-  set(cells.reason, "data-tone", toneOf(job.state));
-  for (const [label, textOf] of Object.entries(TEXTS)) say(cells[label], textOf(job));
-  setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TIMED.has(job.state));
-  set(cells.time, "title", job.elapsed_s === null ? "waiting time" : "run time");
-}
-
-function gpusOf(job) {
-  const on = job.gpu_labels.filter((label) => label !== null);
-  if (job.place) return job.place;
-  if (on.length) return on.join(", ");
-  return job.gpus ? `any ${job.gpus > 1 ? job.gpus : ""}`.trim() : UNKNOWN;
-}
-
-/** The memory reserved, estimated or requested. */
-function memoryOf(job) {
-  const given = job.reserved_mb ?? job.estimated_mb ?? job.vram_mb;
-  if (!job.gpus) return UNKNOWN;
-  return given === null ? "alone" : memory(given);
+  row.job = job;
+  COLUMNS.forEach((column, place) => column.update(row.parts[place], job));
 }

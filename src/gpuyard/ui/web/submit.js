@@ -1,6 +1,7 @@
 /** The forms that submit a job: a new one, or many; and a job like an earlier one. */
 
 import {note} from "./dialogs.js";
+import {openModal} from "./modal.js";
 import {button, byId, el, remember, remembered, say, set, setAll} from "./dom.js";
 import {asSize, asTime, plural} from "./format.js";
 import {SUBMIT_OPTIONS} from "./submit_options.js";
@@ -173,10 +174,8 @@ export class Resubmit extends JobForm {
     this.job = job;
     this.before = asTyped(job);
     for (const [name, value] of Object.entries(this.before)) this.inputs[name].value = value;
-    const attributes = {class: "wide", "aria-labelledby": "again-title", onclose: () => this.dialog.remove()};
-    this.dialog = el("dialog", attributes, this.makeForm());
-    document.body.append(this.dialog);
-    this.dialog.showModal();
+    this.dialog = el("dialog", {class: "wide", "aria-labelledby": "again-title"}, this.makeForm());
+    this.closed = openModal(this.dialog);
     this.command.focus();
   }
 
@@ -207,6 +206,7 @@ export class Resubmit extends JobForm {
   async send() {
     const answer = await post(`/jobs/${this.job.id}/resubmit`, this.changes());
     this.dialog.close();
+    await this.closed;
     note(`Job ${answer.ids} is in the queue`, answer.notes.join("; "));
     window.location.hash = `#/job/${answer.first}`;
   }

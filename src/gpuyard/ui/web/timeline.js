@@ -1,17 +1,17 @@
 /**
  * The timeline: which job ran on which device and when. Each device is a lane, with a row for each job that runs there
  * at the same time; suspended periods are hatched. It is requested again when the event stream shows that a job started
- * or ended; in between, the bars move left with the time.
+ * or ended; in between, the bars move left with the time. While it is folded, only the names of running jobs are read.
  */
 
 import {hideTip, noteRefusal, showTip} from "./dialogs.js";
-import {byId, keep, makeSpans, say, set, setAll, svg} from "./dom.js";
+import {byId, keep, makeSpans, remember, remembered, say, set, setAll, svg} from "./dom.js";
 import {clock, clockShort, duration, memory, plural} from "./format.js";
 import {attemptTone} from "./states.js";
+import {FIT, SPANS, isOutgrown, rangeOf, spanFor} from "./timeline_range.js";
 import {get} from "./api.js";
 
-const SPANS = {"10m": 600, "1h": 3600, "6h": 21600, "24h": 86400};
-const TICKS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200];
+const TICKS = [10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200];
 const TICK_WIDTH = 64;
 const LABELS = 64;
 const RIGHT = 2;
@@ -23,8 +23,12 @@ const FAR = 200;
 const SET_S = 60;
 
 export class Timeline {
-  constructor() {
-    this.span = makeSpans("timeline", Object.keys(SPANS), "1h", (span) => this.choose(span));
+  /** Calls `onNames()` when `nameOf` may have new answers. */
+  constructor(onNames) {
+    this.onNames = onNames;
+    this.span = makeSpans("timeline", [FIT, ...Object.keys(SPANS)], FIT, (span) => this.choose(span));
+    this.fitted = "24h";
+    this.range = {seconds: SPANS["1h"], end: null, first: null};
     this.answer = null;
     this.signature = "";
     this.timer = 0;
@@ -36,6 +40,20 @@ export class Timeline {
     const layer = (name) => this.drawing.querySelector(`.${name}`);
     this.layers = {backs: layer("backs"), ticks: layer("ticks"), moving: layer("moving"), labels: layer("labels")};
     this.listen();
+    this.setOpen(remembered("timeline-open", "no") === "yes");
+  }
+
+  setOpen(isOpen) {
+    this.isOpen = isOpen;
+    byId("timeline-panel").hidden = byId("timeline-spans").hidden = byId("timeline-legend").hidden = !isOpen;
+    byId("timeline-note").hidden = !isOpen;
+    set(byId("timeline-fold"), "aria-expanded", String(isOpen));
+  }
+
+  toggle() {
+    this.setOpen(!this.isOpen);
+    remember("timeline-open", this.isOpen ? "yes" : "no");
+    if (this.isOpen) this.choose(this.span);
   }
 
   listen() {
@@ -48,10 +66,12 @@ export class Timeline {
       moving.addEventListener(name, (event) => (stretchOf(event) ? this.tip(stretchOf(event)) : hideTip()));
     for (const name of ["pointerout", "focusout"]) moving.addEventListener(name, hideTip);
     this.drawing.addEventListener("keydown", (event) => this.onKey(event));
+    byId("timeline-fold").addEventListener("click", () => this.toggle());
   }
 
   choose(span) {
     this.span = span;
+    this.fitted = "24h";
     this.origin = NaN;
     this.changedAt = this.now();
     this.load();
@@ -80,13 +100,14 @@ export class Timeline {
     clearTimeout(this.timer);
     this.timer = 0;
     const began = performance.now();
-    const span = this.span;
+    const span = this.requested;
     try {
       const answer = await get(`/timeline?span=${span}`);
-      if (span !== this.span) return;
+      if (span !== this.requested) return;
       this.answer = answer;
       this.names = new Map(answer.stretches.map((each) => [each.job, each.name]));
       this.setTime(answer.until);
+      this.onNames();
       this.draw();
     } catch (error) {
       noteRefusal(error);
@@ -94,7 +115,18 @@ export class Timeline {
     // Request long time ranges less often: they cost the daemon more.
     this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (performance.now() - began)));
     // The daemon caches its answer, longer for a longer range, so the change may not be in it yet.
-    if (this.answer?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[this.span] / 1.2));
+    if (this.answer?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[span] / 1.2));
+  }
+
+  /** The range to request: a fitted one, once it is known, needs no more than the shortest that covers it. */
+  get requested() {
+    if (!this.isOpen) return "10m";
+    return this.span === FIT ? this.fitted : this.span;
+  }
+
+  /** The time at the right edge. */
+  get edge() {
+    return this.range.end ?? this.now();
   }
 
   /** Learn the daemon's clock from the time of an answer. Answers are late by less than a minute: if the difference is
@@ -117,11 +149,13 @@ export class Timeline {
     const width = byId("timeline").clientWidth;
     if (!this.answer || width < 50) return;
     this.width = width;
-    this.perSecond = (width - LABELS - RIGHT) / SPANS[this.span];
+    this.range = rangeOf(this.span, this.answer, this.now());
+    if (this.span === FIT) this.fitted = spanFor(this.range, this.now());
+    this.perSecond = (width - LABELS - RIGHT) / this.range.seconds;
     // Keep the origin until it is FAR pixels off, so that ended bars need not be drawn again.
-    if (!(Math.abs(this.now() - this.origin) * this.perSecond < FAR)) this.origin = this.now();
+    if (this.range.end || !(Math.abs(this.edge - this.origin) * this.perSecond < FAR)) this.origin = this.edge;
     this.layOut();
-    this.layout = [width, this.span, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
+    this.layout = [width, this.range.seconds, this.origin, ...this.lanes.map((lane) => [lane.top, lane.rowHeight])].join();
     const height = this.height + AXIS;
     setAll(this.drawing, {width, height});
     setAll(this.clip, {x: LABELS, width: width - LABELS - RIGHT, height});
@@ -137,8 +171,8 @@ export class Timeline {
     let top = 0;
     this.lanes = this.answer.lanes.map((lane) => {
       const rows = Math.max(1, lane.rows);
-      const rowHeight = rows === 1 ? 22 : Math.max(7, Math.min(18, 120 / rows));
-      const place = {...lane, top, rowHeight, height: rows * rowHeight + 8};
+      const rowHeight = rows === 1 ? 20 : Math.max(7, Math.min(18, 120 / rows));
+      const place = {...lane, top, rowHeight, height: rows * rowHeight + 6};
       top += place.height;
       return place;
     });
@@ -179,7 +213,7 @@ export class Timeline {
     set(node, "data-tone", attemptTone(stretch.outcome, stretch.state));
     if (isOther) set(node, "aria-label", describe(stretch, this.now()).join(", "));
     const height = lane.rowHeight - 2;
-    const y = lane.top + 5 + Math.min(stretch.row, lane.rows - 1) * lane.rowHeight;
+    const y = lane.top + 4 + Math.min(stretch.row, lane.rows - 1) * lane.rowHeight;
     const [box, suspended] = node.children;
     setAll(box, {y, height});
     node.middle = y + height / 2 + 3.5;
@@ -218,8 +252,9 @@ export class Timeline {
 
   /** Advance the time: move all bars left, and extend running ones. */
   move() {
-    if (!this.answer || document.hidden || !this.width || byId("view-overview").hidden) return;
-    const now = this.now();
+    if (!this.answer || document.hidden || !this.width || !this.isOpen || byId("view-overview").hidden) return;
+    const now = this.edge;
+    if (isOutgrown(this.range, now)) return this.draw();
     this.moved = (now - this.origin) * this.perSecond;
     set(this.layers.moving, "transform", `translate(${(-this.moved).toFixed(1)} 0)`);
     for (const node of this.layers.moving.children)
@@ -230,8 +265,9 @@ export class Timeline {
   drawTicks(now) {
     const every = TICKS.find((each) => each * this.perSecond >= TICK_WIDTH) ?? TICKS.at(-1);
     const times = [];
-    for (let at = Math.ceil((now - SPANS[this.span]) / every) * every; at <= now; at += every) times.push(at);
-    keep(this.layers.ticks, times, (at) => at, makeTick, (node, at) => {
+    for (let at = Math.ceil((now - this.range.seconds) / every) * every; at <= now; at += every) times.push(at);
+    const format = every < 60 ? clock : clockShort;
+    keep(this.layers.ticks, times, (at) => `${format.name} ${at}`, (at) => makeTick(format(at * 1000)), (node, at) => {
       const x = (this.x(at) - this.moved).toFixed(1);
       const [line, text] = node.children;
       setAll(line, {x1: x, x2: x, y2: this.height});
@@ -262,7 +298,7 @@ export class Timeline {
 }
 
 /** A time on the axis. */
-const makeTick = (at) => svg("g", {}, svg("line", {y1: 0}), svg("text", {text: clockShort(at * 1000)}));
+const makeTick = (text) => svg("g", {}, svg("line", {y1: 0}), svg("text", {text}));
 
 /** One run of a job in the timeline. */
 function makeStretch(stretch) {
