@@ -97,6 +97,7 @@ _WHAT = re.compile(r"^\s{0,8}what\(\): {1,4}(.*)")
 _THROWN = re.compile(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
 _SIGNAL = re.compile(r"signal \d{1,3} \((SIG\w{1,12})\)")
 _BAR = re.compile(r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}")
+_OWN_LINES = ("gpuyard: ", "--- gpuyard: ")
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
 
 
@@ -137,11 +138,13 @@ def find_error_line(texts: Sequence[str]) -> str | None:
 
 
 def find_last_line(texts: Sequence[str]) -> str | None:
-    """Return the last line with a word in it that is no progress bar, shortened; None if there is none."""
+    """Return the last line with a word in it, shortened; None if there is none. Progress bars, and what gpuyard itself
+    writes to logs, do not count."""
     for text in texts:
         for line in reversed(_read(text)):
             stripped = line.strip(_FRAME)
-            if any(map(str.isalnum, stripped)) and not _BAR.search(line):
+            is_words = any(map(str.isalnum, stripped)) and not line.startswith(_OWN_LINES)
+            if is_words and not _BAR.search(line):
                 return printable(stripped, _LONGEST_QUOTE)
     return None
 

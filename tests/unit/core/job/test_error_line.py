@@ -288,6 +288,7 @@ def failed(status: int = 1, reason: str = "exit status 1") -> Outcome:
          "podman could not run the container (exit status 125); see the job's log: Error: no image"),
         (failed(), "epoch 3\ndataset not found\n 45%|####      | 45/100\n", "exit status 1 after “dataset not found”"),
         (failed(137, "signal 9 (SIGKILL)"), "epoch 3\n", "signal 9 (SIGKILL)"),
+        (failed(129, "exit status 129"), "gpuyard: its session was closed, and it is ended\r\n", "exit status 129"),
         (failed(), "", "exit status 1"),
     ],
 )  # fmt: skip
