@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.job import Outcome
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.notify.messages import Message, Occurrence, at_host, message_of, plain
 from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event
@@ -50,12 +51,15 @@ class Digest:
             self._job = occurrence
             if len(self._ids[occurrence.event]) < _MAX_IDS:
                 self._ids[occurrence.event].append(occurrence.job.id)
-            outcome = occurrence.job.outcome
-            cause = self._cause_texts.key(outcome and (outcome.error_line or outcome.reason))
-            if occurrence.event is Event.FAILED and cause is not None:
-                self._causes[cause] += 1
+            if occurrence.event is Event.FAILED and occurrence.job.outcome is not None:
+                self._add_cause(occurrence.job.outcome)
         if occurrence.event is Event.GPU_FREE and len(self._devices) < _MAX_DEVICES:
             self._devices[plain(occurrence.text)] = None
+
+    def _add_cause(self, outcome: Outcome) -> None:
+        cause = self._cause_texts.key(outcome.error_line or outcome.reason)
+        if cause is not None:
+            self._causes[cause] += 1
 
     def message(self, host: str) -> Message:
         """Return one message for all occurrences; a single occurrence gets its ordinary message."""
