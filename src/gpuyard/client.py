@@ -33,6 +33,7 @@ from gpuyard.schema.queue import (
     WaitResult,
 )
 from gpuyard.schema.requests import JobOrder, SubmitKwargs
+from gpuyard.schema.summary import QueueSummary
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 
@@ -329,6 +330,11 @@ class Client(Closeable):
     def report(self, since: str = "7d", by: Literal["user", "workspace", "name"] = "user") -> ReportAnswer:
         """Return GPU-hours, waits, waste and failures."""
         return self._get("/report", ReportAnswer, {"since": since, "by": by})
+
+    def summary(self, since: str | None = None) -> QueueSummary:
+        """Return what succeeded and failed since this moment, such as `"22:00"` or `"8h"`, why, and what it cost.
+        Default: the last 18:00 that was at least 6 h ago."""
+        return self._get("/summary", QueueSummary, {"since": since})
 
     def _get(self, path: str, kind: type[T], query: Mapping[str, Any] | None = None) -> T:
         return _convert(self._transport.request("GET", path, _texts(query or {})), kind)

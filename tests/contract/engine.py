@@ -33,6 +33,10 @@ class Place(Protocol):
     def places_work(self) -> bool:
         """Whether the engine itself decides where and when attempts run."""
 
+    @property
+    def error_line(self) -> str | None:
+        """What a program that `fails` writes before it does; None where programs have no log."""
+
     def engine(self) -> Engine:
         """Return the engine of a new daemon, on the files that the earlier one left."""
 
@@ -59,6 +63,8 @@ class Place(Protocol):
 class Programs:
     """Real programs for a Place: they write a line for each run, and wait at a pipe for `let_go`."""
 
+    error_line = "ValueError: loss is NaN"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -66,7 +72,11 @@ class Programs:
         pipe = self._folder / f"pipe{job_id}"
         if not pipe.exists():
             os.mkfifo(pipe)
-        ends = {"succeeds": "exit 0", "fails": "exit 3", "waits": f"read word <{pipe}; exit 0"}
+        ends = {
+            "succeeds": "exit 0",
+            "fails": f"echo '{self.error_line}' >&2; exit 3",
+            "waits": f"read word <{pipe}; exit 0",
+        }
         return Launch(
             job_id=job_id,
             attempt=1,
@@ -130,6 +140,7 @@ class EngineContract:
             2: (1, OutcomeKind.FAILED, 3),
         }
         assert place.runs(1) == place.runs(2) == 1
+        assert {one.job_id: one.outcome.error_line for one in ends} == {1: None, 2: place.error_line}
         assert engine.ended() == []
 
     def test_a_discarded_attempt_never_runs_and_is_not_reported(self, place: Place) -> None:

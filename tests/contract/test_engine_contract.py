@@ -83,6 +83,7 @@ class LocalPlace(Programs):
 
 class SimulatedPlace:
     places_work = False
+    error_line = None
 
     def __init__(self) -> None:
         behaviors = {

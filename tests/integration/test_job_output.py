@@ -4,13 +4,19 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuyard.client import Client
+from gpuyard.engines.common import job_logs, oom_evidence
+from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import GpuyardError
+from gpuyard.ports import Ended
 from tests.fakes.queue_command import GPUYARD, run
+from tests.integration.engine_fixture import engine, folder, launch_of  # noqa: F401 - fixtures
 from tests.integration.queue_fixture import QueueUnderTest, is_gone, until
 
 TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d ", re.MULTILINE)
@@ -183,3 +189,48 @@ def test_a_log_with_times_is_never_longer_than_its_cap(queue: QueueUnderTest) ->
     log = queue.home / "logs" / f"{job}.1.log"
     until(has_ended, "its end")
     assert 1 << 20 < most < 6 << 20
+
+
+def test_an_error_in_a_file_of_the_user_is_the_reason_of_this_attempt_alone(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
+    """Standard error comes first; what the file held before is not the reason."""
+    out, error = tmp_path / "out", tmp_path / "err"
+    script = "echo 'ValueError: in vain'; [ $GPUYARD_ATTEMPT = 2 ] || echo 'KeyError: 1' >&2; exit 3"
+    job = queue.shell(script, gpus=0, retries=1, retry_delay="0s", output=str(out), error=str(error))
+    queue.wait()
+    first, second = queue.job(job)["attempts"]
+    assert (first["error_line"], second["error_line"]) == ("KeyError: 1", "ValueError: in vain")
+    assert queue.job(job)["reason"] == "ValueError: in vain (exit status 3)"
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_queue_nor_other_jobs(
+    engine: LocalEngine,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hung, goes_on, open_log = tmp_path / "hung", threading.Event(), job_logs.open_log
+
+    def hang(path: Path) -> Any:
+        if path == hung:
+            goes_on.wait(90)
+        return open_log(path)
+
+    monkeypatch.setattr(oom_evidence, "open_log", hang)
+    monkeypatch.setattr(oom_evidence, "_MOST_S", 90.0)
+    fails = ("sh", "-c", "echo 'ValueError: x'; exit 3")
+    engine.prepare(launch_of(1, *fails, output=str(hung)), None)
+    engine.prepare(launch_of(2, *fails), None)
+    engine.start_prepared()
+    ended: list[Ended] = []
+
+    def has_ended(count: int) -> bool:
+        ended.extend(engine.ended())
+        return len(ended) == count
+
+    until(lambda: has_ended(1), "the end of the job on the other disk")
+    assert [(each.job_id, each.outcome.error_line) for each in ended] == [(2, "ValueError: x")]
+    assert engine.ended() == []
+    goes_on.set()
+    until(lambda: has_ended(2), "the end of the job on the hung disk")
+    assert (ended[1].job_id, ended[1].outcome.error_line) == (1, "ValueError: x")

@@ -56,7 +56,7 @@ def test_wait_reports_a_failure_and_logs_follows_all_attempts(tmp_path: Path) ->
     assert "--- attempt 2 ---" in errors
     waited = run("wait", job_id)
     assert waited.returncode == 5
-    assert f"gpuyard: {job_id} failed: exit status 3\n" in waited.stderr
+    assert f"gpuyard: {job_id} failed: exit status 3 after “try 2”\n" in waited.stderr
 
 
 def test_waiting_jobs_can_be_explained_reordered_held_and_cancelled() -> None:

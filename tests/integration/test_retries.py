@@ -22,7 +22,7 @@ def test_only_the_named_outcomes_are_retried(queue: QueueUnderTest) -> None:
     jobs = [queue.job(job_id) for job_id in (failed, late, broken, full)]
     assert [len(job["attempts"]) for job in jobs] == [1, 2, 2, 1]
     assert jobs[0]["reason"] == "exit status 3; not retried (--retry-on timeout,device)"
-    assert jobs[2]["reason"] == f"exit status 1; GPU fault: {ECC}"
+    assert jobs[2]["reason"] == f"GPU fault: {ECC} (exit status 1)"
     assert jobs[3]["outcome"] == "out-of-memory"
     assert jobs[3]["reason"].endswith("not retried (--retry-on failed)")
 

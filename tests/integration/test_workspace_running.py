@@ -213,7 +213,7 @@ def test_the_marker_takes_precedence_over_the_exit_status(workspace: Workspace) 
         "grumbles": ("completed", "it ended with status 3 after its marker"),
         "forgets": ("completed", None),
         "lingers": ("completed", "ended by gpuyard: it went on after its marker"),
-        "breaks": ("failed", "exit status 3"),
+        "breaks": ("failed", f"exit status 3 after “{workspace.log('breaks').split(chr(10))[-2].strip()}”"),
     }
     assert workspace.markers() == {"plain", "grumbles", "forgets", "lingers"}
     assert "written by gpuyard (job " in workspace.marker("forgets").read_text()

@@ -163,7 +163,8 @@ class AttemptEnds:
         fault = reported or _device_fault(live, ended, sample)
         if fault is None:
             return outcome, None
-        outcome = replace(outcome, reason=f"{outcome.reason or outcome.kind}; GPU fault: {fault}")
+        why = outcome.reason or outcome.kind
+        outcome = replace(outcome, reason=f"GPU fault: {why}" if fault in why else f"{why}; GPU fault: {fault}")
         if reported is None:
             return outcome, judge(live.job, outcome, is_device_fault=True)
         outcomes = [each.outcome for each in self._transitions.store.attempts(live.job.id)]

@@ -259,7 +259,8 @@ class JobTransitions:
             reason = f"{outcome.reason or outcome.kind} after the signal before its time limit"
             outcome = replace(outcome, kind=OutcomeKind.TIMED_OUT, reason=reason)
         if attempt.stopping is not None and not had_succeeded:
-            outcome = replace(outcome, kind=attempt.stopping, reason=_stop_reason(job, attempt.stopping))
+            reason = _stop_reason(job, attempt.stopping)
+            outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
         if outcome.kind is OutcomeKind.NEVER_STARTED:

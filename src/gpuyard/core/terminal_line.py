@@ -18,6 +18,7 @@ MOST_KEPT = 1 << 16
 _LONGEST_STYLE = 256
 _ERASES = re.compile(b"\x1b\\[[012]?K")
 _ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-OQ-Z\\\\])"
+_ESCAPES = re.compile(_ESCAPE)
 _MOVES = re.compile(f"(\r|\b|{_ESCAPE})")
 _HALF_ESCAPE = re.compile("\x1b(?:\\[[0-?]{0,64}[ -/]{0,8}|[\\]P^_][^\x07\x1b]{0,1024}\x1b?)?\\Z")
 _ERASE = re.compile("\x1b\\[([012]?)K")
@@ -101,6 +102,12 @@ class _Cells:
 def shown_line(line: str) -> str:
     """Return what a terminal shows of a line, given without its end."""
     return _Cells(line).text() if _is_overwritten(line.encode(errors="replace")) else line
+
+
+def plain_line(line: str) -> str:
+    """Return what a terminal shows of a line, given without its end, and no escape sequences."""
+    shown = shown_line(line.removesuffix("\r"))
+    return _ESCAPES.sub("", shown) if "\x1b" in shown else shown
 
 
 def shorten_line(line: str) -> str:

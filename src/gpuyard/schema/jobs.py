@@ -28,6 +28,7 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     outcome: OutcomeKind | None
     status: int | None
     reason: str | None
+    error_line: str | None
     devices: tuple[str, ...]
     submitted_at: Iso
     started_at: Iso | None
@@ -103,6 +104,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     outcome: OutcomeKind | None
     status: int | None
     reason: str | None
+    error_line: str | None
     log: str | None
     error_log: str | None
     reserved_mb: float | None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.schema import jobs, machine, queue, requests
+from gpuyard.schema import jobs, machine, queue, requests, summary
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.version import API, __version__
 
@@ -145,6 +145,10 @@ _MACHINE = (
     ),
     _get("timeline", "/timeline", "What ran where, and when.", machine.JobTimeline, requests.TimelineQuery),
     _get("report", "/report", "GPU-hours, waits, waste and failures.", machine.ReportAnswer, requests.ReportQuery),
+    _get(
+        "summary", "/summary", "What succeeded and failed since last evening, why, and what it cost.",
+        summary.QueueSummary, summary.SummaryQuery,
+    ),
     _get(
         "events", "/events", 'Answers whenever they change, each as `{"watch", "answer"}`.', str, requests.EventsQuery,
         media=EVENTS,

@@ -144,6 +144,7 @@ class _AttemptReader:
             is_healed=state == JobState.SUCCEEDED,
             suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
             energy=_read_energy(energy) if energy else None,
+            error_line=None if ended is None else ended.error_line,
         )
 
     def _group(self, value: str | None, spec: int) -> str:

@@ -85,11 +85,13 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `status` is the program's exit status, 128 + N for signal N; None if unknown."""
+    """How an attempt ended. `status` is the program's exit status, 128 + N for signal N; None if unknown.
+    `error_line` is the line of its output that says why it failed (`error_line.py`), which `reason` begins with."""
 
     kind: OutcomeKind
     status: int | None = None
     reason: str | None = None
+    error_line: str | None = None
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from gpuyard.core.memory import oom_patterns
 from gpuyard.core.memory.oom_patterns import OomPattern
+from gpuyard.core.output_lines import without_prefix
 
 _LAST_LINES = 200
 _MOST_CHARS = 1 << 17
@@ -35,13 +36,7 @@ _LEAD_CHARS = 80
 _KILLED = 137  # 128 and SIGKILL
 _NEARLY_ALL = 0.9
 
-# Colours, and what is added before each line: our times (--timestamps), and the prefixes of launchers: `[rank0]: `,
-# `[default1]:`, `(train pid=17) `.
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_PREFIX = re.compile(
-    r"^(?:\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d )?"
-    r"(?:\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?)?"
-)
 _TRACEBACK = "Traceback (most recent call last):"
 _NO_NEW_FAILURE = (
     "During handling of the above exception",
@@ -142,7 +137,7 @@ class RamLimit(Struct, frozen=True, kw_only=True):
 def recognise(text: str) -> Shortage | None:
     """Return the shortage that the end of a failed program's output reports, or None."""
     last = text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]
-    lines = [_PREFIX.sub("", _COLOUR.sub("", line), count=1) for line in last]
+    lines = [without_prefix(_COLOUR.sub("", line)) for line in last]
     for at in range(len(lines) - 1, -1, -1):
         found = oom_patterns.find(lines[at])
         if found is None:

@@ -1,7 +1,7 @@
 """Rate limit of notifications: at most N messages per minute to each target; the rest is combined into one digest.
 
 Times are passed in, from a monotonic clock. Counts are always complete; ids are kept for the first 1000 jobs of each
-event only.
+event only, and causes of failures for the first 50 different ones, of which a digest names the 5 most frequent.
 """
 
 import math
@@ -10,14 +10,17 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.job import Outcome
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.notify.messages import Message, Occurrence, at_host, message_of, plain
 from gpuyard.core.notify.subscriptions import JOB_EVENTS, Event
+from gpuyard.core.report.failure_groups import CauseTexts
 
 MINUTE_S = 60.0
 _MAX_IDS = 1000
 _MAX_RANGES = 20
 _MAX_DEVICES = 16
+_MAX_CAUSES, _SHOWN_CAUSES = 50, 5
 _EVENT_TEXT = {
     Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory",
     Event.MEMORY_GUARD: "made way on a full GPU",
@@ -34,6 +37,8 @@ class Digest:
         self._counts: Counter[Event] = Counter()
         self._ids: dict[Event, list[int]] = {event: [] for event in JOB_EVENTS}
         self._devices: dict[str, None] = {}
+        self._causes: Counter[str] = Counter()
+        self._cause_texts = CauseTexts(_MAX_CAUSES)
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -46,8 +51,15 @@ class Digest:
             self._job = occurrence
             if len(self._ids[occurrence.event]) < _MAX_IDS:
                 self._ids[occurrence.event].append(occurrence.job.id)
+            if occurrence.event is Event.FAILED and occurrence.job.outcome is not None:
+                self._add_cause(occurrence.job.outcome)
         if occurrence.event is Event.GPU_FREE and len(self._devices) < _MAX_DEVICES:
             self._devices[plain(occurrence.text)] = None
+
+    def _add_cause(self, outcome: Outcome) -> None:
+        cause = self._cause_texts.key(outcome.error_line or outcome.reason)
+        if cause is not None:
+            self._causes[cause] += 1
 
     def message(self, host: str) -> Message:
         """Return one message for all occurrences; a single occurrence gets its ordinary message."""
@@ -62,12 +74,19 @@ class Digest:
         return Message(
             events=self._events(),
             title=f"{title[0].upper()}{title[1:]}{at_host(host)}",
-            body="\n".join(filter(None, [", ".join(self._job_counts(with_ids=True)), *self._other_lines()])),
+            body="\n".join(
+                filter(None, [", ".join(self._job_counts(with_ids=True)), *self._cause_lines(), *self._other_lines()])
+            ),
             jobs=format_ids(jobs),
         )
 
     def _events(self) -> str:
         return ",".join(event for event in Event if self._counts[event])
+
+    def _cause_lines(self) -> Iterator[str]:
+        """Yield `4 x ValueError: loss is NaN at step …`."""
+        for cause, count in self._causes.most_common(_SHOWN_CAUSES):
+            yield f"{count} x {plain(self._cause_texts.text(cause) or '')}"
 
     def _other_lines(self) -> Iterator[str]:
         yield from (f"{fact[0].upper()}{fact[1:]}" for fact in self._machine_facts())

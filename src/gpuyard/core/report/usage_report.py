@@ -29,6 +29,7 @@ from gpuyard.core.report.energy import (
     energy_totals,
     part_of_energy,
 )
+from gpuyard.core.report.failure_groups import CauseTexts
 from gpuyard.core.report.hourly import (
     HOUR_S,
     HourlyPicture,
@@ -42,8 +43,10 @@ from gpuyard.core.snapshot import Device
 
 MAX_GROUPS = 100
 _MB_PER_GB = 1024.0
-# Outcome, exit status, and where memory was short.
-_CauseKey = tuple[str, int | None, str | None]
+# Attempts are counted by this many different errors; further ones only by their exit status.
+_MOST_ERRORS = 200
+# Outcome, exit status, where memory was short, and the key of the error.
+_CauseKey = tuple[str, int | None, str | None, str | None]
 
 
 class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
@@ -67,6 +70,7 @@ class PastAttempt(Struct, frozen=True, kw_only=True, gc=False):
     is_healed: bool = False
     suspended: tuple[tuple[float, float | None], ...] = ()
     energy: EnergyUse | None = None
+    error_line: str | None = None
 
 
 class GroupBy(StrEnum):
@@ -96,13 +100,15 @@ class MemoryTotals(Struct, frozen=True, kw_only=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """An outcome other than success: number of attempts, and how many of them belong to jobs that succeeded later."""
+    """An outcome other than success: number of attempts, and how many of them belong to jobs that succeeded later.
+    `error_line` is the error that failed programs wrote, with `…` in place of figures that differ."""
 
     outcome: str
     status: int | None
     where: str | None
     attempts: int
     healed: int
+    error_line: str | None = None
 
 
 class ReportTotals(Struct, frozen=True, kw_only=True):
@@ -177,7 +183,9 @@ def _bounds(started_at: float, ended_at: float | None, window: TimeWindow) -> tu
 
 
 class TotalsBuilder:
-    def __init__(self) -> None:
+    def __init__(self, errors: CauseTexts) -> None:
+        """`errors` is shared by all groups of a report."""
+        self.errors = errors
         self.gpu_s = self.suspended_s = self.unknown_s = 0.0
         self.reserved_mb_s = self.unused_mb_s = 0.0
         self.attempts = self.succeeded = self.running = 0
@@ -194,7 +202,8 @@ class TotalsBuilder:
             self.succeeded += 1
         else:
             # The exit status of a stopped program only says which signal ended it.
-            cause = (ran.outcome, ran.status if ran.outcome == OutcomeKind.FAILED else None, ran.lacked)
+            status = ran.status if ran.outcome == OutcomeKind.FAILED else None
+            cause = (ran.outcome, status, ran.lacked, self.errors.key(ran.error_line))
             self.causes[cause] += 1
             self.healed[cause] += ran.is_healed
 
@@ -234,11 +243,19 @@ class TotalsBuilder:
         )
 
     def _most_frequent_causes(self) -> Iterator[Cause]:
-        ordered = sorted(self.causes, key=lambda cause: (-self.causes[cause], cause[0], cause[1] or 0, cause[2] or ""))
+        ordered = sorted(
+            self.causes, key=lambda key: (-self.causes[key], key[0], key[1] or 0, key[2] or "", key[3] or "")
+        )
         for cause in ordered:
-            outcome, status, where = cause
-            attempts, healed = self.causes[cause], self.healed[cause]
-            yield Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed)
+            outcome, status, where, error = cause
+            yield Cause(
+                outcome=outcome,
+                status=status,
+                where=where,
+                attempts=self.causes[cause],
+                healed=self.healed[cause],
+                error_line=self.errors.text(error),
+            )
 
 
 class Reporter:
@@ -251,7 +268,8 @@ class Reporter:
         self._price = price
         self._local = local
         self._devices = {device.id: device for device in devices}
-        self._groups: defaultdict[str, TotalsBuilder] = defaultdict(TotalsBuilder)
+        self._errors = CauseTexts(_MOST_ERRORS)
+        self._groups: defaultdict[str, TotalsBuilder] = defaultdict(lambda: TotalsBuilder(self._errors))
         self._hours = Hours(window, local)
         self._intervals: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         self._attempts_on: Counter[str] = Counter()
@@ -302,7 +320,7 @@ class Reporter:
         for device_id in busy.keys() & self._devices.keys():
             for start, end in busy[device_id]:
                 hours.add(start, end)
-        total = TotalsBuilder()
+        total = TotalsBuilder(self._errors)
         for group in self._groups.values():
             total.merge(group)
         device_hours, busy_hours = len(self._devices) * self._window.hours, sum(hours.seconds()) / HOUR_S
@@ -347,7 +365,7 @@ def _largest_groups(groups: Mapping[str, TotalsBuilder], price: EnergyPrice) -> 
     for name, builder in ordered[:MAX_GROUPS]:
         yield ReportGroup(group=name, groups=1, **asdict(builder.totals(price)))
     if others := ordered[MAX_GROUPS:]:
-        rest = TotalsBuilder()
+        rest = TotalsBuilder(others[0][1].errors)
         for _, builder in others:
             rest.merge(builder)
         yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals(price)))

@@ -30,6 +30,7 @@ from gpuyard.daemon.api.learned_estimates import (
 )
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
+from gpuyard.daemon.api.summary import SummaryHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
 from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
@@ -138,6 +139,7 @@ class Routes:
             ("GET", "/devices/history"): self._usage.history,
             ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
             ("GET", "/report"): self._reports.report,
+            ("GET", "/summary"): SummaryHandler(scheduler, self._reader).summary,
             ("GET", "/web"): web.state,
             ("POST", "/web"): web.open,
             ("POST", "/web/stop"): web.stop,

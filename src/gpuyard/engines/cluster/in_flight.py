@@ -264,15 +264,16 @@ class InFlightJobs:
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
         outcome = replace(outcome, reason=outcome.reason and printable(outcome.reason))
-        found, device_fault = oom_evidence.evidence_of(outcome, [path for path, _ in element.outputs], None)
+        texts = oom_evidence.read_outputs(outcome, [path for path, _ in element.outputs], element.key)
+        evidence = oom_evidence.evidence_of(outcome, texts, None)
         return Ended(
             job_id=int(job_id),
             attempt=int(attempt),
-            outcome=outcome,
+            outcome=evidence.outcome,
             pid=finish.pid if finish is not None else None,
             at=finish.at if finish is not None else sighting.ended_at if sighting is not None else None,
-            shortage=shortage or found,
-            device_fault=device_fault,
+            shortage=shortage or evidence.shortage,
+            device_fault=evidence.device_fault,
             usage=finish.usage if finish is not None else None,
             warned_at=finish.warned_at if finish is not None else None,
         )

@@ -1,5 +1,5 @@
-"""Evidence why an attempt failed: out of memory, or a fault of its GPU. It is the end of the log, and the kernel's
-count of killed processes.
+"""Evidence why an attempt failed: the error in its output, out of memory, or a fault of its GPU. It is the end of the
+log, and the kernel's count of killed processes.
 
 Nothing here raises: what cannot be read is no evidence, and comes back as an empty text or None.
 """
@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from gpuyard.core.job.device_fault import find_device_fault
+from gpuyard.core.job.error_line import explain_failure
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
 from gpuyard.engines.common.job_logs import open_log
@@ -22,27 +25,45 @@ _MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
 _hung: dict[Path, float] = {}  # folders that are not read, and until when
 
 
-def evidence_of(
-    outcome: Outcome, logs: Sequence[str | None], kills_before: int | None, key: str = "0.0"
-) -> tuple[Shortage | None, str | None]:
-    """Return which memory a failed attempt ran out of, by its logs or by the kernel's count, and what its logs say
-    about a fault of its GPU; None where that is not the cause. `key` is that of the attempt: what a file of the user
-    held before it does not count."""
-    if outcome.kind is not OutcomeKind.FAILED or not any(logs):
-        return None, None
-    texts = [read_tail(Path(log)) for log in reversed(logs) if log is not None]
-    texts = [text.rpartition(headline(*key.split(".")))[2] for text in texts]
-    recognised = next(filter(None, map(recognise, texts)), None)
-    if recognised is None and kills_before is not None:
-        recognised = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
-    return recognised, next(filter(None, map(find_device_fault, texts)), None) if recognised is None else None
+class FailureEvidence(Struct, frozen=True, kw_only=True):
+    """The outcome with the line that says why the attempt failed; which memory it ran out of, and what its logs say
+    about a fault of its GPU, None where that is not the cause."""
+
+    outcome: Outcome
+    shortage: Shortage | None = None
+    device_fault: str | None = None
+
+
+def read_outputs(outcome: Outcome, logs: Sequence[str | None], key: str) -> list[str]:
+    """Return the ends of the logs of a failed attempt, that of standard error first; nothing for any other. `key` is
+    that of the attempt: what a file of the user held before it does not count."""
+    if outcome.kind is not OutcomeKind.FAILED:
+        return []
+    return [_own_part(read_tail(Path(log)), key) for log in reversed(logs) if log is not None]
+
+
+def _own_part(text: str, key: str) -> str:
+    before, begins, after = text.rpartition(headline(*key.split(".")))
+    return after.partition("\n")[2] if begins else before + after
+
+
+def evidence_of(outcome: Outcome, texts: Sequence[str], kills_before: int | None) -> FailureEvidence:
+    """Return the evidence in the ends of an attempt's logs (`read_outputs`), and in the kernel's count."""
+    if not texts:
+        return FailureEvidence(outcome=outcome)
+    outcome = explain_failure(outcome, texts)
+    shortage = next(filter(None, map(recognise, texts)), None)
+    if shortage is None and kills_before is not None:
+        shortage = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
+    fault = next(filter(None, map(find_device_fault, texts)), None) if shortage is None else None
+    return FailureEvidence(outcome=outcome, shortage=shortage, device_fault=fault)
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the last bytes of a log, from the place where it was cut at most.
 
-    A file that the user named may be on a network disk that hangs: the daemon waits 5 s for it, and then reads nothing
-    in its folder for a minute."""
+    A file that the user named may be on a network disk that hangs: it is waited for for 5 s, and then nothing in its
+    folder is read for a minute."""
     if time.monotonic() < _hung.get(log.parent, 0.0):
         return ""
     found: list[str] = []

@@ -45,6 +45,7 @@ from gpuyard.engines.local.keeper_connection import (
     silent_problem,
     spawn_keeper,
 )
+from gpuyard.engines.local.log_reads import LogReads
 from gpuyard.engines.local.own_shell import OwnShell
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.runner_command import start_command
@@ -107,6 +108,7 @@ class LocalEngine(PlacesNothing):
         self._poll = WakeablePoll()
         self.containers = StartedContainers(f"{folder}/containers", self._poll)
         self.cgroups = JobCgroups(self.queue)
+        self._log_reads = LogReads(self._logs, self._poll.wake)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
         self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
@@ -114,7 +116,7 @@ class LocalEngine(PlacesNothing):
         self._prepared: list[_Prepared] = []
         self._watched: dict[Name, WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
-        self._held: list[Name] = []  # over, while their containers are removed
+        self._held: list[Name] = []  # over, while their containers are removed or their logs are read
         self._unsent: set[Name] = set()  # of those: the keeper did not take them
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
@@ -129,6 +131,7 @@ class LocalEngine(PlacesNothing):
         self.discard_prepared()
         for connection in list(self._keepers.values()):
             self._drop(connection)
+        self._log_reads.close()
         self._poll.close()
         os.close(self._journal)
 
@@ -304,8 +307,7 @@ class LocalEngine(PlacesNothing):
             over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
             if self._reported:
                 self._poll.wake()
-        over = [name for name in dict.fromkeys(over) if name in self._watched]
-        return [self._result(name) for name in over if not self._hold(name)]
+        return [self._result(name) for name in dict.fromkeys(over) if name in self._watched and not self._hold(name)]
 
     def _receive(self, connection: KeeperConnection) -> None:
         entries, is_gone = connection.receive()
@@ -335,12 +337,12 @@ class LocalEngine(PlacesNothing):
             self._reported.append(name)
 
     def _hold(self, name: Name) -> bool:
-        """Hold an end back, and with it the lease, while the attempt's container is removed; return whether it is."""
-        if not self.containers.has(name[0]):
-            return False
-        watched = self._watched[name]
-        status = watched.outcome(self._entries.get(name)).status
-        is_held = self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
+        """Hold an end back, and with it the lease, while its container is removed or its logs are read, and say so."""
+        watched, entry = self._watched[name], self._entries.get(name)
+        is_held = self._log_reads.is_reading(watched, entry)
+        if self.containers.has(name[0]):
+            status = watched.outcome(entry).status
+            is_held |= self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
         self._held += [name] if is_held else []
         return is_held
 
@@ -348,7 +350,8 @@ class LocalEngine(PlacesNothing):
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
         with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
-        return watched.ended(entry, self._keeper_limit(name), self.cgroups.end(name[0]))
+        texts = self._log_reads.take(watched, entry)
+        return watched.ended(entry, texts, self._keeper_limit(name), self.cgroups.end(name[0]))
 
     def _keeper_limit(self, name: Name) -> ResourceLimit | None:
         """Return the limit for an attempt that its keeper did not take: a keeper that cannot start ends at once."""

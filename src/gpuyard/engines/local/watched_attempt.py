@@ -1,5 +1,7 @@
 """An attempt that the local engine has started or adopted, and its end as the keeper's journal tells it."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Outcome, Started
@@ -40,20 +42,27 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
         """`entry` is the last one on this attempt, if there is any."""
         return outcome_of(None if entry is None else entry.word, self.context)
 
+    def read_outputs(self, entry: JournalEntry | None) -> list[str]:
+        """Return the ends of its logs if it has failed. This may take seconds."""
+        return oom_evidence.read_outputs(self.outcome(entry), (self.log, self.error_log), self.key)
+
     def ended(
-        self, entry: JournalEntry | None, keeper_limit: ResourceLimit | None, ram_limit: RamLimit | None = None
+        self,
+        entry: JournalEntry | None,
+        texts: Sequence[str],
+        keeper_limit: ResourceLimit | None,
+        ram_limit: RamLimit | None = None,
     ) -> Ended:
-        """`keeper_limit` is set if its keeper could not take it, `ram_limit` if its RAM was limited."""
-        outcome = self.outcome(entry)
-        shortage, device_fault = oom_evidence.evidence_of(outcome, (self.log, self.error_log), self.kills, self.key)
-        shortage = ended_at_limit(ram_limit) or shortage
+        """`texts` are the ends of its logs if it has failed. `keeper_limit` is set if its keeper could not take it,
+        `ram_limit` if its RAM was limited."""
+        evidence = oom_evidence.evidence_of(self.outcome(entry), texts, self.kills)
         return Ended(
             job_id=self.job_id,
             attempt=self.attempt,
-            outcome=outcome,
+            outcome=evidence.outcome,
             pid=None if entry is None else entry.pid,
             at=None if entry is None or entry.at is None else wall_time_of(entry.at),
-            shortage=shortage,
-            device_fault=device_fault,
+            shortage=ended_at_limit(ram_limit) or evidence.shortage,
+            device_fault=evidence.device_fault,
             limit=keeper_limit or limit_of(None if entry is None else entry.word),
         )

@@ -51,6 +51,7 @@ SERVICE_VERBS = {
     "pause": "Start no new jobs; running jobs continue.",
     "report": "Sum up a week: GPU-hours, waits, unused memory and failures, with a chart.",
     "restore": "Replace the queue by a backup.",
+    "summary": "Sum up a night: what succeeded, what failed and why, and what it cost.",
     "unpause": "Let jobs start again after `pause` or `drain`.",
     "web": "Open the queue's web page, and print its address.",
 }

@@ -132,10 +132,12 @@ def _cause_text(cause: Answer) -> str:
         return _CAUSES.get(outcome) or str(outcome)
     if status is None:
         return "failed"
+    error = cause.get("error_line")
     try:
-        return f"exit status {status} ({signal.Signals(status - 128).name})"
+        name = signal.Signals(status - 128).name
     except ValueError:
-        return f"exit status {status}"
+        return f"exit status {status}" if error is None else f"{clean(error)} (exit status {status})"
+    return f"exit status {status} ({name})" if error is None else f"{clean(error)} ({name})"
 
 
 # The cells of the tables; the first one is a name

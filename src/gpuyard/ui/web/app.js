@@ -7,6 +7,7 @@ import {Header} from "./header.js";
 import {JobPage} from "./job.js";
 import {Queue} from "./queue.js";
 import {SubmitForm} from "./submit.js";
+import {SummaryBanner} from "./summary.js";
 import {Timeline} from "./timeline.js";
 import {Live, get, queryOf} from "./api.js";
 
@@ -18,6 +19,7 @@ class App {
     this.queue = new Queue({go: (filter) => this.goToQueue(filter), isReadOnly});
     this.live = new Live((word) => this.onConnection(word));
     this.timeline = new Timeline(() => this.devices.showStrips());
+    this.summary = new SummaryBanner({isReadOnly});
     this.devices = new Devices((job) => this.timeline.nameOf(job));
     placeQueue();
     this.submitForm = isReadOnly ? null : new SubmitForm();
@@ -108,6 +110,7 @@ class App {
   onStatus(answer) {
     this.header.setStatus(answer);
     this.signature.counts = answer.counts;
+    if (answer.counts) this.summary.notice(answer.counts);
     this.noticeChange();
   }
 

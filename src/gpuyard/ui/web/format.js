@@ -59,6 +59,7 @@ export const asTime = (seconds) => (isKnown(seconds) ? `${Math.round(seconds)}s`
 // Created once: creating a formatter takes longer than using it a hundred times.
 const TIME = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23"});
 const TIME_SHORT = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
+const WEEKDAY = new Intl.DateTimeFormat("en", {weekday: "short", day: "numeric", month: "short"});
 const DAY = new Intl.DateTimeFormat([], {day: "numeric", month: "short"});
 
 const today = () => new Date().toDateString();
@@ -69,6 +70,12 @@ export function clock(when) {
   const date = new Date(when);
   return date.toDateString() === today() ? TIME.format(date) : `${DAY.format(date)} ${TIME.format(date)}`;
 }
+
+/** The time of day in minutes, with the weekday if it is not today. */
+export const clockDay = (when) => {
+  const date = new Date(when);
+  return date.toDateString() === today() ? TIME_SHORT.format(date) : `${WEEKDAY.format(date)} ${TIME_SHORT.format(date)}`;
+};
 
 export const clockShort = (when) => TIME_SHORT.format(new Date(when));
 

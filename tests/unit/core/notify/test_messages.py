@@ -239,6 +239,19 @@ def test_a_combined_message_names_a_limited_number_of_jobs() -> None:
     assert message.body.endswith("36, 38 and more")
 
 
+def test_a_combined_message_counts_the_causes_of_failures() -> None:
+    outbox = Outbox()
+    for step in (7, 14, 21):
+        error = f"ValueError: loss is NaN at step {step}"
+        outcome = Outcome(kind=OutcomeKind.FAILED, status=1, reason=f"{error} (exit status 1)", error_line=error)
+        outbox.add(Occurrence(event=Event.FAILED, at=0.0, job=job(state=JobState.FAILED, outcome=outcome)))
+    killed = Outcome(kind=OutcomeKind.FAILED, status=137, reason="signal 9 (SIGKILL)")
+    outbox.add(Occurrence(event=Event.FAILED, at=0.0, job=job(state=JobState.FAILED, outcome=killed)))
+    message = outbox.take(0.0, 1, "")
+    assert message is not None
+    assert message.body.split("\n")[1:] == ["3 x ValueError: loss is NaN at step …", "1 x signal 9 (SIGKILL)"]
+
+
 def test_a_single_job_in_a_combined_message_is_described_in_full() -> None:
     outbox = Outbox()
     outbox.add(happened(Event.QUEUE_EMPTY))

@@ -1,0 +1,222 @@
+"""Choose the line of a failed program's output that says why it failed.
+
+The rules, in the order in which they apply:
+1. Only the last 400 lines count. Standard error counts before standard output where they have files of their own.
+2. The last *cause* is the answer: the error of a Python traceback, an error of another language's runtime, of a driver
+   or a full disk, a death such as "Killed".
+3. Without a cause, the last *message* is: what shells and other programs write about an error, also to their logs.
+4. Without a message, the last *consequence* is: what launchers (torchrun, accelerate, srun, make) write after a program
+   of theirs has failed, and what ranks and workers write when another one has died.
+5. A traceback that was ignored, or only logged by `logging` itself, did not end the program.
+6. An error whose line ends in a colon continues on the next line.
+
+Without any of these no line is an error; the last line is then quoted after the exit status, as it may be a message of
+the program's own. A program that a signal ended has said nothing about it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.core.output_lines import last_lines
+from gpuyard.core.printable_text import printable
+
+LONGEST = 240
+_LONGEST_QUOTE = 120
+_LAST_LINES = 400
+_MOST_CHARS = 1 << 16
+_LONGEST_LINE = 600
+_WITHIN_TRACEBACK = 200
+
+_TRACEBACK = "Traceback (most recent call last)"
+_NOT_FATAL = ("Exception ignored in", "Exception ignored while", "--- Logging error ---")
+_IN_THREAD = "Exception in thread"
+# What the lines of an exception group begin with.
+_GROUP = re.compile(r"^ {2,40}[|+][ -]?")
+_RAISED = re.compile(r"(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Za-z_]\w{0,99}(?:\([\w.]{1,99}\))?(?:: .*|:?\s*)")
+
+# Errors by which launchers, worker pools and sibling ranks report that another process has failed.
+_CONSEQUENCES = re.compile(
+    r"^(?:[\w.]{0,120}\.)?(?:ChildFailedError|CalledProcessError|BrokenProcessPool|ProcessExitedException|"
+    r"ProcessRaisedException|DistBackendError|DistNetworkError|DistStoreError|RayTaskError|RayActorError|ActorDiedError|"
+    r"BrokenPipeError|ConnectionResetError|KeyboardInterrupt|SystemExit|WorkerCrashedError|JobFailedError)\b"
+    r"|\bDataLoader worker \(pid|\bConnection closed by peer\b|^SignalException\b"
+    r"|^(?:srun|slurmstepd|prun|prterun|mpirun|mpiexec|orterun): |^make(?:\[\d{1,4}\])?: \*\*\* |^ninja: build stopped"
+    r"|\bfailed \(exitcode: -?\d|\bSending process \d{1,9} closing|\bSignal \d{1,3} \(SIG\w{1,9}\) received by PID"
+    r"|\bexits with return code = |^Aborted\b|\bAborted +\(core dumped\)"
+)
+_CAUSES = tuple(
+    re.compile(text)
+    for text in (
+        # An error without a traceback of its own, as for a SyntaxError or after a traceback in a frame
+        r"^(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Z]\w{0,99}(?:Error|Exception|Interrupt)(?:: \S.*|:?\s*$)",
+        r"^Fatal Python error: ",
+        # C, C++, Rust, Go, Java, JavaScript, Julia, R
+        r"\bAssertion [`'].{1,300} failed\b|\bassertion failed\b",
+        r"\*\*\* stack smashing detected|^(?:double free or corruption|free\(\): |malloc\(\): |corrupted )",
+        r"^(?:libc\+\+abi: )?terminat(?:e called|ing)\b",
+        r"^thread '.{0,99}' (?:\(\d{1,20}\) )?panicked at |^panic: |^fatal error: ",
+        r'^Exception in thread "',
+        r"^ERROR: |^Error(?: in .{0,300}?)? ?: ?",
+        r"^forrtl: (?:severe|error)",
+        # Deaths that a shell reports: `train.sh: line 3:  4242 Killed    python train.py`
+        r"^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Illegal instruction)\b",
+        r"^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Floating point exception|Terminated|Trace/breakpoint trap)\b",
+        # A full disk
+        r"\bNo space left on device\b|\bDisk quota exceeded\b|\bRead-only file system\b|\bStale file handle\b",
+        # GPUs
+        r"\b(?:CUDA|HIP|NCCL|RCCL|cuDNN|cuBLAS|OptiX|Vulkan)(?: \w{1,20}){0,2} (?:error|failure)\b(?!s)",
+        r"\bcudaError[A-Z]\w{1,60}|\bCUDA_ERROR_[A-Z]\w{1,60}|\bhipError[A-Z]\w{1,60}",
+        r"\bNCCL WARN\b|\bnccl\w{1,30}Error\b",
+        r"\bCU(?:BLAS|DNN|SOLVER|FFT|SPARSE|RAND)_STATUS_(?!SUCCESS)[A-Z_]{3,60}",
+    )
+)
+_MESSAGES = tuple(
+    re.compile(text)
+    for text in (
+        # A shell
+        r"(?:^|: )(?:command )?not found(?:: .{1,200})?$|: unbound variable$|: syntax error\b",
+        r"^[^:]{1,300}: .{0,300}\b(?:No such file or directory|Permission denied|Is a directory|cannot execute)\b",
+        # Any other program: `train.py: error: …`, `2026-11-18 03:00:00 ERROR …`, `[error] …`
+        r"(?:^|: )(?:[Ff]atal )?[Ee]rror(?:\[\w{1,20}\])?: (?![-+\d.e%]{1,40}\s*$)",
+        r"(?:^|[\s\[\]|:(-])(?:ERROR|FATAL|CRITICAL|SEVERE)(?=[\s\]|:)-])(?!: ?[-+\d.e%]{1,40}\s*$)",
+        r"^\[(?:error|fatal|critical)\]|^(?:fatal|FATAL): ",
+    )
+)
+# Lines that match and are no error: advice, warnings, and the frames of stacks.
+_ADVICE = re.compile(
+    r"^\s{1,20}(?:at |File |\^|from |frame #|\[\d)|^(?:frame #|CUDA kernel errors might|For debugging consider|"
+    r"Compile with|Set the environment variable|Device-side assertion|Search for [`'])|\b0 errors?\b"
+    r"|^Error executing job with overrides|\b(?i:warning)\b|\b(?:INFO|DEBUG)\b|\b[WI] (?:tensorflow|external)/"
+)
+_WHAT = re.compile(r"^\s{0,8}what\(\): {1,4}(.*)")
+_THROWN = re.compile(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
+_SIGNAL = re.compile(r"signal \d{1,3} \((SIG\w{1,12})\)")
+_BAR = re.compile(r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}")
+_OWN_LINES = ("gpuyard: ", "--- gpuyard: ")
+_FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
+
+
+class _Weight(IntEnum):
+    CONSEQUENCE = 0
+    MESSAGE = 1
+    CAUSE = 2
+
+
+class _Found(Struct, frozen=True):
+    weight: _Weight
+    text: str
+
+
+def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
+    """Return the outcome of a failed attempt with the line that says why. `texts` are the ends of its outputs, that of
+    standard error first. Any other outcome is returned as it is."""
+    if outcome.kind is not OutcomeKind.FAILED:
+        return outcome
+    error = find_error_line(texts)
+    if error is not None:
+        return replace(outcome, error_line=error, reason=_with_reason(error, outcome.reason))
+    last = find_last_line(texts)
+    if last is None or not (outcome.reason or "").startswith("exit status"):
+        return outcome
+    return replace(outcome, reason=f"{outcome.reason} after “{last}”")
+
+
+def find_error_line(texts: Sequence[str]) -> str | None:
+    """Return the line that says why a program failed, printable and at most 240 characters long; None if no line
+    does."""
+    found = [_last_error(_read(text)) for text in texts]
+    for weight in reversed(_Weight):
+        chosen = next((each.text for each in found if each is not None and each.weight is weight), None)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def find_last_line(texts: Sequence[str]) -> str | None:
+    """Return the last line with a word in it, shortened; None if there is none. Progress bars, and what gpuyard itself
+    writes to logs, do not count."""
+    for text in texts:
+        for line in reversed(_read(text)):
+            stripped = line.strip(_FRAME)
+            is_words = any(map(str.isalnum, stripped)) and not line.startswith(_OWN_LINES)
+            if is_words and not _BAR.search(line):
+                return printable(stripped, _LONGEST_QUOTE)
+    return None
+
+
+def _with_reason(error: str, reason: str | None) -> str:
+    """Return the error with how the program ended, such as `ValueError: loss is NaN (exit status 1)`."""
+    if reason is None:
+        return error
+    signal = _SIGNAL.fullmatch(reason)
+    if signal is None and "(" in reason:  # a sentence of its own
+        return f"{reason}: {error}"
+    return f"{error} ({reason if signal is None else signal[1]})"
+
+
+def _read(text: str) -> list[str]:
+    return last_lines(text, _LAST_LINES, _MOST_CHARS, _LONGEST_LINE)
+
+
+def _last_error(lines: Sequence[str]) -> _Found | None:
+    """Return the last line of the greatest weight, or None."""
+    raised = dict(_raised_errors(lines))
+    best: tuple[_Weight, int] | None = None
+    for at in range(len(lines) - 1, -1, -1):
+        weight = raised[at] if at in raised else _weigh(lines[at])
+        if weight is not None and (best is None or weight > best[0]):
+            best = weight, at
+        if weight is _Weight.CAUSE:
+            break
+    return None if best is None else _Found(best[0], _complete(lines, best[1]))
+
+
+def _raised_errors(lines: Sequence[str]) -> Iterator[tuple[int, _Weight | None]]:
+    """Yield where the tracebacks end, and what their errors count for: None if they did not end the program."""
+    before = ""
+    for header, line in enumerate(lines):
+        if _TRACEBACK in line:
+            at = _end_of_traceback(lines, header)
+            if at is not None:
+                error = _GROUP.sub("", lines[at])
+                is_other = before.startswith(_IN_THREAD) or _CONSEQUENCES.search(error) is not None
+                weight = _Weight.CONSEQUENCE if is_other else _Weight.CAUSE
+                yield at, None if any(text in before for text in _NOT_FATAL) else weight
+        if line.strip():
+            before = line
+
+
+def _end_of_traceback(lines: Sequence[str], header: int) -> int | None:
+    """Return where the error of a traceback is: the first line that is not indented."""
+    for at in range(header + 1, min(len(lines), header + _WITHIN_TRACEBACK)):
+        line = _GROUP.sub("", lines[at])
+        if line and not line[0].isspace() and _RAISED.fullmatch(line):
+            return at
+    return None
+
+
+def _weigh(line: str) -> _Weight | None:
+    if not line or line.isspace() or _ADVICE.search(line):
+        return None
+    if _CONSEQUENCES.search(line):
+        return _Weight.CONSEQUENCE
+    if any(cause.search(line) for cause in _CAUSES):
+        return _Weight.CAUSE
+    return _Weight.MESSAGE if any(message.search(line) for message in _MESSAGES) else None
+
+
+def _complete(lines: Sequence[str], at: int) -> str:
+    """Return the error on one line, with the line that follows where that one has the message."""
+    line = _GROUP.sub("", lines[at]).strip()
+    following = next((text.strip() for text in lines[at + 1 :] if text.strip()), "")
+    thrown, what = _THROWN.search(line), _WHAT.match(following)
+    if what is not None:
+        line = f"{thrown[1].strip() if thrown is not None else 'terminated'}: {what[1]}"
+    elif line.endswith(":") and following and _TRACEBACK not in following:
+        line = f"{line} {following}"
+    return printable(" ".join(line.split()), LONGEST)
