@@ -1,9 +1,9 @@
 """Reads one line of output: how much of what is done, the time left, and named figures.
 
 Known are the bars of tqdm, Rich, Keras, Lightning, the Hugging Face Trainer, fastprogress, progressbar2,
-alive-progress, enlighten and click, and texts such as `Epoch [3/10], Step [120/400]`, `step 120 of 4000`, `iteration 120/ 4000 |`,
-`Train Epoch: 3 [640/60000 (1%)]`, `[ 40%]` and `[12/345]`. A number without such a sign, as in `accuracy: 91%`, is no
-progress.
+alive-progress, enlighten and click, and texts such as `Epoch [3/10], Step [120/400]`, `step 120 of 4000`,
+`iteration 120/ 4000 |`, `Train Epoch: 3 [640/60000 (1%)]`, `[ 40%]` and `[12/345]`. A number without such a sign, as in
+`accuracy: 91%`, is no progress.
 """
 
 import math
@@ -27,20 +27,21 @@ _INNER = (
     "phase", "chunk", "block", "task", "item", "tick", "page", "scene", "record", "sequence", "token", "minibatch",
 )  # fmt: skip
 _UNITS = "|".join((*_OUTERMOST, *_OUTER, *_INNER))
-_NUMBER = r"\d[\d,]*(?:\.\d+)?[kKMGT]?"
+_NUMBER = r"\d[\d,]{0,24}(?:\.\d{1,12})?[kKMGT]?"
 _OF = r"\s*(?:/|\bof\b|\bout of\b)\s*"
 _WORD_FIRST = re.compile(
     rf"\b({_UNITS})(?:e?s)?\b[\s:=#(\[|-]{{0,12}}({_NUMBER}){_OF}({_NUMBER})(?![\w/]|[.:]\d)", re.IGNORECASE
 )
-_WORD_LAST = re.compile(rf"(?<![\d/.:-])({_NUMBER}){_OF}({_NUMBER})\s+({_UNITS})(?:e?s)?\b", re.IGNORECASE)
+_WORD_LAST = re.compile(rf"(?<![\d/.,:-])({_NUMBER}){_OF}({_NUMBER})\s+({_UNITS})(?:e?s)?\b", re.IGNORECASE)
 _WORD_ALONE = re.compile(
     rf"\b({'|'.join(_OUTER)})(?:\(\w+\))?[\s:=#\[]{{1,3}}(\d+)\b(?![.\d]|{_OF}\d|\])|"
     rf"\b({'|'.join(_OUTER)})(?:\(\w+\))?\s*\[(\d+)\](?=\s*\[)",
     re.IGNORECASE,
 )
-_FRACTION = re.compile(rf"(?<![\w/.:-])({_NUMBER}){_OF}({_NUMBER})(?![\w/:-]|\.\d)")
+_FRACTION = re.compile(rf"(?<![\w/.,:-])({_NUMBER}){_OF}({_NUMBER})(?![\w/:-]|\.\d)")
 _PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
 _BAR = re.compile(r"[█▉▊▋▌▍▎▏━╸╺▓▒░■▇▆▅▄▃▂▁⣿]|[|\[][#=>.\- ]{4,}[|\]]|%\|")
+_LONG_BAR = re.compile(r"([█━╸#=>.\- ])\1{7,}")
 _BRACKETED_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\s*\]")
 _SPOKEN_PERCENT = re.compile(
     r"\bprogress\s*[:=]?\s*(\d{1,3}(?:\.\d+)?)\s?%|\b(\d{1,3}(?:\.\d+)?)\s?%\s*(?:complete|completed|done|finished)\b",
@@ -53,7 +54,7 @@ _LEFT = re.compile(rf"(?:<\s*|\beta\W{{1,3}}){_TIME}", re.IGNORECASE)
 _LEFT_AT_END = re.compile(rf"(?:^|\s){_TIME}\s*$")
 _RATE = re.compile(r"[\d.?]+\s?([A-Za-z]{1,16})/s\b|s/([A-Za-z]{1,16})\b")
 
-_VALUE = r"([-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf(?:inity)?)(%?)"
+_VALUE = r"([-+]?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf(?:inity)?)(%?)"
 _PAIR = re.compile(
     r"(?<![\w./-])['\"]?([A-Za-z][\w./@-]{0,60}(?: [A-Za-z][\w]{1,20})?)['\"]?"
     rf"(?:\s*=\s*|\s*:\s+|:(?=\d+\.\d))['\"]?{_VALUE}"
@@ -64,8 +65,8 @@ _SPACED_PAIR = re.compile(rf"\b((?:\w+[_ ])?(?:loss|accuracy|acc|ppl|perplexity)
 # Names that are taken for figures on lines without a counter, too.
 _METRIC = re.compile(
     r"(?:^|[_./ -])(?:loss|acc|accuracy|top\d|f1|auc|auroc|ap|map|map50|mse|rmse|mae|l1|l2|r2|ppl|perplexity|bleu|"
-    r"rouge\w*|iou|miou|dice|reward|return|psnr|ssim|lpips|fid|lr|learning[_ ]rate|grad_norm|error|wer|cer|score|elbo|kl|nll|"
-    r"precision|recall|bpb|logloss|entropy)\d*$|^(?:val|valid|validation|train|training|eval|test)[_./ -]\w",
+    r"rouge\w*|iou|miou|dice|reward|return|psnr|ssim|lpips|fid|lr|learning[_ ]rate|grad_norm|error|wer|cer|score|elbo|"
+    r"kl|nll|precision|recall|bpb|logloss|entropy)\d*$|^(?:val|valid|validation|train|training|eval|test)[_./ -]\w",
     re.IGNORECASE,
 )
 _NO_FIGURES = re.compile(
@@ -105,6 +106,7 @@ def read_line(line: str) -> LineReading:
     """Read a line without escape sequences."""
     if not any(map(str.isdigit, line)) and "nan" not in line.lower() and "inf" not in line.lower():
         return _NOTHING
+    line = _LONG_BAR.sub(r"\1\1\1\1", line)  # shorter lines are read faster
     words, rest = _word_counts(line)
     bar = _bar_count(line, rest)
     if bar is None and not words:

@@ -48,7 +48,8 @@ def read(text: str) -> tuple[LogReader, set[str]]:
 def test_a_bar_on_a_terminal_is_read_in_the_middle_of_the_work(name: str) -> None:
     amount = read(recording(f"{name}.half.txt"))[0].amount()
     assert amount is not None
-    assert (amount.done, amount.total, amount.unit) == (pytest.approx(MIDDLE[name][0]), *MIDDLE[name][1:])
+    assert amount.done == pytest.approx(MIDDLE[name][0])
+    assert (amount.total, amount.unit) == MIDDLE[name][1:]
 
 
 @pytest.mark.parametrize("name", MIDDLE)
