@@ -1,10 +1,11 @@
 """`gpuyard.progress(done, total, loss=…)`: a job tells how far it is.
 
 It writes one line into the file that `GPUYARD_PROGRESS` names, as any other language may
-(`core/progress/progress_file.py`). Outside a job it does nothing. It imports nothing but `os` and `time`, and a process
+(`core/progress/progress_file.py`). Outside a job it does nothing. It imports nothing but small modules, and a process
 writes at most twice a second. Several processes may call it: each write replaces the file, and the last one counts.
 """
 
+import atexit
 import os
 import time
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _VARIABLE = "GPUYARD_PROGRESS"
 _EVERY_S = 0.5
 _last_write = float("-inf")
+# The last call that was not written: the process that made it, or 0 if a later one was written; and its arguments.
+_unwritten: "tuple[int, str, SupportsFloat, SupportsFloat | None, str, dict[str, SupportsFloat]] | None" = None
 
 
 def progress(
@@ -29,24 +32,38 @@ def progress(
 
     unit: what is counted, such as `epoch`. left: seconds left, if the program knows better than its speed says.
 
-    Calls that follow within half a second are skipped, but for the one with `done` equal to `total`. A full disk or a
-    file that cannot be written is ignored: no training ends for its progress. Raises TypeError or ValueError if a value
-    is no number.
+    Of several calls within half a second the first one is written, and the last one when the program ends. A full disk
+    or a file that cannot be written is ignored: no training ends for its progress. Raises TypeError or ValueError if a
+    value is no number.
     """
-    global _last_write  # noqa: PLW0603 - one file per process tree
+    global _last_write, _unwritten  # noqa: PLW0603 - one file per process
     path = os.environ.get(_VARIABLE)
     if not path:
         return
+    named = {**({} if left is None else {"left": left}), **figures}
     now = time.monotonic()
-    is_last = total is not None and done == total
-    if now - _last_write < _EVERY_S and not is_last:
+    if now - _last_write < _EVERY_S:
+        if _unwritten is None:
+            atexit.register(_write_last)
+        _unwritten = os.getpid(), path, done, total, unit, named
         return
     _last_write = now
-    named = {**({} if left is None else {"left": left}), **figures}
+    if _unwritten is not None:
+        _unwritten = (0, *_unwritten[1:])
+    _write(path, _line(done, total, unit, named))
+
+
+def _write_last() -> None:
+    """Write the last call, if it is of this process: a child that was forked has not made it."""
+    if _unwritten is not None and _unwritten[0] == os.getpid():
+        _write(_unwritten[1], _line(*_unwritten[2:]))
+
+
+def _line(done: "SupportsFloat", total: "SupportsFloat | None", unit: str, named: "dict[str, SupportsFloat]") -> bytes:
     words = [_number(done) if total is None else f"{_number(done)}/{_number(total)}"]
     words += [f"unit={_word(unit)}"] if unit else []
     words += [f"{_word(name)}={_number(value)}" for name, value in named.items()]
-    _write(path, f"{' '.join(words)}\n".encode(errors="replace"))
+    return f"{' '.join(words)}\n".encode(errors="replace")
 
 
 def _number(value: "SupportsFloat") -> str:

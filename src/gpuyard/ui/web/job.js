@@ -6,6 +6,7 @@ import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, energy, memory, title} from "./format.js";
 import {Log} from "./log.js";
+import {ProgressPanel} from "./progress.js";
 import {Resubmit} from "./submit.js";
 import {ACTS, FINISHED, TIMED, attemptTone, setState, stateChip, stateWord} from "./states.js";
 
@@ -20,6 +21,7 @@ export class JobPage {
     this.waits = true;
     this.job = null;
     this.curve = new Curve();
+    this.progress = new ProgressPanel();
     this.build();
   }
 
@@ -53,6 +55,7 @@ export class JobPage {
       {class: "jobgrid"},
       el("section", {class: "panel", "aria-label": "Facts"}, this.command, this.facts, this.advice),
       this.whyPart,
+      this.progress.node,
       part("Memory", "memory-title", this.curve.node),
       part("Log", "log-title", this.logPlace, this.logNote),
       part("Attempts", "attempts-title", table),
@@ -90,6 +93,7 @@ export class JobPage {
     const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
     keep(this.facts, facts, ([word]) => word, makeFact, updateFact);
     keep(this.advice, job.advice, (text) => text, (text) => el("li", {text}));
+    this.progress.show(job);
     this.curve.show(job.attempts.at(-1));
     keep(this.attempts, [...job.attempts].reverse(), (attempt) => attempt.number, makeAttempt, updateAttempt);
     this.followLog(job);

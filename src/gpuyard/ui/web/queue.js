@@ -7,6 +7,7 @@ import {act, actButton} from "./actions.js";
 import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
+import {makeProgress, setProgress} from "./progress.js";
 import {ACTS, TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
 import {queryOf} from "./api.js";
 
@@ -171,6 +172,7 @@ export class Queue {
       command: el("code"),
       tag: el("span", {class: "tag"}),
       reason: el("span", {class: "reason"}),
+      progress: makeProgress(),
       time: number(),
       ...Object.fromEntries(Object.keys(TEXTS).map((label) => [label, number()])),
     };
@@ -181,7 +183,8 @@ export class Queue {
       cells.pick && el("td", {class: "pick"}, cells.pick),
       cell("Job", cells.Job),
       cell("State", cells.state),
-      el("td", {class: "what"}, el("div", {class: "named"}, cells.name, cells.tag), cells.command, cells.reason),
+      el("td", {class: "what"}, el("div", {class: "named"}, cells.name, cells.tag), cells.command, cells.reason,
+        cells.progress),
       ...["GPU", "Memory", "Priority"].map((label) => cell(label, cells[label])),
       cell("Time", cells.time),
     );
@@ -217,6 +220,7 @@ function updateRow(row, job) {
   say(cells.command, job.name ? job.command : "");
   say(cells.tag, job.tag);
   say(cells.reason, job.reason);
+  setProgress(cells.progress, job);
   set(cells.reason, "data-tone", toneOf(job.state));
   for (const [label, textOf] of Object.entries(TEXTS)) say(cells[label], textOf(job));
   setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TIMED.has(job.state));
