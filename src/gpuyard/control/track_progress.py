@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Usage
-from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, TimeLeft, add_reading, time_left
+from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, RemainingTime, add_reading, time_left
 
 
 class ProgressTracker:
@@ -36,7 +36,7 @@ def with_reading(usage: Usage | None, reading: ProgressReading, ran_s: float) ->
     return replace(usage, progress=add_reading(usage.progress or JobProgress(), reading, ran_s))
 
 
-def time_left_of(live: Live, now: float) -> TimeLeft | None:
+def time_left_of(live: Live, now: float) -> RemainingTime | None:
     """Return how long a live attempt still needs by its own progress, or None."""
     usage = live.attempt.usage
     progress = None if usage is None else usage.progress

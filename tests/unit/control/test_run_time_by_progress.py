@@ -13,7 +13,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, add_reading
-from gpuyard.core.progress.log_reader import Amount
+from gpuyard.core.progress.log_reader import WorkDone
 
 LEARNED = Estimate(least_s=100, likely_s=200, most_s=300)
 
@@ -30,7 +30,7 @@ def running(learned: Estimate, usage: Usage | None, time_limit_s: float | None =
 def half_after(seconds: float, done: float = 50) -> Usage:
     progress = JobProgress()
     for at_s, now in ((0.0, 0.0), (seconds / 2, done / 2), (seconds, done)):
-        progress = add_reading(progress, ProgressReading(amount=Amount(done=now, total=100, unit="")), at_s)
+        progress = add_reading(progress, ProgressReading(amount=WorkDone(done=now, total=100, unit="")), at_s)
     return Usage(progress=progress)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.progress.log_reader import Amount
+from gpuyard.core.progress.log_reader import WorkDone
 
 MOST_MARKS = 32
 MOST_FIGURES = 8
@@ -47,7 +47,7 @@ class ProgressReading(Struct, frozen=True, kw_only=True):
     """What one look at the output or the file of an attempt has shown: its amount, if there was a new one, and the
     named values in their order. `is_told`: by the file."""
 
-    amount: Amount | None = None
+    amount: WorkDone | None = None
     figures: Sequence[NamedValues] = ()
     is_told: bool = False
 
@@ -56,7 +56,7 @@ class JobProgress(Struct, frozen=True, kw_only=True):
     """`amount` as of `at_s`, in seconds of run time. `marks` are run times and fractions since it last began anew.
     `is_told`: the program wrote it into its file, so its output does not count."""
 
-    amount: Amount | None = None
+    amount: WorkDone | None = None
     at_s: float = 0.0
     marks: tuple[tuple[float, float], ...] = ()
     is_told: bool = False
@@ -70,7 +70,7 @@ class JobProgress(Struct, frozen=True, kw_only=True):
         return None if amount is None or not amount.total else min(1.0, max(0.0, amount.done / amount.total))
 
 
-class TimeLeft(Struct, frozen=True, kw_only=True):
+class RemainingTime(Struct, frozen=True, kw_only=True):
     """The time that an attempt still needs: at least, likely and at most."""
 
     least_s: float
@@ -96,7 +96,7 @@ def add_reading(progress: JobProgress, reading: ProgressReading, at_s: float) ->
     )
 
 
-def time_left(progress: JobProgress, ran_s: float) -> TimeLeft | None:
+def time_left(progress: JobProgress, ran_s: float) -> RemainingTime | None:
     """Return how long an attempt that has run for `ran_s` still needs by its own progress; None if that says too little
     yet."""
     fraction, amount = progress.fraction, progress.amount
@@ -109,7 +109,7 @@ def time_left(progress: JobProgress, ran_s: float) -> TimeLeft | None:
         return None
     left_s = max(0.0, left_s - max(0.0, ran_s - progress.at_s))
     spread = _WIDEST + (_NARROWEST - _WIDEST) * fraction
-    return TimeLeft(
+    return RemainingTime(
         least_s=left_s * (1 - spread), likely_s=left_s, most_s=left_s * (1 + spread) + _MARGIN_S
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _left_by_speed(marks: Sequence[tuple[float, float]]) -> float | None:
     return None if last <= since else (1 - last) * (last_s - since_s) / (last - since)
 
 
-def _rounded(amount: Amount) -> Amount:
+def _rounded(amount: WorkDone) -> WorkDone:
     return replace(amount, done=_significant(amount.done))
 
 

@@ -22,7 +22,7 @@ _MOST_LEVELS = 16
 _ABOUT = 0.01
 
 
-class Amount(Struct, frozen=True, kw_only=True):
+class WorkDone(Struct, frozen=True, kw_only=True):
     """How much of what is done. `left_s` is the time left that the program itself tells; None: it tells none."""
 
     done: float
@@ -61,7 +61,7 @@ class LogReader(Struct, frozen=True, kw_only=True):
     last_line: str = ""
     has_inner: bool = False  # counts inside an epoch were seen
 
-    def amount(self) -> Amount | None:
+    def amount(self) -> WorkDone | None:
         """Return the progress of the whole work, or None if nothing was said about it."""
         chain = _chain(self.shown)
         if not chain:
@@ -71,7 +71,9 @@ class LogReader(Struct, frozen=True, kw_only=True):
         total = top.count.total
         is_latest = top.drawn == max(level.drawn for level in chain)
         left_s = top.left_s if top.count.is_bar and is_latest else None
-        return Amount(done=done if total is None else min(done, total), total=total, unit=top.count.unit, left_s=left_s)
+        return WorkDone(
+            done=done if total is None else min(done, total), total=total, unit=top.count.unit, left_s=left_s
+        )
 
 
 def advance(reader: LogReader, text: str) -> tuple[LogReader, list[tuple[tuple[str, float | None], ...]]]:

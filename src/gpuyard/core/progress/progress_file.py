@@ -11,7 +11,7 @@ import re
 from gpuyard.core.printable_text import printable
 from gpuyard.core.progress.job_progress import MOST_FIGURES, ProgressReading
 from gpuyard.core.progress.line_counts import LARGEST_TOTAL, LONGEST_NAME
-from gpuyard.core.progress.log_reader import Amount
+from gpuyard.core.progress.log_reader import WorkDone
 
 VARIABLE = "GPUYARD_PROGRESS"
 LONGEST_FILE = 4096
@@ -38,7 +38,7 @@ def read_progress_line(text: str) -> ProgressReading | None:
             left_s = number if 0 <= number < LARGEST_TOTAL else None
         elif len(figures) < MOST_FIGURES:
             figures[printable(name, LONGEST_NAME)] = number if math.isfinite(number) else None
-    amount = Amount(done=done if total is None else min(done, total), total=total, unit=unit, left_s=left_s)
+    amount = WorkDone(done=done if total is None else min(done, total), total=total, unit=unit, left_s=left_s)
     return ProgressReading(amount=amount, figures=(tuple(figures.items()),) if figures else (), is_told=True)
 
 

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -135,12 +136,9 @@ class ProgressWatch:
     def _work(self, current: ReadingRound) -> None:
         try:
             current.run(self._read)
-        except Exception:  # noqa: BLE001 - a bug in reading must not end the reading of other jobs
-            _log.exception("a bug: the progress of job %s cannot be read", current.current and current.current.job_id)
-        try:
-            self._loop.call_soon_threadsafe(self._finish, current)
-        except RuntimeError:  # the loop is closed
-            return
+        finally:  # also after a bug, whose traceback is in the daemon's log
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._finish, current)
 
     def _give_up(self, current: ReadingRound) -> None:
         """Leave a round alone whose disk does not answer."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.progress.job_progress import NamedValues, ProgressReading
-from gpuyard.core.progress.log_reader import Amount, LogReader, advance
+from gpuyard.core.progress.log_reader import LogReader, WorkDone, advance
 from gpuyard.core.progress.progress_file import LONGEST_FILE, read_progress_line
 from gpuyard.engines.common.job_logs import OpenLog, open_log
 from gpuyard.engines.common.spawn_program import headline
@@ -62,7 +62,7 @@ class AttemptProgress:
         self._is_told = self._is_told or told is not None
         if self._is_told:
             return told
-        amount: Amount | None = None
+        amount: WorkDone | None = None
         figures: list[NamedValues] = []
         for path in source.logs:
             found, named = self._read_log(path, source)
@@ -84,7 +84,7 @@ class AttemptProgress:
             self._files[path] = stamp
         return reading
 
-    def _read_log(self, path: str, source: ProgressSource) -> tuple[Amount | None, list[NamedValues]]:
+    def _read_log(self, path: str, source: ProgressSource) -> tuple[WorkDone | None, list[NamedValues]]:
         state = self._logs.setdefault(path, _LogState())
         try:
             if os.stat(path).st_size == state.end and not source.is_over:

@@ -17,12 +17,12 @@ from gpuyard.core.progress.job_progress import (
     add_reading,
     time_left,
 )
-from gpuyard.core.progress.log_reader import Amount
+from gpuyard.core.progress.log_reader import WorkDone
 from gpuyard.core.progress.progress_file import read_progress_line
 
 
 def amount(done: float, total: float | None = 100, left_s: float | None = None) -> ProgressReading:
-    return ProgressReading(amount=Amount(done=done, total=total, unit="step", left_s=left_s))
+    return ProgressReading(amount=WorkDone(done=done, total=total, unit="step", left_s=left_s))
 
 
 def after(*readings: tuple[float, ProgressReading]) -> JobProgress:
@@ -88,7 +88,7 @@ def test_a_bar_inside_that_is_over_does_not_make_the_speed_unknown() -> None:
 
 
 def test_what_a_program_tells_outweighs_its_output() -> None:
-    told = ProgressReading(amount=Amount(done=1, total=10, unit=""), is_told=True)
+    told = ProgressReading(amount=WorkDone(done=1, total=10, unit=""), is_told=True)
     progress = after((1, told), (2, amount(99)))
     assert progress.amount is not None
     assert (progress.amount.done, progress.is_told) == (1, True)
@@ -106,7 +106,7 @@ def test_a_figure_that_is_no_number_shows_as_unknown_and_keeps_its_range() -> No
 
 
 def test_lines_between_two_looks_are_spread_over_the_time() -> None:
-    lines = ProgressReading(amount=Amount(done=1, total=2, unit=""), figures=[(("loss", value),) for value in (3, 2)])
+    lines = ProgressReading(amount=WorkDone(done=1, total=2, unit=""), figures=[(("loss", value),) for value in (3, 2)])
     only = after((10, ProgressReading(figures=[(("loss", 1.0),)])), (20, ProgressReading(figures=lines.figures)))
     assert only.curves.times_s == (10, 15, 20)
 
@@ -122,7 +122,7 @@ def test_everything_is_bounded_and_can_be_stored(
     progress, at_s = JobProgress(), 0.0
     for seconds, figures in readings:
         at_s += seconds
-        reading = ProgressReading(amount=Amount(done=min(100.0, seconds), total=100, unit=""), figures=figures)
+        reading = ProgressReading(amount=WorkDone(done=min(100.0, seconds), total=100, unit=""), figures=figures)
         progress = add_reading(progress, reading, at_s)
     assert len(progress.figures) <= MOST_FIGURES
     assert len(progress.marks) <= MOST_MARKS
@@ -149,7 +149,7 @@ def test_everything_is_bounded_and_can_be_stored(
 def test_the_file_says_how_much_is_done(text: str, done: float, total: float | None, unit: str) -> None:
     reading = read_progress_line(text)
     assert reading is not None
-    assert reading.amount == Amount(done=done, total=total, unit=unit)
+    assert reading.amount == WorkDone(done=done, total=total, unit=unit)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "half", "3/0", "-1/5", "nan/5", "1e9/5", "9" * 30, "{}", "3/10/12"])
