@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuyard.client import Client
     from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local_machine import snapshot
+    from gpuyard.report_progress import progress
     from gpuyard.scripting.gpu_info import (
         BANNED_GPU_NAMES,
         BANNED_GPUS,
@@ -45,6 +46,7 @@ __all__ = [
     "get_gpu_power_usage",
     "get_gpu_utilization",
     "get_total_num_gpus",
+    "progress",
     "snapshot",
 ]
 _MODULES = {
@@ -52,6 +54,7 @@ _MODULES = {
     **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.snapshot"),
     "Client": "gpuyard.client",
     "GPUScheduler": "gpuyard.scripting.gpu_scheduler",
+    "progress": "gpuyard.report_progress",
     "snapshot": "gpuyard.probes.local_machine",
 }
 

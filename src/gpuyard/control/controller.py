@@ -41,6 +41,7 @@ from gpuyard.control.step_result import Step
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_energy import EnergyMeter
+from gpuyard.control.track_progress import ProgressTracker
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
@@ -87,6 +88,7 @@ class Controller:
         self.lease_adjuster = LeaseAdjuster(self.transitions, self.usage_tracker)
         self.energy_meter = EnergyMeter(self.transitions)
         self.disk_gate = DiskGate(self.transitions)
+        self.progress_tracker = ProgressTracker(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
         self.host_guard = HostGuard(self.transitions)

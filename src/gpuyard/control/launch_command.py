@@ -15,6 +15,7 @@ from gpuyard.core.job.thread_variables import CPUS_VARIABLE, thread_variables
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.memory.preallocation import growth_variables
 from gpuyard.core.memory.sizing import ram_limit_mb
+from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
@@ -32,6 +33,7 @@ _OWN_VARIABLES = frozenset(
         "GPUYARD_QUEUE",
         LEASE_VARIABLE,
         CPUS_VARIABLE,
+        PROGRESS_VARIABLE,
     }
 )
 # Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.

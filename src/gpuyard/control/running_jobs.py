@@ -1,15 +1,19 @@
 """Running jobs as the planner sees them, and when they are expected to end. Kept while they are as they were."""
 
+import math
 from collections.abc import Sequence
 
 from gpuyard.control.live_jobs import LiveJobs
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.memory.estimates import Estimate
+from gpuyard.core.progress.job_progress import JobProgress, time_left
 from gpuyard.core.scheduling.preemption import RunningJob
 
 # The earliest, likely and latest end of a running job; None if unknown.
 ExpectedEnds = tuple[float | None, float | None, float | None]
+_EARLY = 0.05
 
 
 class RunningJobs:
@@ -44,12 +48,31 @@ class RunningJobs:
             return known[2]
         if len(self._ends) > 2 * len(live) + 64:
             self._ends = {each: found for each, found in self._ends.items() if each in live}
-        start, found = attempt.since + attempt.suspended_s, estimates.estimate_of(job_id)
+        start, found = attempt.since + attempt.suspended_s, self._run_time(job_id, attempt)
         after, about, by = (
             None if seconds is None else start + seconds for seconds in (found.least_s, found.likely_s, found.most_s)
         )
         self._ends[job_id] = attempt, estimates.version, (after, about, by)
         return after, about, by
+
+    def _run_time(self, job_id: int, attempt: Attempt) -> Estimate:
+        """Return how long an attempt runs in all: by its own progress if that says enough, else as earlier runs did."""
+        learned = self._transitions.estimates.estimate_of(job_id)
+        progress = None if attempt.usage is None else attempt.usage.progress
+        return learned if progress is None else expected_run_time(progress, learned, self._transitions.live[job_id].job)
+
+
+def expected_run_time(progress: JobProgress, learned: Estimate, job: Job) -> Estimate:
+    """Return the run time by progress, within the time limit. The first twentieth says less than earlier runs."""
+    left, fraction = time_left(progress, progress.at_s), progress.fraction
+    if left is None or fraction is None or (fraction < _EARLY and learned.likely_s is not None):
+        return learned
+    limit = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
+    return Estimate(
+        least_s=min(progress.at_s + left.least_s, limit),
+        likely_s=min(progress.at_s + left.likely_s, limit),
+        most_s=min(progress.at_s + left.most_s, limit + job.spec.grace_s),
+    )
 
 
 def list_running(live: LiveJobs) -> list[RunningJob]:
@@ -73,4 +96,5 @@ def list_running(live: LiveJobs) -> list[RunningJob]:
 
 
 def _runs_alike(before: Attempt, now: Attempt) -> bool:
-    return before.phase is now.phase and before.suspended_s == now.suspended_s
+    is_as_far = (before.usage and before.usage.progress) is (now.usage and now.usage.progress)
+    return before.phase is now.phase and before.suspended_s == now.suspended_s and is_as_far

@@ -15,8 +15,10 @@ from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_HOST_USES, KEPT_P
 from gpuyard.core.memory.expected_peak import FLAT_S
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
+from gpuyard.core.progress.job_progress import Figure, FigureCurves
 from gpuyard.core.report.energy import EnergyFigures
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.schema.progress import ProgressRow
 from gpuyard.schema.queue import Iso, QueueState
 
 
@@ -34,6 +36,8 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     started_at: Iso | None
     ended_at: Iso | None
     log: str | None
+    progress: ProgressRow | None
+    figures: dict[str, Figure]
 
 
 class JobRow(JobSummary, frozen=True, kw_only=True):
@@ -127,6 +131,9 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     engine: str
     place: str | None
     site_id: str | None
+    progress: ProgressRow | None
+    figures: dict[str, Figure]
+    figure_curves: FigureCurves
 
 
 class GrownNeed(Struct, frozen=True, kw_only=True):
@@ -257,9 +264,6 @@ class LogEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ExportPage(Struct, frozen=True, kw_only=True):
     jobs: list[ExportedJob]
     next: int | None
-
-
-# Batches, tasks of workspaces, and estimates
 
 
 class LiveRun(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
+from gpuyard.core.progress.job_progress import JobProgress
 from gpuyard.core.report.energy import EnergyUse
 from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.tag_sharing import TagSharing
@@ -217,6 +218,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
     beside: Neighbours | None = None  # how much other work of this queue was on its devices
     energy: EnergyUse | None = None  # of its devices, as far as it was measured
+    progress: JobProgress | None = None  # what its output or its progress file says
 
     @property
     def peak_mb(self) -> float | None:

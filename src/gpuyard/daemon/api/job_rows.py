@@ -16,6 +16,7 @@ from gpuyard.core.notify.subscriptions import redacted_target
 from gpuyard.core.report.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
 from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
+from gpuyard.daemon.api.progress_rows import figure_curves, figures_of, progress_row
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema import jobs as schema
@@ -35,6 +36,8 @@ def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reaso
         started_at=wall_time(scheduler, job.started_at),
         ended_at=wall_time(scheduler, job.ended_at),
         log=attempt.log if attempt is not None else None,
+        progress=progress_row(scheduler, attempt),
+        figures=figures_of(attempt),
     )
 
 
@@ -156,6 +159,9 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         warned_at=wall_time(scheduler, attempt.warned_at),
         lack=None if attempt.lack is None else _make_lack(usage, attempt.lack),
         engine=attempt.engine or "local",
+        progress=progress_row(scheduler, attempt),
+        figures=figures_of(attempt),
+        figure_curves=figure_curves(attempt),
     )
 
 

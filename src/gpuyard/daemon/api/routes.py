@@ -38,6 +38,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
 from gpuyard.daemon.monitor.history_file import HistoryFile
+from gpuyard.daemon.monitor.progress_watch import ProgressWatch
 from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
@@ -45,6 +46,7 @@ from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
+from gpuyard.engines.registry import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
 from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
@@ -82,6 +84,7 @@ class Routes:
         self.events = EventStreams(scheduler, self.handle)
         self.web = PageListener(self.handle, Path(paths.state_folder()))
         self.retention = Retention(scheduler, Path(paths.state_folder()))
+        self.progress = ProgressWatch(scheduler, log_folders(Path(paths.state_folder())))
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
         self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))

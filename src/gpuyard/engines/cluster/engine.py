@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, subtract
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.engines.cluster.in_flight import InFlightJobs, split_launches
 from gpuyard.engines.cluster.site import Site, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
@@ -72,6 +73,8 @@ class ClusterEngine:
     # Calls of the controller
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:  # noqa: ARG002 - leases are for local devices
+        progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._folder / "logs", launch.key)}
+        launch = replace(launch, environment={**launch.environment, **progress})
         check_arguments(launch, launch.environment)
         self._prepare_folders()
         self._prepared.append(launch)

@@ -35,6 +35,11 @@ def path_of(folder: Path, job_id: int, attempt: int) -> Path:
     return folder / name_of(job_id, attempt)
 
 
+def progress_file_of(folder: Path | str, key: str) -> str:
+    """Return the file that the program of an attempt may write about its progress, beside its log in `folder`."""
+    return f"{folder}/{key}.progress"
+
+
 def error_log_of(log: Path) -> Path:
     """Return the log of standard error, beside a log of `path_of`."""
     return log.with_suffix(".err.log")

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.container import variables_to_pass
+from gpuyard.core.job.container import Container, Mount, variables_to_pass
+from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.engines.containers.container_removal import ContainerRemoval, RemoveCommand
 from gpuyard.engines.containers.device_options import device_options
 from gpuyard.engines.containers.installed_tools import has_podman_init
@@ -68,7 +69,7 @@ class StartedContainers:
         name = container_name(queue, record)
         command = run_command(
             ContainedProgram(
-                container=container,
+                container=_with_progress_file(container, environment),
                 name=name,
                 command=launch.command,
                 cwd=launch.cwd,
@@ -157,6 +158,19 @@ class StartedContainers:
 
 def _key(name: str) -> str:
     return name.rpartition("-")[0]
+
+
+def _with_progress_file(container: Container, environment: Mapping[str, str]) -> Container:
+    """Mount the file in which the program may write its progress. It is made first: a mount needs its source."""
+    path = environment.get(PROGRESS_VARIABLE)
+    if path is None:
+        return container
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    except OSError as error:  # such as a full disk: the program runs without it
+        _log.warning("%s cannot be made, so the container's program cannot write its progress: %s", path, error)
+        return container
+    return replace(container, mounts=(*container.mounts, Mount(source=path, target=path)))
 
 
 def _tool_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments
@@ -142,7 +143,8 @@ class LocalEngine(PlacesNothing):
         own = self._own_keeper()
         outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
-        environment = {**launch.environment, **self.variables}
+        progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
+        environment = {**launch.environment, **self.variables, **progress}
         launch = self.containers.contain(launch, environment, self.queue)
         check_arguments(launch, environment)
         if launch.folder is not None:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from gpuyard.core.units import format_duration
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, elapsed_seconds, job_name, memory_text, result_text
+from gpuyard.ui.cli.jobs.progress_text import running_text
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
@@ -106,5 +107,5 @@ def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
         "VRAM": memory_text(job),
         "PRIO": str(job["priority"]),
         "TIME": format_duration(elapsed_seconds(job)),
-        "WHY": result_text(job),
+        "WHY": running_text(job, is_unicode=glyphs.is_unicode) or result_text(job),
     }

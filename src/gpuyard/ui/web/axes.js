@@ -11,9 +11,10 @@ export function makeAxes(drawing) {
   return {node: el("div", {class: "axes"}, values, drawing, times), values, times};
 }
 
-/** Label the axes at both ends and in the middle. `format` writes a value, `formatTime` a time. */
-export function setAxes({values, times}, {from, until, top}, format, formatTime) {
-  [format(top), format(top / 2), "0"].forEach((text, place) => say(values.children[place], text));
+/** Label the axes at both ends and in the middle. `format` writes a value, `formatTime` a time; values start at `bottom`. */
+export function setAxes({values, times}, {from, until, top, bottom = 0}, format, formatTime) {
+  const lowest = bottom ? format(bottom) : "0";
+  [format(bottom + top), format(bottom + top / 2), lowest].forEach((text, place) => say(values.children[place], text));
   [from, (from + until) / 2, until].forEach((at, place) => say(times.children[place], formatTime(at)));
 }
 

@@ -30,7 +30,8 @@ export function makeChart(title, kinds, format) {
 }
 
 /** Label the axes of a chart over wall time, in seconds. */
-const labelAxes = ({axes, format}, box) => setAxes(axes, box, format, (at) => clockShort(1000 * at));
+const labelAxes = ({axes, format}, box, formatTime = (at) => clockShort(1000 * at)) =>
+  setAxes(axes, box, format, formatTime);
 
 /** Segments of known points `[time, value, index]`, split where a value is unknown or a gap is too long. */
 function segments(at, values, longestGap) {
@@ -69,9 +70,9 @@ export function drawStack(chart, at, series, box) {
   });
 }
 
-/** Draw a line and the area under it. */
-export function drawLine(chart, at, values, box) {
-  labelAxes(chart, box);
+/** Draw a line and the area under it. `formatTime` writes a time if it is not wall time. */
+export function drawLine(chart, at, values, box, formatTime) {
+  labelAxes(chart, box, formatTime);
   drawArea(chart, at, values, box);
 }
 

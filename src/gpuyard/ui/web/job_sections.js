@@ -13,6 +13,7 @@ import {el, keep, say} from "./dom.js";
 import {factsSection} from "./job_facts.js";
 import {clock} from "./format.js";
 import {Log} from "./log.js";
+import {progressSection} from "./progress.js";
 import {resultSection} from "./job_result.js";
 import {makeSection} from "./section.js";
 import {whyLines} from "./why_text.js";
@@ -20,6 +21,7 @@ import {whyLines} from "./why_text.js";
 export const SECTIONS = [
   resultSection,
   whySection,
+  progressSection,
   logSection,
   memorySection,
   factsSection,

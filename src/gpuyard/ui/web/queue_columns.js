@@ -11,6 +11,7 @@
 import {setElapsed} from "./clock.js";
 import {el, number, say, set} from "./dom.js";
 import {UNKNOWN, memory, title} from "./format.js";
+import {makeProgress, setProgress} from "./progress.js";
 import {COMMAND_END, NAME_END, makeShortened, sayShortened} from "./shortened.js";
 import {TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
 
@@ -21,7 +22,7 @@ export const COLUMNS = [
   textColumn({title: "Job", sort: "id", kind: "id", isDown: true}, (job) => job.id),
   {title: "State", sort: "state", kind: "is", make: stateChip, update: updateState},
   {title: "Name and command", sort: "name", kind: "what", make: makeName, update: updateName},
-  {title: "Reason", sort: "reason", kind: "reason", make: () => el("span"), update: updateReason},
+  {title: "Reason", sort: "reason", kind: "reason", make: makeReason, update: updateReason},
   textColumn({title: "GPU", sort: "gpu", kind: "gpu"}, gpusOf),
   textColumn({title: "Memory", sort: "memory", kind: "memory right", isDown: true}, memoryOf),
   textColumn({title: "Priority", sort: "priority", kind: "priority right", isDown: true}, (job) => job.priority),
@@ -47,10 +48,17 @@ function updateName({parts}, job) {
   say(parts.tag, job.tag);
 }
 
-function updateReason(node, job) {
-  say(node, job.reason);
-  set(node, "title", job.reason || null);
-  set(node, "data-tone", toneOf(job.state));
+/** A running job has its progress in place of a reason. */
+function makeReason() {
+  const parts = {words: el("span"), progress: makeProgress()};
+  return Object.assign(el("div", {}, parts.words, parts.progress), {parts});
+}
+
+function updateReason({parts}, job) {
+  say(parts.words, job.reason);
+  set(parts.words, "title", job.reason || null);
+  set(parts.words, "data-tone", toneOf(job.state));
+  setProgress(parts.progress, job);
 }
 
 function updateTime(node, job) {

@@ -7,6 +7,7 @@ from gpuyard.core.units import format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.jobs import job_text
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
+from gpuyard.ui.cli.jobs.progress_text import running_text
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
@@ -114,7 +115,7 @@ def _cells(job: Answer) -> list[str]:
         job_text.memory_text(job),
         str(job["priority"]),
         format_duration(job_text.elapsed_seconds(job)),
-        job_text.result_text(job),
+        running_text(job, is_unicode=is_unicode()) or job_text.result_text(job),
     ]
 
 

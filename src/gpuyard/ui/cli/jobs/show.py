@@ -13,6 +13,7 @@ from gpuyard.core.units import (
 )
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text, result_text, where_text
+from gpuyard.ui.cli.jobs.progress_text import figures_text, progress_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Typed, Verb
@@ -128,6 +129,8 @@ def fact_lines(job: Answer) -> list[str]:
         ("started", job["started_at"] and format_time(job["started_at"])),
         ("ended", job["ended_at"] and format_time(job["ended_at"])),
         ("elapsed", None if job["elapsed_s"] is None else format_duration(job["elapsed_s"])),
+        ("progress", progress_text(job, is_unicode=is_unicode())),
+        ("figures", figures_text(job)),
         ("energy", _energy(job)),
         ("time limit", None if job["time_limit_s"] is None else format_duration(job["time_limit_s"])),
         ("signal before it is stopped", job["signal"]),

@@ -1,0 +1,183 @@
+"""The progress of an attempt as it is kept: the last amount, marks for its speed, named figures and their curves.
+
+All of it is bounded: 32 marks, 8 figures, curves of 120 points that share their times.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.core.progress.log_reader import WorkDone
+
+MOST_MARKS = 32
+MOST_FIGURES = 8
+MOST_POINTS = 120
+# Progress that was watched for less time, or that is smaller, says nothing about the end.
+_LEAST_WATCHED_S = 10.0
+_LEAST_FRACTION = 0.01
+# A fraction that falls by more is that of other work.
+_FELL = 0.05
+# The speed is that of the later half of the time, of 10 s at least.
+_RECENT_PART = 0.5
+# The end may be this part of the time left away from the likely one: more at the beginning, less towards the end.
+_WIDEST, _NARROWEST, _MARGIN_S = 0.5, 0.1, 10.0
+
+NamedValues = Sequence[tuple[str, float | None]]
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """The last, the least and the largest value that a job gave for a name. `last` is None if it was no finite
+    number."""
+
+    last: float | None
+    least: float | None = None
+    most: float | None = None
+
+
+class FigureCurves(Struct, frozen=True, kw_only=True):
+    """Values of figures over the run time of the attempt; None where a figure had none."""
+
+    times_s: tuple[float, ...] = ()
+    values: dict[str, tuple[float | None, ...]] = {}
+
+
+class ProgressReading(Struct, frozen=True, kw_only=True):
+    """What one look at the output or the file of an attempt has shown: its amount, if there was a new one, and the
+    named values in their order. `is_told`: by the file."""
+
+    amount: WorkDone | None = None
+    figures: Sequence[NamedValues] = ()
+    is_told: bool = False
+
+
+class JobProgress(Struct, frozen=True, kw_only=True):
+    """`amount` as of `at_s`, in seconds of run time. `marks` are run times and fractions since it last began anew.
+    `is_told`: the program wrote it into its file, so its output does not count."""
+
+    amount: WorkDone | None = None
+    at_s: float = 0.0
+    marks: tuple[tuple[float, float], ...] = ()
+    is_told: bool = False
+    figures: dict[str, Figure] = {}
+    curves: FigureCurves = FigureCurves()
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of the work that is done, from 0 to 1; None if the total is unknown."""
+        amount = self.amount
+        return None if amount is None or not amount.total else min(1.0, max(0.0, amount.done / amount.total))
+
+
+class RemainingTime(Struct, frozen=True, kw_only=True):
+    """The time that an attempt still needs: at least, likely and at most."""
+
+    least_s: float
+    likely_s: float
+    most_s: float
+
+
+def add_reading(progress: JobProgress, reading: ProgressReading, at_s: float) -> JobProgress:
+    """Return the progress with a reading taken `at_s` seconds of run time after the start."""
+    before_s = progress.at_s
+    if reading.amount is not None and (reading.is_told or not progress.is_told):
+        progress = replace(progress, amount=_rounded(reading.amount), at_s=round(at_s, 2), is_told=reading.is_told)
+        progress = replace(progress, marks=_with_mark(progress.marks, at_s, progress.fraction))
+    count = len(reading.figures)
+    if not count:
+        return progress
+    # Lines that were printed between two looks are spread over the time between them.
+    times = [before_s + (at_s - before_s) * (number + 1) / count for number in range(count)]
+    figures = _with_figures(progress.figures, reading.figures)
+    points = ((at, dict(values)) for at, values in zip(times, reading.figures, strict=True))
+    return replace(
+        progress, at_s=round(at_s, 2), figures=figures, curves=_with_points(progress.curves, points, figures)
+    )
+
+
+def time_left(progress: JobProgress, ran_s: float) -> RemainingTime | None:
+    """Return how long an attempt that has run for `ran_s` still needs by its own progress; None if that says too little
+    yet."""
+    fraction, amount = progress.fraction, progress.amount
+    if fraction is None or amount is None or fraction < _LEAST_FRACTION:
+        return None
+    left_s = _left_by_speed(progress.marks)
+    if left_s is None and amount.left_s is not None and progress.at_s >= _LEAST_WATCHED_S:
+        left_s = amount.left_s
+    if left_s is None:
+        return None
+    left_s = max(0.0, left_s - max(0.0, ran_s - progress.at_s))
+    spread = _WIDEST + (_NARROWEST - _WIDEST) * fraction
+    return RemainingTime(
+        least_s=left_s * (1 - spread), likely_s=left_s, most_s=left_s * (1 + spread) + _MARGIN_S
+    )  # fmt: skip
+
+
+def _left_by_speed(marks: Sequence[tuple[float, float]]) -> float | None:
+    if not marks or marks[-1][0] - marks[0][0] < _LEAST_WATCHED_S:
+        return None
+    (last_s, last), first_s = marks[-1], marks[0][0]
+    recent_s = max(_LEAST_WATCHED_S, _RECENT_PART * (last_s - first_s))
+    since_s, since = next(mark for mark in reversed(marks) if mark[0] <= last_s - recent_s)
+    return None if last <= since else (1 - last) * (last_s - since_s) / (last - since)
+
+
+def _rounded(amount: WorkDone) -> WorkDone:
+    return replace(amount, done=_significant(amount.done))
+
+
+def _significant(value: float) -> float:
+    """Return a value with 7 digits that count, which make curves shorter."""
+    return float(f"{value:.7g}")
+
+
+def _with_mark(
+    marks: tuple[tuple[float, float], ...], at_s: float, fraction: float | None
+) -> tuple[tuple[float, float], ...]:
+    """Add a mark; begin anew where the fraction has fallen far. Of more than 32 marks every second one stays."""
+    if fraction is None:
+        return ()
+    if marks and fraction < marks[-1][1] - _FELL:
+        marks = ()
+    if marks and fraction < marks[-1][1]:  # a bar inside was over, and the next one is not drawn yet
+        return marks
+    marks = (*marks, (round(at_s, 2), round(fraction, 7)))
+    return marks if len(marks) <= MOST_MARKS else (*marks[:-1:2], marks[-1])
+
+
+def _with_figures(figures: Mapping[str, Figure], lines: Iterable[NamedValues]) -> dict[str, Figure]:
+    kept = dict(figures)
+    for name, value in (pair for line in lines for pair in line):
+        if name not in kept and len(kept) >= MOST_FIGURES:
+            continue
+        before = kept.get(name)
+        known = [each for each in ((before.least, before.most) if before else ()) if each is not None]
+        if value is not None and math.isfinite(value):
+            known.append(_significant(value))
+            kept[name] = Figure(last=_significant(value), least=min(known), most=max(known))
+        else:
+            kept[name] = Figure(last=None, least=min(known, default=None), most=max(known, default=None))
+    return kept
+
+
+def _with_points(
+    curves: FigureCurves, points: Iterable[tuple[float, Mapping[str, float | None]]], figures: Mapping[str, Figure]
+) -> FigureCurves:
+    """Add points. Beyond 120 every second one goes, so that the distances stay alike."""
+    times = list(curves.times_s)
+    values = {name: list(curves.values.get(name, (None,) * len(times))) for name in figures}
+    for at_s, given in points:
+        times.append(round(at_s, 2))
+        for name, column in values.items():
+            value = given.get(name)
+            column.append(None if value is None or not math.isfinite(value) else _significant(value))
+        if len(times) > MOST_POINTS:
+            times = _thinned(times)
+            values = {name: _thinned(column) for name, column in values.items()}
+    return FigureCurves(times_s=tuple(times), values={name: tuple(column) for name, column in values.items()})
+
+
+def _thinned(column: list) -> list:  # type: ignore[type-arg]
+    """Return every second entry, and the last one."""
+    return [*column[:-1:2], column[-1]]
