@@ -75,7 +75,7 @@ def test_files_are_listed_kept_while_jobs_wait_and_then_removed(user: Path) -> N
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (
         "gpuyard: nothing was removed: jobs run or wait (1 held)\n"
-        "  wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait`\n"
+        "  wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait all`\n"
     )
     assert set(before) <= set(files_in(user))
     assert running_pid(state_of(user) / "daemon.lock") == pid
