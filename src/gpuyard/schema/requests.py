@@ -15,9 +15,13 @@ from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.schema.jobs import LearnedProfile
 
 _STATE = "|".join(JobState)
-_JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
+_JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag|user|state|since)=[^\s,]+(,[^\s,=]+)*|all"
 _IDS_PATTERN = rf"^[\s,]*(({_JOBS})([\s,]+|$))*$"
-_DURATION_PATTERN = r"^\d{1,9}(\.\d+)?(ms|s|m|h|d)?$"
+_DURATION_PATTERN = (
+    r"^(\d{1,9}(\.\d+)?(ms|s|m|h|d)?"
+    r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?"
+    r"|(\d{1,9}-)?\d{1,9}(:[0-5]\d){2})$"
+)
 
 
 def _pattern(text: str) -> Meta:
@@ -28,7 +32,10 @@ Duration = Annotated[str, _pattern(_DURATION_PATTERN)]
 Ids = Annotated[
     str,
     _pattern(_IDS_PATTERN),
-    Meta(description="which jobs: 17, 17-20, name=big, tag=night, all, separated by spaces"),
+    Meta(
+        description="which jobs, separated by spaces: 17, 17-20, state=failed, tag=night, name=big, since=22:00, all; "
+        "a job has one of the ids and meets each condition"
+    ),
 ]
 Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
 After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
@@ -145,9 +152,12 @@ class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
 
 
 class RetryRequest(RunAgainRequest, frozen=True, kw_only=True):
-    """With `only`, jobs that were skipped because of these stay rejected."""
+    """With `only`, jobs that were skipped because of these stay rejected. Ids that are named one by one are retried in
+    any finished state; of a larger selection without a state, only jobs that failed or were rejected, or all of them
+    with `all`."""
 
     only: bool = False
+    all: bool = False
 
 
 class CleanRequest(Struct, frozen=True, kw_only=True):

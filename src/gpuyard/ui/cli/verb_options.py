@@ -67,7 +67,9 @@ class Typed:
 
 
 JSON = Option("json", None, "Print JSON with stable keys.")
-IDS = "17, 17-20, name=big, tag=night or all"
+IDS = "17, 17-20, state=failed, tag=night, name=big, since=22:00 or all"
+# For the help: what several of them together select.
+IDS_HELP = f"IDS are {IDS}. A job has one of the ids and meets each condition: 17-40 state=failed,cancelled."
 SEVERAL = Arguments("IDS...", is_many=True)
 ONE = Arguments("ID")
 

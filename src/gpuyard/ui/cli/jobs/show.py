@@ -15,7 +15,7 @@ from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import devices_text, gpu_text, result_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
-    f"Shows only the names of environment variables, since values may be secrets. IDS are {IDS}.",
+    f"Shows only the names of environment variables, since values may be secrets. {IDS_HELP}",
     (Option("environment", None, "Show the values of environment variables too."), JSON),
     SEVERAL,
 )

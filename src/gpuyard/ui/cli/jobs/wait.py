@@ -6,15 +6,18 @@ import time
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import parse_duration
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_TIMED_OUT
+from gpuyard.ui.cli.ask_daemon import selection_text
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
     """Wait until jobs have finished; without IDS, all that are unfinished now.
 
     Exit status 0 if all of them succeeded, 5 if one failed, 6 if one was cancelled and none failed, 124 after
-    --timeout. Keeps waiting while the daemon restarts. IDS are 17, 17-20, name=big or tag=night.
-    """,
+    --timeout. Keeps waiting while the daemon restarts.
+
+    """
+    + IDS_HELP,
     (Option("timeout", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
 )
@@ -28,7 +31,7 @@ def run(typed: Typed) -> int:
     deadline = float("inf") if timeout is None else time.monotonic() + parse_duration(timeout)
     with RetryingClient() as queue:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
-        answer = _request(queue, " ".join(typed.arguments), 0.0)
+        answer = _request(queue, selection_text(typed.arguments), 0.0)
         total = answer["left"]
         longest_s = _REQUEST_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_REQUEST_S
         try:
