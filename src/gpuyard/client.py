@@ -104,6 +104,10 @@ class Client(Closeable):
         body = {"options": _option_values(options), **({"command": list(command)} if command else {})}
         return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
 
+    def edit(self, *ids: Ids, where: Where | None = None, **options: Unpack[SubmitKwargs]) -> ChangeSummary:
+        """Change these options of waiting jobs."""
+        return self._change("edit", ids, where, options=_option_values(options))
+
     # Read
 
     def queue(  # noqa: PLR0913 - the parameters of the query
@@ -234,7 +238,7 @@ class Client(Closeable):
         """Set the priority: higher starts earlier."""
         return self._change("priority", ids, where, priority=to)
 
-    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: int) -> ChangeSummary:
+    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: object) -> ChangeSummary:
         if bool(ids) == (where is not None):
             raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
         chosen = {"ids": _id_text(ids)} if where is None else {"where": dict(where)}

@@ -57,6 +57,8 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     index: int | None
     engine: str
     place: str | None
+    resubmitted_from: int | None
+    not_before: Iso | None
 
 
 class JobPage(QueueState, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Meta, Struct
 
+from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import SubmissionRequest, read_line
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.schema.jobs import LearnedProfile
@@ -254,7 +255,8 @@ class SubmissionBody(SubmissionRequest, frozen=True, kw_only=True, forbid_unknow
 
 
 class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The changes: another `command`, as a list or as a shell would read it, and other options."""
+    """The changes: another `command`, as a list or as a shell would read it, and other options. A command that begins
+    with an option or a setting, such as `--lr 1e-3` or `lr=1e-3`, changes these arguments of the old one."""
 
     command: str | tuple[str, ...] | None = None
     options: Annotated[dict[str, Any], _OPTIONS] = {}
@@ -263,6 +265,12 @@ class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def arguments(self) -> tuple[str, ...] | None:
         return (read_line(self.command.strip()) if isinstance(self.command, str) else self.command) or None
+
+
+class EditRequest(ChangeRequest, frozen=True, kw_only=True):
+    """`options` replace those of the jobs; an option that is null is removed."""
+
+    options: Annotated[dict[str, Any], _OPTIONS] = {}
 
 
 Whole: TypeAlias = int | str
@@ -325,10 +333,11 @@ class SubmitKwargs(TypedDict, total=False):
     error: str | None
     split_stderr: bool | None
     timestamps: bool | None
+    at: str | None
+    stagger: Time | None
     concurrency: Whole | None
     smoothing: Time | None
     steady: Time | None
-    stagger: Time | None
     run_ram: Size | None
     output_root: str | None
     sample_log: str | None

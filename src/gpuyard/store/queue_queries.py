@@ -149,9 +149,14 @@ class QueueQueries:
 
     # Many jobs at once
 
-    def independent_jobs(self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool) -> list[int]:
-        """Return those of these jobs that are in one of the states and have no part in a dependency."""
+    def independent_jobs(
+        self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool, ready_at: float | None = None
+    ) -> list[int]:
+        """Return those of these jobs that are in one of the states and have no part in a dependency; with `ready_at`,
+        only those that may start by then."""
         only = " AND name IS NULL" if unnamed_only else ""
+        if ready_at is not None:
+            only += f" AND (not_before IS NULL OR not_before <= {ready_at!r})"
         if self._store.has_dependencies:
             only += (
                 " AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id)"

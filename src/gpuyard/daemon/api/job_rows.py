@@ -63,6 +63,8 @@ def make_row(scheduler: SchedulerLoop, job: Job, reason: str | None) -> schema.J
         index=job.index,
         engine=job.spec.engine or "local",
         place=attempt.place if attempt is not None else None,
+        resubmitted_from=job.spec.resubmitted_from,
+        not_before=wall_time(scheduler, job.not_before),
     )
 
 

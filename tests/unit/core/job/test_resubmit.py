@@ -50,7 +50,7 @@ def test_a_resubmission_keeps_all_typed_options(typed: dict[str, object]) -> Non
     only = None if before.devices is None else before.devices
     spec = replace(before.spec, need=replace(before.spec.need, only=only))
     again = resubmission(job(spec, priority=before.priority), None, {})
-    assert again.spec == before.spec
+    assert again.spec == replace(before.spec, resubmitted_from=17)
     assert (again.priority, again.devices, again.count) == (before.priority, before.devices, 1)
 
 

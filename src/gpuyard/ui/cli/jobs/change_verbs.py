@@ -33,7 +33,7 @@ class ChangeVerb:
         if not typed.arguments:
             raise UserError(f"which jobs should `gpuyard {self._name}` change?", hint=f"name them: {IDS}")
         flags = {name: True for name in self._flags if typed.flag(name)}
-        return _change(typed, self._name, {"ids": selection_text(typed.arguments), **flags}, self._done, self._not_done)
+        return change(typed, self._name, {"ids": selection_text(typed.arguments), **flags}, self._done, self._not_done)
 
 
 class PriorityVerb:
@@ -55,7 +55,7 @@ class PriorityVerb:
         except ValueError:
             raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
         body = {"ids": selection_text(ids), "priority": priority}
-        return _change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
+        return change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
 
 
 COMMANDS = {
@@ -97,7 +97,7 @@ COMMANDS = {
 }
 
 
-def _change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
+def change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
     second = second_request(answer, allow_missing=typed.flag("allow-missing"))

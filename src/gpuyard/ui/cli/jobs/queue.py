@@ -50,12 +50,17 @@ def run(typed: Typed) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
+    say_page(answer, query)
+    return 0
+
+
+def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
+    """Print the counts, the jobs, and how many more there are."""
     say(*_head(answer))
     if answer["jobs"]:
         _say_rows(answer["jobs"])
     if answer["next"] is not None:
-        say(paint(_more_text(answer, query), "dim"))
-    return 0
+        say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
 
 
 def read_limit(typed: Typed, what: str, other_lines: int) -> int:

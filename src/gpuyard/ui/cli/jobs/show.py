@@ -108,6 +108,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("why", job["reason"] if job["ended_at"] is None else None),
         ("result", result_text(job) if job["ended_at"] is not None else None),
         ("command", job["command"]),
+        ("resubmitted from", f"job {job['resubmitted_from']}" if job.get("resubmitted_from") else None),
         ("directory", job["cwd"]),
         ("container", _container(job)),
         ("standard input", job["stdin"]),
@@ -135,7 +136,8 @@ def fact_lines(job: Answer) -> list[str]:
         # The failure of the first attempt uses no retry.
         ("retries", f"{min(job['failures'], job['retries'])} of {job['retries']} used" if job["retries"] else None),
         ("retried after", None if len(job["retry_on"]) == len(_CAUSES) else ", ".join(job["retry_on"])),
-        ("next attempt", job["due_at"] and format_time(job["due_at"])),
+        ("next attempt", job["due_at"] and job["due_at"] != job.get("not_before") and format_time(job["due_at"])),
+        ("not before", format_time(job["not_before"]) if job.get("not_before") else None),
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),
