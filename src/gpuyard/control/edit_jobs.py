@@ -39,6 +39,8 @@ class JobEditor:
         self._replaced: set[int] = set()
 
     def edit(self, job: Job, now: float) -> None:
+        if not self._options:
+            raise UserError("no option is given to change")
         if job.state not in WAITING:
             raise UserError(f"it is {job.state}: only waiting jobs can be edited; `gpuyard resubmit` makes a new one")
         spec_id, submission = self._edited(job)

@@ -6,6 +6,8 @@ from gpuyard.core.job.moments import next_moment, parse_moment
 from gpuyard.errors import UserError
 from gpuyard.ports import Clock
 
+_LONGEST_S = 3660 * 86400.0
+
 
 def read_start_time(text: str, clock: Clock) -> float:
     """Return the queue time of a moment such as `22:00`, a time of day of this machine, or `+2h`. UserError if it is
@@ -21,4 +23,6 @@ def read_start_time(text: str, clock: Clock) -> float:
         raise UserError(f"--at {text} is out of range", hint="write it as 22:00 or 2026-11-18T22:00") from None
     if at < now - 1.0:
         raise UserError(f"--at {text} is past", hint="leave it out to start now")
+    if at > now + _LONGEST_S:
+        raise UserError(f"--at {text} is more than ten years from now", hint="write it as 22:00 or 2026-11-18T22:00")
     return at

@@ -14,7 +14,6 @@ from gpuyard.daemon.api.jobs import JobHandler
 from gpuyard.daemon.api.submit import SubmissionHandler, with_container_tool
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.registry import LOCAL, check_name
-from gpuyard.errors import UserError
 from gpuyard.schema.queue import ChangeSummary
 from gpuyard.schema.requests import EditRequest
 from gpuyard.store.job_edits import JobEdits
@@ -23,17 +22,14 @@ from gpuyard.store.job_edits import JobEdits
 class EditHandler:
     def __init__(self, scheduler: SchedulerLoop, jobs: JobHandler, submissions: SubmissionHandler) -> None:
         self._scheduler, self._jobs, self._submissions = scheduler, jobs, submissions
-        self._edits = JobEdits(scheduler.database, scheduler.store)
 
     async def edit(self, body: EditRequest) -> ChangeSummary:
-        if not body.options:
-            raise UserError("no option is given to change", hint="such as gpuyard edit 17 --vram 16G --priority 5")
         Options(body.options)  # a mistake is named before any job is changed
         snapshot = await self._submissions.read_devices()
         scheduler = self._scheduler
         editor = JobEditor(
             scheduler.controller.transitions,
-            self._edits,
+            JobEdits(scheduler.database, scheduler.store),
             scheduler.clock,
             body.options,
             lambda submission: self._fit(submission, snapshot),

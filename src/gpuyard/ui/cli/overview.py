@@ -34,7 +34,7 @@ def show_overview() -> int:
 
 
 def _show_machine() -> int:
-    """Read the GPUs without the queue, which nobody has started."""
+    """Show the GPUs as `gpuyard devices` does, because no daemon runs."""
     from gpuyard.ui.cli.machine.devices import command
 
     command(args=[], standalone_mode=False)
@@ -57,5 +57,4 @@ def _cells(device: Answer) -> list[str]:
 
 
 def _lease_text(lease: Answer) -> str:
-    job_id = lease.get("job_id")
-    return f"job {job_id}" if job_id is not None else str(lease.get("label") or lease.get("user") or "")
+    return f"job {lease['job']}" if lease["is_own"] and lease["job"] is not None else str(lease["who"])

@@ -3,7 +3,6 @@
 import os
 
 from gpuyard.connect.fast_http import connect
-from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import say_answer, select
 from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
@@ -54,6 +53,8 @@ def run(typed: Typed) -> int:
             for line in answer["notes"]:
                 note(f"gpuyard: {line}")
             answers.append(answer)
+    from gpuyard.core.job.selection import format_ids  # it takes milliseconds, and `--help` does not need it
+
     ids = format_ids(answer["first"] for answer in answers)
     return say_answer(typed, answers[0] if len(answers) == 1 else answers, ids)
 
