@@ -16,7 +16,7 @@ def complete(monkeypatch: pytest.MonkeyPatch, shell: str, words: str) -> list[st
     monkeypatch.setenv("COMP_CWORD", others[-1] if shell == "fish" else str(len(others)))
     result = run()
     assert (result.returncode, result.stderr) == (0, "")
-    lines = result.stdout.splitlines()
+    lines = [line for line in result.stdout.splitlines() if line]
     return lines[1::3] if shell == "zsh" else [line.split("\t")[0].partition(",")[2] for line in lines]
 
 
@@ -26,7 +26,7 @@ def test_on_a_terminal_the_gpus_and_the_queue_are_shown_and_in_a_pipe_the_help(q
     assert "Simulated" in shown
     assert "later" in shown
     assert "idle" in shown
-    assert "Usage: gpuyard" in run().stdout
+    assert "Usage: gpuyard" in run().stderr  # as before: without a command there is nothing to do
     queue.post("/jobs/cancel", ids="all")
 
 

@@ -3,6 +3,7 @@
 The daemon is asked only if one runs, for at most half a second; whatever goes wrong completes nothing, silently.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -51,7 +52,8 @@ def complete_arguments(arguments: Arguments) -> Complete | None:
 def _selection(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete an id, or a key and its values. bash splits words at `=`: there, the words before end in KEY and `=`."""
     before = [word for word in ctx.params.get("arguments") or () if isinstance(word, str)]
-    if incomplete == "=" and before and before[-1] in _KEYS:
+    is_after_key = not incomplete and os.environ.get("COMP_WORDS", "").endswith("=")  # click makes the `=` empty
+    if is_after_key and before and before[-1] in _KEYS:
         return _items(_values(before[-1]), "")
     if len(before) > 1 and before[-1] == "=" and before[-2] in _KEYS:
         return _listed(before[-2], "", incomplete)
