@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
-from gpuyard.connect.supply_secrets import merge, second_request
+from gpuyard.connect.supply_secrets import decided, merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
@@ -107,6 +107,10 @@ class Client(Closeable):
         """Submit a job like this one, with another command or other options."""
         body = {"options": _option_values(options), **({"command": list(command)} if command else {})}
         return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
+
+    def edit(self, *ids: Ids, where: Where | None = None, **options: Unpack[SubmitKwargs]) -> ChangeSummary:
+        """Change these options of waiting jobs."""
+        return self._change("edit", ids, where, options=_option_values(options))
 
     # Read
 
@@ -205,14 +209,22 @@ class Client(Closeable):
         return self._run_again("release", ids, where, allow_missing=allow_missing)
 
     def retry(
-        self, *ids: Ids, where: Where | None = None, only: bool = False, allow_missing: bool = False
+        self,
+        *ids: Ids,
+        where: Where | None = None,
+        only: bool = False,
+        allow_missing: bool = False,
+        all: bool = False,  # noqa: A002 - as on the command line
     ) -> ChangeSummary:
         """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`.
+
+        Jobs that are named one by one run again in any case; of a range, a tag or any other selection without a state
+        only those that failed or were rejected, unless `all` is true.
 
         Values of secret variables, which are dropped when a job has ended, are taken from this process; with
         `allow_missing` jobs run without those that it lacks.
         """
-        return self._run_again("retry", ids, where, allow_missing=allow_missing, only=only)
+        return self._run_again("retry", ids, where, allow_missing=allow_missing, only=only, all=all)
 
     def _run_again(
         self, verb: str, ids: tuple[Ids, ...], where: Where | None, *, allow_missing: bool, **more: bool
@@ -221,7 +233,8 @@ class Client(Closeable):
         second = second_request(msgspec.to_builtins(first), allow_missing=allow_missing)
         if second is None:
             return first
-        answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more})
+        # The first request has decided which jobs run again.
+        answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more, **decided(verb)})
         return _convert(merge(msgspec.to_builtins(first), answer), ChangeSummary)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
@@ -236,7 +249,7 @@ class Client(Closeable):
         """Set the priority: higher starts earlier."""
         return self._change("priority", ids, where, priority=to)
 
-    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: int) -> ChangeSummary:
+    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: object) -> ChangeSummary:
         if bool(ids) == (where is not None):
             raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
         chosen = {"ids": _id_text(ids)} if where is None else {"where": dict(where)}

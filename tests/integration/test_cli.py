@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.ui.cli import EVERYDAY, VERBS
 from tests.unit.probes.samples_nvidia import MIG_XML, XML
 
 GPUYARD = [sys.executable, "-m", "gpuyard"]
@@ -234,6 +236,10 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
         (["devcies"], "did you mean `gpuyard devices`?"),
         (["undrain", "0"], "did you mean `gpuyard devices undrain`?"),
         (["frobnicate"], "gpuyard --help"),
+        *(([word], "did you mean `gpuyard queue`?") for word in ("status", "ls", "ps", "list", "jobs")),
+        *(([word, "17"], "did you mean `gpuyard cancel`?") for word in ("kill", "rm", "stop")),
+        (["tail", "17"], "did you mean `gpuyard logs -f`?"),
+        (["squeu"], "did you mean `gpuyard queue`?"),
         (["watch", "--log", "usage.txt"], ".csv or .jsonl"),
         (["watch", "--interval", "0"], "--interval"),
         (["watch", "--interval", "soon"], "10m"),
@@ -262,6 +268,16 @@ def test_an_invalid_simulation_is_refused() -> None:
     result = run("devices", GPUYARD_SIMULATE="lots")
     assert result.returncode == 2
     assert "2x24GB" in result.stderr
+
+
+def test_the_help_shows_ten_everyday_commands_and_names_all_others_in_few_lines() -> None:
+    text = run("--help").stdout
+    everyday, others = text.partition("Every day:")[2].split("All others")
+    for verb in EVERYDAY:
+        assert re.search(rf"^  {verb} +[A-Z]", everyday, re.MULTILINE)
+    assert len(EVERYDAY) == 10
+    assert all(re.search(rf"\b{verb}\b", others) for verb in VERBS if verb not in EVERYDAY)
+    assert len(others.splitlines()) <= 10
 
 
 def test_every_command_has_version_and_help() -> None:

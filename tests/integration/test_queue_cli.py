@@ -352,8 +352,8 @@ def test_a_selection_without_jobs_is_an_error(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page()
     for verb in ("show", "logs"):
         result = run(verb, "all")
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "'all' matches no job" in result.stderr
+        assert (result.returncode, result.stdout) == (3, "")
+        assert "no job matches all" in result.stderr
 
 
 def test_pause_unpause_and_drain_count_the_remaining_jobs(daemon: StandIn) -> None:

@@ -64,7 +64,7 @@ def test_waiting_jobs_can_be_explained_reordered_held_and_cancelled() -> None:
     assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU\n")
     assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
     assert run("why", "name=big").stdout.count("job ") >= 4
-    assert "several jobs: 1, 2, 3, 4\n" in run("logs", "name=big").stderr
+    assert "several jobs: 1, 2, 3, 4\n" in run("logs", "-f", "name=big").stderr
     assert run("priority", "4", "5").stdout == "priority 5 for 4\n"
     assert run("hold", "3").stdout == "held 3\n"
     assert state_of("3") == "held"

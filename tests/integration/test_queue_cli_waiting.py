@@ -129,15 +129,27 @@ def test_a_follower_on_a_terminal_shows_a_progress_bar_move(daemon: StandIn, tmp
     assert shown.count("\r 4%") > 3
 
 
-def test_logs_accepts_a_name_of_exactly_one_job(daemon: StandIn, tmp_path: Path) -> None:
+def test_logs_of_several_jobs_are_printed_below_their_ids_and_only_one_is_followed(
+    daemon: StandIn, tmp_path: Path
+) -> None:
     (tmp_path / "1").write_text("one\n")
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[attempt(1, tmp_path / "1")])
     daemon.answers["GET /jobs"] = page(row(17))
     assert run("logs", "name=big").stdout == "one\n"
+    (tmp_path / "2").write_text("two, without an end")
+    daemon.answers["GET /jobs/18"] = job(18, "failed", attempts=[attempt(1, tmp_path / "2")])
+    daemon.answers["GET /jobs/19"] = job(19, "queued")
+    daemon.answers["GET /jobs"] = page(row(17), row(18), row(19))
+    several = run("logs", "state=failed", "name=big")
+    assert daemon.requests[-4].query["ids"] == "state=failed name=big"
+    assert several.stdout.count("==> ") == 2
+    assert "==> 17 " in several.stdout
+    assert "two, without an end\n" in several.stdout
+    assert several.stderr == "gpuyard: job 19 is queued and has no output: it has not run\n"
     daemon.answers["GET /jobs"] = page(row(17), row(18), following="2")
-    several = run("logs", "name=big")
-    assert (several.returncode, several.stdout) == (2, "")
-    assert "'name=big' matches several jobs: 17, 18 and more\n" in several.stderr
+    followed = run("logs", "-f", "name=big")
+    assert (followed.returncode, followed.stdout) == (2, "")
+    assert "'name=big' matches several jobs: 17, 18 and more\n" in followed.stderr
 
 
 def test_logs_follows_a_waiting_job_through_all_its_attempts(daemon: StandIn, tmp_path: Path) -> None:

@@ -86,11 +86,14 @@ def test_a_report_agrees_with_the_queue(queue: QueueUnderTest, tmp_path: Path) -
     assert "out of GPU memory" in run_on_terminal("report", columns=80)
 
 
+WRITE_A_TIME = "write it as 30s, 10m, 4h, 2h30m, 02:30:00 or a number of seconds"
+
+
 def test_errors_name_a_remedy(queue: QueueUnderTest, tmp_path: Path) -> None:
     for arguments, message in (
         (("--by", "moon"), "gpuyard: there is no report by 'moon'\n  it can be by user, workspace, name\n"),
         (("--since", "5s"), "gpuyard: a report on 5s cannot be made\n  give it from 1m to 3660d, such as 7d\n"),
-        (("--since", "soon"), "gpuyard: 'soon' is not a time\n  write it as 30s, 10m, 4h or a number of seconds\n"),
+        (("--since", "soon"), f"gpuyard: 'soon' is not a time\n  {WRITE_A_TIME}\n"),
     ):
         result = run("report", *arguments)
         assert (result.returncode, result.stdout, result.stderr) == (2, "", message)

@@ -26,6 +26,11 @@ def second_request(answer: "Answer", *, allow_missing: bool = False) -> "dict[st
     return {"ids": lacking["ids"], "environment": values, "allow_missing": allow_missing}
 
 
+def decided(verb: str) -> "dict[str, bool]":
+    """Return what makes the second request apply to all jobs that the first one chose."""
+    return {"all": True} if verb == "retry" else {}
+
+
 def merge(first: "Answer", second: "Answer") -> "Answer":
     """Return the result of both requests together."""
     unchanged = [job for job in first["unchanged"] if not job["variables"]] + second["unchanged"]
@@ -37,4 +42,5 @@ def merge(first: "Answer", second: "Answer") -> "Answer":
         "lacking": second["lacking"],
         "revived": " ".join(filter(None, (first["revived"], second["revived"]))),
         "revived_count": first["revived_count"] + second["revived_count"],
+        "left_alone": first.get("left_alone", {}),
     }

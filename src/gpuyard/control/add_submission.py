@@ -98,7 +98,9 @@ class SubmissionIntake:
                     yield
                     with self._transitions.in_step(), self._store.transaction():
                         now = self._first_job(submission, user, wanted)  # a dependency may have ended, or run again
-                        like = replace(like, state=now.state, reason=now.reason, ended_at=now.ended_at)
+                        like = replace(
+                            like, state=now.state, reason=now.reason, ended_at=now.ended_at, due_at=now.due_at
+                        )
                         add(start, piece)
                 yield
                 with self._transitions.in_step(), self._store.transaction(is_synced=True):
@@ -151,6 +153,9 @@ class SubmissionIntake:
             why = f"{why}{WAS_HELD}"
         elif submission.is_held:
             first, why = JobState.HELD, "submitted as held"
+        not_before = submission.not_before
+        if first is JobState.QUEUED and not_before is not None and not_before > now:
+            first = JobState.DELAYED
         return Job(
             id=0,
             spec=submission.spec,
@@ -161,6 +166,8 @@ class SubmissionIntake:
             group_limit=submission.group_limit,
             reason=why,
             ended_at=now if first is JobState.REJECTED else None,
+            due_at=not_before if first is JobState.DELAYED else None,
+            not_before=not_before,
         )
 
     def _find_dependencies(self, submission: Submission) -> Wanted:

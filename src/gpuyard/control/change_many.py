@@ -19,7 +19,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """The event that jobs in `states` get, and the reason that is recorded.
 
     `resets`: the jobs get all their retries, and their original memory need, again. `unnamed_only`: the change of a job
-    with a name has to be checked against others with this name.
+    with a name has to be checked against others with this name. `waits_for_time`: a job may have to wait for its time.
     """
 
     event: JobEvent
@@ -27,6 +27,7 @@ class Change(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     resets: bool = False
     unnamed_only: bool = False
+    waits_for_time: bool = False
 
     @property
     def state(self) -> JobState:
@@ -42,7 +43,7 @@ def waiting_states(event: JobEvent) -> frozenset[JobState]:
 
 CANCEL = Change(event=JobEvent.CANCEL, states=waiting_states(JobEvent.CANCEL), reason="cancelled")
 HOLD = Change(event=JobEvent.HOLD, states=waiting_states(JobEvent.HOLD), reason="held until `gpuyard release`")
-RELEASE = Change(event=JobEvent.RELEASE, states=waiting_states(JobEvent.RELEASE))
+RELEASE = Change(event=JobEvent.RELEASE, states=waiting_states(JobEvent.RELEASE), waits_for_time=True)
 RETRY = Change(event=JobEvent.REQUEUE, states=FINISHED, resets=True, unnamed_only=True)
 
 
@@ -54,7 +55,12 @@ def change_many(
     Jobs that finish are published as one event. Call it in a transaction.
     """
     state = change.state
-    chosen = queries.independent_jobs(job_ids, sorted(change.states), unnamed_only=change.unnamed_only)
+    chosen = queries.independent_jobs(
+        job_ids,
+        sorted(change.states),
+        unnamed_only=change.unnamed_only,
+        ready_at=now if change.waits_for_time else None,
+    )
     if not chosen:
         return []
     queries.change_states(chosen, state, now, reason=change.reason, resets=change.resets)

@@ -314,6 +314,7 @@ class Controller:
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
+            array_starts=transitions.array_starts.last_starts(queue.lane for queue in queues),
             need=lambda _, job_id: transitions.estimates.need(
                 job_id,
                 devices,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
+from gpuyard.control.array_starts import ArrayStarts
 from gpuyard.control.dependants import Dependants
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
@@ -47,6 +48,8 @@ _STOP_REASONS = {
 _GUARDS = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
 _MAKE_ROOM = (OutcomeKind.PREEMPTED, *_GUARDS)
 _STOPPING = "stopping: "
+# Events after which a job still waits for the time for which it was submitted. A retry starts it at once.
+_AWAITS_TIME = (JobEvent.UNBLOCK, JobEvent.RELEASE)
 
 
 class JobTransitions:
@@ -67,6 +70,7 @@ class JobTransitions:
         self._unsaved: set[int] = set()
         self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
+        self.array_starts = ArrayStarts(store)
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
@@ -74,6 +78,7 @@ class JobTransitions:
         self.uses = self.store.recent_use()
         self._unsaved_uses.clear()
         self._last_starts.clear()
+        self.array_starts.clear()
         self.estimates.clear_cache()
         self._is_stale = False
 
@@ -105,6 +110,7 @@ class JobTransitions:
         self.last_start_at = attempt.since
         if job.spec.tag_sharing is not None:
             self._last_starts[job.spec.tag] = attempt.since
+        self.array_starts.note(job, attempt.since)
         event = JobEvent.HAND_OVER if attempt.started is None else JobEvent.START
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
@@ -315,9 +321,14 @@ class JobTransitions:
 
     def _apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
         state = advance(job.state, event)
+        due_at = job.not_before if event is JobEvent.DELAY else None
+        if event in _AWAITS_TIME and job.not_before is not None and job.not_before > now:
+            state, due_at = advance(state, JobEvent.DELAY), job.not_before
         is_over = state in FINISHED
         queued_at = now if state is JobState.QUEUED else None
-        self.store.change_state(job.id, state, reason=reason, ended_at=now if is_over else None, queued_at=queued_at)
+        self.store.change_state(
+            job.id, state, reason=reason, due_at=due_at, ended_at=now if is_over else None, queued_at=queued_at
+        )
         self.store.add_event(job.id, now, state, reason)
         if is_over:
             self.finished += 1
@@ -345,8 +356,9 @@ class JobTransitions:
         return {tag: at for tag, at in found if at is not None}
 
     def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
-        """Yield when the next job may start for each tag whose jobs start staggered."""
+        """Yield when the next job may start for each tag and array whose jobs start staggered."""
         for lane in lanes:
+            yield from self.array_starts.next_starts((lane,), now)
             last = self.last_start(lane.tag) if lane.tag_sharing is not None else None
             if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
                 yield last + lane.tag_sharing.stagger_s

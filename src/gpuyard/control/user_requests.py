@@ -5,7 +5,7 @@ Such requests are generators: they yield after each piece and return the answer.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, ch
 from gpuyard.control.controller import Controller
 from gpuyard.control.delete_finished import delete_finished
 from gpuyard.control.dependants import Revival
+from gpuyard.control.selected_jobs import SelectedJobs
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState, can
@@ -68,7 +69,8 @@ class UserRequests:
         }
         self._revival = Revival(store, self._transitions.dependants)  # of the change that is being made
         self._supply = Supply()  # of that change
-        intake = SubmissionIntake(self._transitions, clock, self._selected_ids)
+        self.selected = SelectedJobs(queries, clock)
+        intake = SubmissionIntake(self._transitions, clock, self.selected.ids)
         self.submit, self.drop_refused = intake.submit, intake.drop_refused
 
     # Changes
@@ -153,7 +155,8 @@ class UserRequests:
         changed: list[int] = []
         refused: list[UnchangedJob] = []
         revival = Revival(self._store, self._transitions.dependants)
-        pieces = batched(self._selected_ids(selection), PIECE)
+        # The states of jobs whose ids are known are checked as they are changed: they may have changed since.
+        pieces = batched(self.selected.ids(replace(selection, states=()) if selection.ranges else selection), PIECE)
         piece = next(pieces, None)
         while piece is not None:
             following = next(pieces, None)
@@ -215,25 +218,6 @@ class UserRequests:
                 job = self._store.job(job_id)
                 if job is not None and can(job.state, JobEvent.HOLD):
                     self._transitions.apply(job, JobEvent.HOLD, now, _lacking_text(names))
-
-    def _selected_ids(self, selection: JobSelection) -> Iterator[int]:
-        for first, last in self.id_ranges(selection):
-            yield from self._queries.ids(first, last)
-
-    def id_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
-        """Return the selected job ids as ranges. Raises UserError for jobs that do not exist."""
-        if selection.is_empty:
-            raise UserError(
-                "no job is given", hint="give an id such as 17, a range such as 17-20, name=big, tag=night or all"
-            )
-        found = self._queries.ranges(selection)
-        for first, last in selection.ranges:
-            if next(self._queries.ids(first, last), None) is None:
-                raise _not_found(f"job {first}" if first == last else f"job in {first}-{last}")
-        if not found and not selection.is_all:
-            wanted = [f"name={name}" for name in selection.names] + [f"tag={tag}" for tag in selection.tags]
-            raise _not_found(f"job with {' or '.join(wanted)}")
-        return found
 
     # The queue as a whole
 
@@ -328,10 +312,6 @@ def _lacking_text(names: Sequence[str]) -> str:
         f"the values of secret variables were deleted, and this job lacks {', '.join(names)}: set them in a shell and "
         "run `gpuyard retry` or `release` there, or add --allow-missing"
     )
-
-
-def _not_found(what: str) -> UserError:
-    return UserError(f"there is no {what}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
 
 
 def _refuse_finished(state: JobState) -> None:

@@ -16,7 +16,12 @@ _MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 104
 _SIZE = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*"
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)?\s*"
+_NUMBER = r"(\d{1,12}(?:\.\d*)?|\.\d+)"
+_DURATION = rf"\s*{_NUMBER}\s*(ms|s|m|h|d)?\s*"
+# `2h30m` or `1d 12h`: each unit once, the largest first.
+_SUM_OF_UNITS = r"\s*" + "".join(rf"(?:(\d{{1,9}})\s*{unit}\s*)?" for unit in "dhm") + rf"(?:{_NUMBER}\s*s)?\s*"
+# `02:00:00`, or `1-12:00:00` with days, as Slurm writes it.
+_CLOCK = r"\s*(?:(\d{1,9})-)?(\d{1,9}):([0-5]\d):([0-5]\d)\s*"
 
 
 def parse_size(text: str) -> float:
@@ -31,13 +36,19 @@ def parse_size(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return `30s`, `200ms`, `4h`, `2d` or a bare number of seconds, in seconds."""
+    """Return `30s`, `200ms`, `4h`, `2h30m`, `1d12h`, `02:00:00` or a bare number of seconds, in seconds."""
     import re
 
     match = re.fullmatch(_DURATION, text, re.IGNORECASE | re.ASCII)
-    if match is None:
-        raise UserError(f"'{text}' is not a time", hint="write it as 30s, 10m, 4h or a number of seconds")
-    return float(match[1]) * _SECONDS_PER_UNIT[(match[2] or "s").lower()]
+    if match is not None:
+        return float(match[1]) * _SECONDS_PER_UNIT[(match[2] or "s").lower()]
+    match = re.fullmatch(_CLOCK, text, re.ASCII) or re.fullmatch(_SUM_OF_UNITS, text, re.IGNORECASE | re.ASCII)
+    if match is None or not any(match.groups()):
+        raise UserError(
+            f"'{text}' is not a time", hint="write it as 30s, 10m, 4h, 2h30m, 02:30:00 or a number of seconds"
+        )
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def format_size(megabytes: float | None) -> str:

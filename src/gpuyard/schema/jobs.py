@@ -66,6 +66,8 @@ class JobRow(JobSummary, frozen=True, kw_only=True):
     engine: str
     place: str | None
     is_command_cut: bool
+    resubmitted_from: int | None
+    not_before: Iso | None
 
 
 class JobPage(QueueState, frozen=True, kw_only=True):

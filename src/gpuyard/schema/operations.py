@@ -86,6 +86,7 @@ _JOBS = (
         "resubmit", "/jobs/{id}/resubmit", "Submit a job like this one, with changes.", queue.SubmitResult,
         requests.ResubmitBody,
     ),
+    _change("edit", "Change options of waiting jobs.", requests.EditRequest),
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),
     _change("release", "Let held jobs start.", requests.RunAgainRequest),

@@ -101,7 +101,8 @@ class LackingJobs(Struct, frozen=True, kw_only=True):
 class ChangeSummary(Struct, frozen=True, kw_only=True):
     """`changed` lists ids such as `"17-20"`; `unchanged` has at most 100 jobs, `unchanged_count` the number of all.
     `revived` lists jobs that had been skipped because of jobs that are retried, and wait again. `lacking` are those of
-    the unchanged jobs that lack values of variables."""
+    the unchanged jobs that lack values of variables. `left_alone` counts, by state, the finished jobs that a retry of
+    what failed did not run again."""
 
     changed: str
     count: int
@@ -110,6 +111,7 @@ class ChangeSummary(Struct, frozen=True, kw_only=True):
     revived: str = ""
     revived_count: int = 0
     lacking: LackingJobs | None = None
+    left_alone: dict[str, int] = {}
 
 
 class UnsuccessfulJob(Struct, frozen=True, kw_only=True):

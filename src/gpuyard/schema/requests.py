@@ -8,17 +8,22 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Meta, Struct
 
+from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import Submitters
-from gpuyard.core.job.submission import SubmissionRequest, read_line
+from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.schema.jobs import LearnedProfile
 
 _STATE = "|".join(JobState)
-_JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
+_JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag|user|state|since)=[^\s,]+(,[^\s,=]+)*|all"
 _IDS_PATTERN = rf"^[\s,]*(({_JOBS})([\s,]+|$))*$"
-_DURATION_PATTERN = r"^\d{1,9}(\.\d+)?(ms|s|m|h|d)?$"
+_DURATION_PATTERN = (
+    r"^(\d{1,9}(\.\d+)?(ms|s|m|h|d)?"
+    r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?"
+    r"|(\d{1,9}-)?\d{1,9}(:[0-5]\d){2})$"
+)
 
 
 def _pattern(text: str) -> Meta:
@@ -29,7 +34,10 @@ Duration = Annotated[str, _pattern(_DURATION_PATTERN)]
 Ids = Annotated[
     str,
     _pattern(_IDS_PATTERN),
-    Meta(description="which jobs: 17, 17-20, name=big, tag=night, all, separated by spaces"),
+    Meta(
+        description="which jobs, separated by spaces: 17, 17-20, state=failed, tag=night, name=big, since=22:00, all; "
+        "a job has one of the ids and meets each condition"
+    ),
 ]
 Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
 After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
@@ -171,9 +179,12 @@ class PriorityRequest(ChangeRequest, frozen=True, kw_only=True):
 
 
 class RetryRequest(RunAgainRequest, frozen=True, kw_only=True):
-    """With `only`, jobs that were skipped because of these stay rejected."""
+    """With `only`, jobs that were skipped because of these stay rejected. Ids that are named one by one are retried in
+    any finished state; of a larger selection without a state, only jobs that failed or were rejected, or all of them
+    with `all`."""
 
     only: bool = False
+    all: bool = False
 
 
 class CleanRequest(Struct, frozen=True, kw_only=True):
@@ -270,15 +281,23 @@ class SubmissionBody(SubmissionRequest, frozen=True, kw_only=True, forbid_unknow
 
 
 class ResubmitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The changes: another `command`, as a list or as a shell would read it, and other options."""
+    """The changes: another `command`, as a list or as a shell would read it, and other options. A command that begins
+    with an option or a setting, such as `--lr 1e-3` or `lr=1e-3`, changes these arguments of the old one."""
 
     command: str | tuple[str, ...] | None = None
     options: Annotated[dict[str, Any], _OPTIONS] = {}
     token: str = ""
+    submitters: Submitters = ()
 
     @property
     def arguments(self) -> tuple[str, ...] | None:
         return (read_line(self.command.strip()) if isinstance(self.command, str) else self.command) or None
+
+
+class EditRequest(ChangeRequest, frozen=True, kw_only=True):
+    """`options` replace those of the jobs; an option that is null is removed."""
+
+    options: Annotated[dict[str, Any], _OPTIONS] = {}
 
 
 Whole: TypeAlias = int | str
@@ -341,10 +360,11 @@ class SubmitKwargs(TypedDict, total=False):
     error: str | None
     split_stderr: bool | None
     timestamps: bool | None
+    at: str | None
+    stagger: Time | None
     concurrency: Whole | None
     smoothing: Time | None
     steady: Time | None
-    stagger: Time | None
     run_ram: Size | None
     output_root: str | None
     sample_log: str | None

@@ -15,11 +15,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.scheduling.queue_order import Candidate, LaneQueue, Party, full_order
 from gpuyard.store.database import Database
 from gpuyard.store.job_sort import order_clause
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import SUBMISSION_IS_COMPLETE
+from gpuyard.store.selection_sql import IN_RANGES, among, range_query, selection_conditions
 
 LIVE_IN_ORDER = (
     JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
@@ -38,10 +40,6 @@ _MATCHES_TEXT = r"""(
         SELECT id FROM specs WHERE specs.command LIKE :text ESCAPE '\' OR specs.command LIKE :unquoted ESCAPE '\'
     )
 )"""
-_IN_RANGES = (
-    "jobs.id IN (SELECT selected.id FROM json_each(:ranges) CROSS JOIN jobs AS selected "
-    "ON selected.id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]'))"
-)
 _STATE_RANKS = " ".join(
     f"WHEN '{state}' THEN {rank}" for rank, state in enumerate((*LIVE_IN_ORDER, "queued", *NOT_READY))
 )
@@ -117,7 +115,7 @@ class Search:
             if not job_filter.is_plain:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id DESC")
             states = job_filter.states or tuple(JobState)
-            return _cut([self._section(f"jobs WHERE {_among(states)} ORDER BY id DESC", states)], page)
+            return _cut([self._section(f"jobs WHERE {among(states)} ORDER BY id DESC", states)], page)
 
     def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
         """Return a page in an order of `job_sort`, such as `-time`."""
@@ -128,12 +126,20 @@ class Search:
         """Return the ids of all matching jobs as pairs of first and last."""
         with self._one_snapshot():
             where, values = self._where(job_filter)
-            query = (
-                "SELECT min(id), max(id) FROM (SELECT jobs.id, "  # noqa: S608
-                f"jobs.id - row_number() OVER (ORDER BY jobs.id) AS island FROM jobs WHERE {where}) "
-                "GROUP BY island ORDER BY 1"
-            )
+            return [(first, last) for first, last in self._execute(range_query([where]), values)]
+
+    def selected_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
+        """Return the ids of all selected jobs as pairs of first and last, without those that are being submitted."""
+        with self._one_snapshot():
+            clauses, values = selection_conditions(selection)
+            query = range_query([*clauses, SUBMISSION_IS_COMPLETE])
             return [(first, last) for first, last in self._execute(query, values)]
+
+    def count_states(self, ranges: Sequence[tuple[int, int]]) -> dict[JobState, int]:
+        """Return the number of jobs with these ids in each state."""
+        query = f"SELECT state, count(*) FROM jobs WHERE {IN_RANGES} GROUP BY state"  # noqa: S608 - our own text
+        found = self._execute(query, {"ranges": json.dumps(ranges)})
+        return {JobState(state): count for state, count in found}
 
     @contextlib.contextmanager
     def _one_snapshot(self) -> Iterator[None]:
@@ -160,12 +166,12 @@ class Search:
         return SearchResult(ids=[job_id for job_id, _ in rows], total=rows[0][1] if rows else 0)
 
     def _where(self, job_filter: JobFilter) -> tuple[str, dict[str, object]]:
-        clauses = [_among(job_filter.states)] if job_filter.states else []
+        clauses = [among(job_filter.states)] if job_filter.states else []
         values: dict[str, object] = {}
         if job_filter.ranges is None:
             clauses.append(SUBMISSION_IS_COMPLETE)
         else:
-            clauses.append(_IN_RANGES)
+            clauses.append(IN_RANGES)
             values["ranges"] = json.dumps(job_filter.ranges)
         for column, value in (("tag", job_filter.tag), ("user", job_filter.user)):
             if value:
@@ -186,13 +192,13 @@ class Search:
             yield self._order.section()
         yield self._not_queued([state for state in NOT_READY if state in states])
         finished = [state for state in states if state in FINISHED]
-        source = f"jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND {_among(finished)}"
+        source = f"jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND {among(finished)}"
         section = self._section(f"{source} ORDER BY ended_at DESC, id DESC", finished)
         most = section.size if show_all or job_filter.states else RECENTLY_FINISHED
         yield section._replace(size=min(most, section.size))
 
     def _not_queued(self, states: Sequence[JobState]) -> Section:
-        source = f"jobs INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued' AND {_among(states)}"
+        source = f"jobs INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued' AND {among(states)}"
         return self._section(f"{source} ORDER BY state DESC, id", states)
 
     def _section(self, source: str, states: Sequence[JobState]) -> Section:
@@ -276,10 +282,6 @@ def _listing_order(*, by_rank: bool) -> str:
         f"ORDER BY CASE state {_STATE_RANKS} ELSE 100 END, {rank}"
         "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"
     )
-
-
-def _among(states: Sequence[JobState]) -> str:
-    return f"state IN ({', '.join(repr(str(state)) for state in states)})"
 
 
 def _text_parameters(search: str) -> dict[str, object]:

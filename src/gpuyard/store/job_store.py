@@ -34,6 +34,8 @@ SELECT lane FROM ready WHERE lane IS NOT NULL
 """
 # Most steps start few jobs of a lane, so the first page of a lane is small.
 _FIRST_PAGE, _NEXT_PAGE = 4, 64
+# Delayed jobs that one step queues: a step takes milliseconds.
+_MOST_DUE = 200
 _MARKS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 _INSERT_ATTEMPT = f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SET_PHASE, _SET_PROGRESS = (
@@ -161,15 +163,17 @@ class JobStore(DependencyStore):
     def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[ArrayElement]) -> None:
         """Add a copy of `like` for each element, with ids from `first_id` on."""
         spec, name, tag = like.spec, like.spec.name, like.spec.tag
+        self._has_delayed = self._has_delayed or like.due_at is not None
         self._db.executemany(
             "INSERT INTO jobs (id, spec, lane, state, priority, user, name, tag, submitted_at, group_id, group_limit, "
-            "array_index, details, reason, ended_at, command) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "array_index, details, reason, ended_at, command, due_at, not_before) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     job_id, spec_id, lane_id, like.state, like.priority, like.user, name, tag, like.submitted_at,
                     like.group if spec.is_array else None, like.group_limit, element.index,
                     row_codec.details_to_text(element), like.reason, like.ended_at,
-                    row_codec.own_command_text(spec, element),
+                    row_codec.own_command_text(spec, element), like.due_at, like.not_before,
                 )
                 for job_id, element in enumerate(elements, first_id)
             ),
@@ -263,11 +267,11 @@ class JobStore(DependencyStore):
         self._execute("INSERT INTO events (job, at, kind, text) VALUES (?, ?, ?, ?)", row)
 
     def due_jobs(self, now: float) -> list[int]:
-        """Return the delayed jobs whose time has come, in that order."""
+        """Return delayed jobs whose time has come, in that order: some of very many, and the others in later steps."""
         if not self._has_delayed:
             return []
-        query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at"
-        return self._column(query, (now,))
+        query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at LIMIT ?"
+        return self._column(query, (now, _MOST_DUE))
 
     def next_due(self) -> float | None:
         if not self._has_delayed:

@@ -14,6 +14,7 @@ from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.old_jobs import OldJobs
+from gpuyard.store.selection_sql import selection_conditions
 
 # 500 ranges fit into the first line of a request; 20,000 ids are read in a few milliseconds.
 _MAX_RANGES, _MAX_IDS = 500, 20_000
@@ -50,15 +51,13 @@ class QueueQueries:
 
     def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """Return the selected ids as pairs of first and last, in order, up to the last id."""
-        found = [(first, min(last, self.last_id())) for first, last in selection.ranges]
-        if selection.is_all:
-            found.append((1, self.last_id()))
-        for column, wanted in (("name", selection.names), ("tag", selection.tags)):
-            for value in wanted:
-                # The second condition lets SQLite use the partial indexes, which leave out empty names and tags.
-                query = f"SELECT id FROM jobs WHERE {column} = ? AND {column} <> '' ORDER BY id"  # noqa: S608
-                found += _to_ranges(self._column(query, (value,)))
-        return merge_ranges((first, last) for first, last in found if first <= last)
+        last_id = self.last_id()
+        if selection.has_conditions:
+            clauses, values = selection_conditions(selection)
+            query = f"SELECT jobs.id FROM jobs WHERE {' AND '.join(clauses)}"  # noqa: S608 - our own text
+            return _to_ranges(job_id for (job_id,) in self._execute(query, values).fetchall())
+        found = selection.ranges or (((1, last_id),) if selection.is_all else ())
+        return merge_ranges((first, min(last, last_id)) for first, last in found if first <= last_id)
 
     def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
         """Yield the ids of existing jobs in order, fetched 1000 at a time."""
@@ -150,9 +149,14 @@ class QueueQueries:
 
     # Many jobs at once
 
-    def independent_jobs(self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool) -> list[int]:
-        """Return those of these jobs that are in one of the states and have no part in a dependency."""
+    def independent_jobs(
+        self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool, ready_at: float | None = None
+    ) -> list[int]:
+        """Return those of these jobs that are in one of the states and have no part in a dependency; with `ready_at`,
+        only those that may start by then."""
         only = " AND name IS NULL" if unnamed_only else ""
+        if ready_at is not None:
+            only += f" AND (not_before IS NULL OR not_before <= {ready_at!r})"
         if self._store.has_dependencies:
             only += (
                 " AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id)"

@@ -17,7 +17,7 @@ from gpuyard.core.scheduling.queue_order import Lane
 
 JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
-    "due_at, started_at, ended_at, outcome, reason, queued_at, growth"
+    "due_at, started_at, ended_at, outcome, reason, queued_at, growth, not_before"
 )
 # The columns of the phase, and others that change while an attempt is live.
 PHASE_COLUMNS = "handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack"
@@ -137,7 +137,7 @@ def _read_fields(names: list[str], row: tuple[Any, ...], json_names: tuple[str, 
 
 
 def lane_of(job: Job, batch: int | None = None) -> Lane:
-    """Return the lane of a job, with id 0. An array needs a lane of its own only if it has a limit."""
+    """Return the lane of a job, with id 0. An array needs a lane of its own only if it has a limit or is staggered."""
     spec = job.spec
     return Lane(
         id=0,
@@ -145,7 +145,7 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         user=job.user,
         tag=spec.tag,
         need=spec.need,
-        group=job.group if job.group_limit is not None else None,
+        group=job.group if job.group_limit is not None or spec.stagger_s else None,
         group_limit=job.group_limit,
         batch=batch,
         sizes_each=spec.learns_memory,
@@ -154,6 +154,7 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         tag_sharing=spec.tag_sharing,
         writes_files=writes_files(spec),
         engine=spec.engine,
+        stagger_s=spec.stagger_s,
         # Options besides the need for which an engine may refuse one job and accept another.
         demands=(*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}") if spec.engine else (),
     )

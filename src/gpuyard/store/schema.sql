@@ -73,7 +73,7 @@ INSERT INTO counts VALUES ('held', 0), ('blocked', 0), ('delayed', 0), ('queued'
 -- A job is finished if and only if `ended_at` is set. (SQLite would rebuild an index over a list of states at each
 -- change of state.) `details` (JSON) holds the placeholder values or the command of this job alone; `command` is its
 -- command as a search matches it, or NULL if that is the spec's. `growth` (JSON) is the memory that the job gets after
--- it ran out.
+-- it ran out. `not_before` is the earliest start that the user asked for.
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
     spec INTEGER NOT NULL REFERENCES specs (id),
@@ -98,6 +98,7 @@ CREATE TABLE jobs (
     reason TEXT,
     growth TEXT,
     command TEXT,
+    not_before REAL,
     CHECK ((state = 'delayed') = (due_at IS NOT NULL))
 );
 

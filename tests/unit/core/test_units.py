@@ -59,13 +59,22 @@ def test_a_printed_size_reads_back_as_nearly_the_same(megabytes: int) -> None:
         ("2d", 172800),
         ("1.5 H", 5400),
         (".5", 0.5),
+        ("2h30m", 9000),
+        ("1d12h", 129600),
+        ("1h 30m", 5400),
+        ("1m30.5s", 90.5),
+        ("02:00:00", 7200),
+        ("36:30:15", 131415),
+        ("1-12:00:00", 129600),
     ],
 )
 def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-1", "inf", "nan", "1e9", "4 hours", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-1", "inf", "nan", "1e9", "4 hours", "9" * 40, "2:30", "2h3h", "30m2h", "h", "00:60:00"]
+)
 def test_an_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(UserError) as refusal:
         parse_duration(text)

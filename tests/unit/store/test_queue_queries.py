@@ -23,7 +23,7 @@ def test_the_last_id_is_the_highest_that_was_assigned(queue_db: QueueDb) -> None
     assert queue_db.queries.last_id() == 3
 
 
-def test_jobs_are_selected_by_id_name_and_tag_at_once(queue_db: QueueDb) -> None:
+def test_a_job_has_one_of_the_ids_and_meets_each_condition(queue_db: QueueDb) -> None:
     queue_db.add(2, name="big")
     queue_db.add(2, tag="night")
     queue_db.add(2)
@@ -31,9 +31,29 @@ def test_jobs_are_selected_by_id_name_and_tag_at_once(queue_db: QueueDb) -> None
     ranges = queue_db.queries.ranges
     assert ranges(JobSelection(names=("big",))) == [(1, 2), (7, 7)]
     assert ranges(JobSelection(tags=("night",))) == [(3, 4), (7, 7)]
-    assert ranges(JobSelection(names=("big",), tags=("night",), ranges=((6, 6),))) == [(1, 4), (6, 7)]
+    assert ranges(JobSelection(names=("big",), tags=("night",))) == [(7, 7)]
+    assert ranges(JobSelection(names=("big", "small"), ranges=((2, 6),))) == [(2, 2)]
+    assert ranges(JobSelection(names=("big",), tags=("night",), ranges=((1, 6),))) == []
+    assert ranges(JobSelection(tags=("night",), is_all=True)) == [(3, 4), (7, 7)]
     assert ranges(JobSelection(is_all=True)) == [(1, 7)]
     assert ranges(JobSelection(names=("none",))) == []
+
+
+def test_jobs_are_selected_by_state_user_and_the_time_of_their_submission_or_end(queue_db: QueueDb) -> None:
+    queue_db.add(3)
+    queue_db.add(2, state=JobState.HELD)
+    queue_db.finish(2, 5000.0, JobState.FAILED)
+    queue_db.finish(3, 6000.0, JobState.SUCCEEDED)
+    submitted = queue_db.db.execute("SELECT max(submitted_at) FROM jobs").fetchone()[0]
+    user = queue_db.db.execute("SELECT user FROM jobs").fetchone()[0]
+    queue_db.db.execute("UPDATE jobs SET submitted_at = 7000 WHERE id = 5")
+    ranges = queue_db.queries.ranges
+    assert submitted < 5000
+    assert ranges(JobSelection(states=(JobState.FAILED, JobState.HELD))) == [(2, 2), (4, 5)]
+    assert ranges(JobSelection(since="1h", since_at=5500.0)) == [(3, 3), (5, 5)]
+    assert ranges(JobSelection(since="1h", since_at=5500.0, states=(JobState.HELD,))) == [(5, 5)]
+    assert ranges(JobSelection(users=(user,), ranges=((4, 9),))) == [(4, 5)]
+    assert ranges(JobSelection(users=("nobody",))) == []
 
 
 def test_a_range_ends_where_the_queue_does(queue_db: QueueDb) -> None:

@@ -140,6 +140,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     shell: ShellSettings | None = None  # of the shell that submitted it; None: as the daemon
+    stagger_s: float = 0.0  # the least time between two starts of its array
+    resubmitted_from: int | None = None  # the job that it was made from
 
     @property
     def learns_memory(self) -> bool:
@@ -188,6 +190,7 @@ class Job(Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     reason: str | None = None
     growth: Growth = Growth()
+    not_before: float | None = None  # the earliest start that the user asked for
 
     @property
     def argv(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ class JobEvent(StrEnum):
     BLOCK = "block"
     UNBLOCK = "unblock"
     DUE = "due"
+    DELAY = "delay"
     START = "start"
     HAND_OVER = "hand-over"
     SUSPEND = "suspend"
@@ -76,6 +77,7 @@ TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = {
     (S.DELAYED, E.DUE): S.QUEUED,
     (S.DELAYED, E.HOLD): S.HELD,
     (S.DELAYED, E.CANCEL): S.CANCELLED,
+    (S.QUEUED, E.DELAY): S.DELAYED,
     (S.QUEUED, E.START): S.RUNNING,
     (S.QUEUED, E.HAND_OVER): S.PENDING,
     (S.QUEUED, E.HOLD): S.HELD,

@@ -1,6 +1,7 @@
-"""Moments as users write them: `22:00`, `2026-11-18`, `2026-11-18T22:00`, or a time from now such as `8h`.
+"""Moments as users write them: `22:00`, `2026-11-18`, `2026-11-18T22:00`, or a time from now such as `2h30m`.
 
-A time of day without a date is the last one for what has happened. All pure: the caller gives the local time of now.
+A time of day without a date is the last one for what has happened (`since=22:00`), and the next one for what will
+happen (`--at 22:00`). All pure: the caller gives the local time of now.
 """
 
 import re
@@ -15,7 +16,7 @@ Moment = time | datetime | timedelta
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _LONGEST_S = 3660 * 86400.0
-_HINT = "write it as 22:00, 2026-11-18, 2026-11-18T22:00 or 8h"
+_HINT = "write it as 22:00, 2026-11-18, 2026-11-18T22:00 or 2h30m"
 
 
 def parse_moment(text: str) -> Moment:
@@ -29,7 +30,7 @@ def parse_moment(text: str) -> Moment:
     except ValueError:
         raise UserError(f"'{text}' is not a time", hint=_HINT) from None
     try:
-        seconds = parse_duration(text)
+        seconds = parse_duration(text.strip().removeprefix("+"))
     except UserError as error:
         raise UserError(str(error), hint=_HINT) from None
     if seconds > _LONGEST_S:
@@ -45,3 +46,13 @@ def last_moment(moment: Moment, now: datetime) -> datetime:
         return moment
     found = datetime.combine(now.date(), moment)
     return found if found <= now else found - timedelta(days=1)
+
+
+def next_moment(moment: Moment, now: datetime) -> datetime:
+    """Return the first such moment after `now`, a local time without an offset. A date is returned as it is."""
+    if isinstance(moment, timedelta):
+        return now + moment
+    if isinstance(moment, datetime):
+        return moment
+    found = datetime.combine(now.date(), moment)
+    return found if found > now else found + timedelta(days=1)

@@ -1,39 +1,53 @@
-"""Submits a job again: the options of the first submission, with the changes that the user names."""
+"""Submits a job again, or edits one that waits: the options of the first submission, with the user's changes."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.command_line import SHELL, change_arguments, is_change_of_arguments
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Job, RetryCause
 from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+from gpuyard.core.job.submit_options import NOT_EDITED, SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.notify.subscriptions import subscription_text
 from gpuyard.errors import UserError
 
 
 def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, Any], token: str = "") -> Submission:
-    """Return a submission of one job like this one, with its directory and environment. `options` replace those of the
-    job; an option that is None is removed."""
-    spec = job.spec
-    belongs_to = ""
-    if spec.task is not None:
-        belongs_to = f"a task of the workspace {spec.task.workspace}, which has one for each config"
-    elif spec.pace is not None:
-        belongs_to = "a run of a batch, which is paced as a whole"
-    if belongs_to:
-        hint = f"`gpuyard retry {job.id}` runs it again after it has ended"
-        raise UserError(f"job {job.id} is {belongs_to}", hint=hint)
+    """Return a submission of one job like this one, with its directory and environment, that names this job as its
+    origin. `options` replace those of the job; an option that is None is removed."""
+    _refuse_part_of_whole(job, f"`gpuyard retry {job.id}` runs it again after it has ended")
     for name, value in options.items():
         if value is not None and name in SUBMIT_OPTIONS and SUBMIT_OPTIONS[name].makes_many:
             raise UserError(f"--{name} makes many jobs, and resubmit makes one", hint="use `gpuyard submit`")
     given = _names(options.get("env"))
-    if missing := [name for name in spec.dropped if name not in given]:
+    if missing := [name for name in job.spec.dropped if name not in given]:
         raise UserError(
             f"gpuyard keeps no secrets of jobs that have ended: job {job.id} lacks {', '.join(missing)}",
             hint=f"give it with env, such as {missing[0]}=…; {missing[0]}= runs without it",
+            code="conflict",
         )
+    submission = _changed(job, None if command is None else _new_command(job, command), options, token)
+    return replace(submission, spec=replace(submission.spec, resubmitted_from=job.id))
+
+
+def edited(job: Job, options: dict[str, Any]) -> Submission:
+    """Return what a waiting job becomes with these options. `options` as for `resubmission`."""
+    spec = job.spec
+    _refuse_part_of_whole(job, "change it there")
+    for name in options:
+        if name in NOT_EDITED:
+            raise UserError(f"--{name} cannot be changed after the submission", hint=NOT_EDITED[name])
+    if spec.dropped:
+        raise UserError(f"it lacks {', '.join(spec.dropped)}: release or retry it first, in a shell that has them")
+    new = _changed(job, None, options, "")
+    kept = {"is_array": spec.is_array, "stagger_s": spec.stagger_s, "resubmitted_from": spec.resubmitted_from}
+    return replace(new, spec=replace(new.spec, **kept))
+
+
+def _changed(job: Job, command: tuple[str, ...] | None, options: dict[str, Any], token: str) -> Submission:
+    spec = job.spec
     request = SubmissionRequest(
         cwd=spec.cwd,
         environment=spec.environment,
@@ -51,6 +65,29 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
     if "notify" in options:
         return submission
     return replace(submission, spec=replace(submission.spec, notify=spec.notify))
+
+
+def _new_command(job: Job, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command, or the job's own with other arguments where it names only these."""
+    if not is_change_of_arguments(command):
+        return command
+    if job.argv[:2] == SHELL:
+        raise UserError(
+            f"job {job.id} runs a shell line, whose arguments cannot be told apart",
+            hint="write the whole command after --",
+        )
+    return change_arguments(job.argv, command)
+
+
+def _refuse_part_of_whole(job: Job, hint: str) -> None:
+    spec = job.spec
+    belongs_to = ""
+    if spec.task is not None:
+        belongs_to = f"a task of the workspace {spec.task.workspace}, which has one for each config"
+    elif spec.pace is not None:
+        belongs_to = "a run of a batch, which is paced as a whole"
+    if belongs_to:
+        raise UserError(f"job {job.id} is {belongs_to}", hint=hint)
 
 
 def options_of(job: Job) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.disk_limits import parse_disk_limits
@@ -27,6 +27,7 @@ from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings, Submitters
+from gpuyard.core.job.start_options import parse_stagger, parse_start
 from gpuyard.core.job.stop_warning import parse_signal_option
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
@@ -45,8 +46,6 @@ _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASC
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BYTE_ORDER_MARK = "\ufeff"  # spreadsheets write it before the first column's name
-# Characters that only a shell interprets; a line without any of them needs no shell.
-_FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!{}\n]|^\s*\w+=")
 
 
 class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +95,8 @@ class Submission(Struct, frozen=True, kw_only=True):
     group_limit: int | None = None
     is_held: bool = False
     submitters: tuple[str, ...] = ()
+    at: str | None = None  # the earliest start, as a moment (`moments.py`), and as a queue time, once that is known
+    not_before: float | None = None
     devices_are_optional: bool = False  # it runs without a GPU on a machine that has none
 
 
@@ -159,6 +160,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
+        stagger_s=0.0 if pace is not None else parse_stagger(options["stagger"], count),
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]
@@ -175,6 +177,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         group_limit=group_limit,
         is_held=options["hold"],
         submitters=request.submitters,
+        at=parse_start(options["at"]),
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
 
@@ -367,16 +370,6 @@ def _expand_lines(text: str) -> Iterator[ArrayElement]:
         raise UserError("the file has no command in it", hint="write one per line; lines that start with # are skipped")
     for line in commands:
         yield ArrayElement(command=read_line(line))
-
-
-def read_line(line: str) -> tuple[str, ...]:
-    """Split a command line into arguments; a line with shell syntax becomes `/bin/sh -c LINE`."""
-    if _FOR_A_SHELL.search(line):
-        return ("/bin/sh", "-c", line)
-    try:
-        return tuple(shlex.split(line))
-    except ValueError as error:
-        raise UserError(f"'{line}' cannot be split into arguments: {error}", hint="close its quotes") from error
 
 
 def _expand_rows(text: str) -> Iterator[ArrayElement]:

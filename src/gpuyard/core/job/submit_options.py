@@ -140,13 +140,16 @@ _TABLE = (
     SubmitOption("error", "text", "PATTERN", "Append its standard error to this file.", note="as its output"),
     SubmitOption("split-stderr", "flag", None, "Keep standard error in a log of its own, for `logs --stderr`."),
     SubmitOption("timestamps", "flag", None, "Begin each line of its output with the time."),
+    SubmitOption("at", "text", "WHEN", "Start no earlier than this: 22:00, 2026-11-18T22:00, or +2h from now.",
+                 label="Not before"),
+    SubmitOption("stagger", "time", "TIME", "Time between the starts of the jobs of an array, a sweep or a file.",
+                 default="0s", least=0, is_local=True),
     SubmitOption("concurrency", "whole", "N", "At most this many runs at once; makes it a batch.", least=1,
                  most=1_000_000_000, is_local=True, makes_many=True, is_for_batch=True),
     SubmitOption("smoothing", "time", "TIME", "Average load over this time.", default="5s", least=0,
                  is_for_batch=True),
     SubmitOption("steady", "time", "TIME", "A gate opens after this time within its bounds.", default="3s", least=0,
                  is_for_batch=True),
-    SubmitOption("stagger", "time", "TIME", "Time between two starts.", default="0s", least=0, is_for_batch=True),
     SubmitOption("run-ram", "size", "SIZE", "Reserve this much RAM for each run.", is_for_batch=True),
     SubmitOption("output-root", "text", "DIR", "Folder of all runs, whose disk must have free space.",
                  is_for_batch=True),
@@ -154,3 +157,10 @@ _TABLE = (
 )  # fmt: skip
 
 SUBMIT_OPTIONS = {option.name: option for option in _TABLE}
+_MANY = "submit the jobs again with it"
+# The options that only a submission takes, and what to do instead.
+NOT_EDITED = {
+    "array": _MANY, "sweep": _MANY, "stagger": _MANY, "concurrency": _MANY,
+    "hold": "use `gpuyard hold` and `release`",
+    **dict.fromkeys(("after", "after-any", "after-failed", "after-each"), "cancel it, and submit it again with it"),
+}  # fmt: skip

@@ -124,10 +124,9 @@ def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Rea
     own, latest = (
         at if at is not None and at <= now else -math.inf for at in (state.launched_at, state.any_launched_at)
     )
-    next_at = own + pace.stagger_s
-    if now < next_at:
-        text = f"runs start {pace.stagger_s:g} s apart, the next one in {next_at - now:.1f} s"
-        yield Reason(ReasonKind.STAGGERED, text)
+    staggered = stagger_refusal("runs", pace.stagger_s, own, now)
+    if staggered is not None:
+        yield staggered
     elif state.sampled_at is not None and state.sampled_at <= max(own, latest):
         yield Reason(ReasonKind.STAGGERED, "a run has just started; waiting for the next sample")
     if state.cpu.gate.is_closed or _is_within(state.cpu.judged, pace.max_cpu_percent) is False:
@@ -135,6 +134,15 @@ def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Rea
         yield _too_busy(reason, state.cpu, pace, now)
     if state.memory.gate.is_closed or _is_enough(state.memory.judged, pace.min_free_memory_mb) is False:
         yield _short_of_memory(state.memory, pace, now)
+
+
+def stagger_refusal(what: str, stagger_s: float, last: float, now: float) -> Reason | None:
+    """Return why the next of these, such as `runs`, may not start yet: too little time has passed since the last."""
+    next_at = last + stagger_s
+    if not last <= now < next_at:  # a last start in the future comes from a clock that was set back: ignore it
+        return None
+    text = f"{what} start {stagger_s:g} s apart, the next one in {next_at - now:.1f} s"
+    return Reason(ReasonKind.STAGGERED, text)
 
 
 def watches(need: Need, device_id: str) -> bool:

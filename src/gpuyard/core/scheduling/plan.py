@@ -56,6 +56,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
+    array_starts: Mapping[int, float] = {}  # when a job of an array last started, for staggered ones
 
 
 class Start(Struct, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     writes_files: bool = False  # its jobs write to disks of their own, or have a limit of free space
     engine: str = ""  # the cluster engine that places its jobs
     demands: tuple[str, ...] = ()  # the engine's options that they have in common
+    stagger_s: float = 0.0  # the least time between two starts of the group
 
     @property
     def party(self) -> Party:

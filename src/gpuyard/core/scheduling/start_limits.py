@@ -11,7 +11,13 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Need
-from gpuyard.core.scheduling.batch_pacing import PaceState, device_refusal, pace_refusals, watched_device_refusals
+from gpuyard.core.scheduling.batch_pacing import (
+    PaceState,
+    device_refusal,
+    pace_refusals,
+    stagger_refusal,
+    watched_device_refusals,
+)
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.power_limit import PowerBudget
@@ -65,6 +71,7 @@ class StartLimits:
         self._view = view
         self._counted: list[tuple[Lane, Sequence[str]]] = []  # the starts of this plan, with their devices
         self._last_starts = dict(view.last_starts)
+        self._array_starts = dict(view.array_starts)
         self._has_started_run = False
         self._started = self._started_with_devices = 0
         self._power = _power_budget(view)
@@ -85,6 +92,8 @@ class StartLimits:
             if "_counts" in self.__dict__:
                 _count(self._counts, *self._counted[-1])
             self._last_starts[lane.tag] = self._view.now
+            if lane.group is not None:
+                self._array_starts[lane.group] = self._view.now
             self._started += 1
             self._started_with_devices += bool(claim.shares)
         self._has_started_run = self._has_started_run or lane.pace is not None
@@ -139,7 +148,13 @@ class StartLimits:
         return (*pace_refusals(lane.pace, state, now), *watched)
 
     def stagger_refusals(self, lane: Lane) -> tuple[Reason, ...]:
-        """Return why the tag's next job may not start yet: `stagger_s` has not passed since its last start."""
+        """Return why the next job of the tag or the array may not start yet: `stagger_s` has not passed since the last
+        start."""
+        if lane.stagger_s and not lane.resumes:
+            last = self._array_starts.get(lane.group or 0, -math.inf)
+            refusal = stagger_refusal("jobs of its array", lane.stagger_s, last, self._view.now)
+            if refusal is not None:
+                return (refusal,)
         if lane.tag_sharing is None:
             return ()
         last, now = self._last_starts.get(lane.tag, -math.inf), self._view.now

@@ -8,7 +8,7 @@ from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, group_by_device
-from gpuyard.core.units import format_due, format_duration
+from gpuyard.core.units import format_due, format_duration, format_time
 from gpuyard.daemon.api.job_names import name_jobs
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
@@ -63,7 +63,7 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
     """Return in a few words why it waits, as of the last scheduling step."""
     if _was_preempted(scheduler, job):
         return _lane_reason(scheduler, -job.id) or job.reason
-    if job.reason is not None:
+    if job.reason is not None or job.state is JobState.DELAYED:
         return _delay_text(scheduler, job) if job.state is JobState.DELAYED else job.reason
     if job.state is JobState.BLOCKED:
         waits_for = [other for other, _, _ in awaited(scheduler.store.dependencies(job.id))]
@@ -80,7 +80,8 @@ def job_history(
     scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
 ) -> JobHistory:
     """Return everything that happened to it, in order: the recorded events, and the start and end of each attempt."""
-    events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}"), *recorded]
+    origin = "" if job.spec.resubmitted_from is None else f", from job {job.spec.resubmitted_from}"
+    events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}{origin}"), *recorded]
     snapshot = scheduler.sampling.latest.snapshot
 
     def name(device_id: str) -> str:
@@ -181,7 +182,14 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
 def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
     left_s = (job.due_at or 0.0) - scheduler.sampling.now()
     when = f"in {format_duration(left_s)}" if left_s >= 1 else format_due(left_s)
-    return f"next attempt {when}: {job.reason}"
+    if not _waits_for_its_time(job):
+        return f"next attempt {when}: {job.reason}"
+    return f"not before {format_time(wall_time(scheduler, job.due_at))}, {when}"
+
+
+def _waits_for_its_time(job: Job) -> bool:
+    """Return whether it waits for the start that the user asked for, and not for another attempt."""
+    return job.state is JobState.DELAYED and job.due_at == job.not_before
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
@@ -230,6 +238,8 @@ _STATE_TEXTS = {
 
 def _state_summary(job: Job) -> str:
     text = _STATE_TEXTS.get(job.state) or f"is {job.reason or 'stopping'}"
+    if _waits_for_its_time(job):
+        text = f"waits for the start that was asked for; `gpuyard retry {job.id}` starts it now"
     is_unsuccessful = job.state in FINISHED and job.state is not JobState.SUCCEEDED
     return f"{text}: {job.reason or 'no reason was recorded'}" if is_unsuccessful else text
 

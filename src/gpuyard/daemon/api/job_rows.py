@@ -73,6 +73,8 @@ def make_row(
         index=job.index,
         engine=job.spec.engine or "local",
         place=attempt.place if attempt is not None else None,
+        resubmitted_from=job.spec.resubmitted_from,
+        not_before=wall_time(scheduler, job.not_before),
     )
 
 

@@ -10,41 +10,41 @@ from gpuyard.control.user_requests import Act, Supply
 from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
-from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
+from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
+from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
-from gpuyard.errors import UserError
 from gpuyard.schema import requests
 from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
 from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
-_LONGEST_SEARCH = 1000
 # Pages up to this length are found without a thread.
 _FEW = 200
 # Rows that are made before other requests are served.
 _ROWS_AT_ONCE = 10
 _PAGE = 200
 _EXPORT_PAGE = 500
-# Ranges of ids that are looked up before other requests are served.
-_RANGES_AT_ONCE = 200
 _MOST_UNCHANGED = 100
+# What a retry of a selection runs again. A cancelled job was stopped on purpose.
+UNSUCCESSFUL = (JobState.FAILED, JobState.REJECTED)
 
 
 class JobHandler:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
         self._scheduler = scheduler
         self._reader = reader
+        self._selection = SelectionReader(scheduler, reader)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
         limit, offset = min(query.limit, MOST_ROWS), query.after
-        ranges = tuple(self._scheduler.requests.id_ranges(parse_selection(query.ids))) if query.ids else None
+        ranges = tuple(await self._selection.find(query.ids)) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         # The first matches are found at once, unless they are few among many finished jobs.
         finished = FINISHED & set(wanted.states)
@@ -106,12 +106,12 @@ class JobHandler:
             self._scheduler, job, all_attempts(self._scheduler, job), self._scheduler.queries.events(job_id)
         )
 
-    def export(self, query: requests.ExportQuery) -> ExportPage:
+    async def export(self, query: requests.ExportQuery) -> ExportPage:
         """Return jobs for another scheduler, ordered by id: those with these ids, or all that wait."""
         scheduler, store, queries = self._scheduler, self._scheduler.store, self._scheduler.queries
         ranges, states = [(1, queries.last_id())], sorted(WAITING)
         if query.ids:
-            ranges, states = scheduler.requests.id_ranges(parse_selection(query.ids)), []
+            ranges, states = await self._selection.ranges(query.ids), []
         found = (queries.ids(max(first, query.after + 1), last, states or None) for first, last in ranges)
         ids = list(islice(chain.from_iterable(found), _EXPORT_PAGE + 1))
         jobs = [
@@ -130,17 +130,25 @@ class JobHandler:
         return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
 
     async def retry(self, body: requests.RetryRequest) -> ChangeSummary:
+        """Retry the jobs that are named one by one; of a larger selection only those that failed or were rejected,
+        unless it says otherwise."""
         ask = self._scheduler.requests
-        return await self.change(ask.retry_only if body.only else ask.retry, body)
+        act = ask.retry_only if body.only else ask.retry
+        if body.all or (body.where is not None and body.where.state) or not self._selection.is_broad(body):
+            return await self.change(act, body)
+        left = await self._selection.count_finished(body)
+        result = await self.change(act, body, only=UNSUCCESSFUL)
+        return replace(result, left_alone={state: count for state, count in left.items() if state not in UNSUCCESSFUL})
 
-    async def change(self, act: Act, body: requests.ChangeRequest) -> ChangeSummary:
+    async def change(self, act: Act, body: requests.ChangeRequest, only: tuple[JobState, ...] = ()) -> ChangeSummary:
+        """Change the jobs that the body selects; those in other states than `only` stay as they are."""
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
         revived: list[int] = []
         supply = None
         if isinstance(body, requests.RunAgainRequest):
             supply = Supply(values=body.environment, allow_missing=body.allow_missing)
-        for selection in await self._selections(body):
+        for selection in await self._selection.pieces(body, only):
             changed = await run_in_pieces(self._scheduler.requests.change(selection, act, supply))
             ids += changed.ids
             unchanged += changed.unchanged
@@ -157,22 +165,6 @@ class JobHandler:
             revived_count=len(revived),
             lacking=_lacking(unchanged),
         )
-
-    async def _selections(self, body: requests.ChangeRequest) -> list[JobSelection]:
-        if body.where is None:
-            ids = body.ids if isinstance(body.ids, list) else [] if body.ids is None else [body.ids]
-            return [parse_selection(" ".join(map(str, ids)))]
-        if body.ids:
-            raise UserError("ids and where do not go together", hint="give one of them")
-        wanted = read_filter(body.where)
-        if wanted.is_plain and not wanted.states:
-            raise UserError("where matches every job", hint='send {"ids": "all"} to change all jobs')
-        ranges = tuple(await self._reader.search(lambda search: search.ranges(wanted)))
-        # States are checked again when the change is made: a job may have changed state since it was found.
-        return [
-            JobSelection(ranges=ranges[first : first + _RANGES_AT_ONCE], states=wanted.states)
-            for first in range(0, len(ranges), _RANGES_AT_ONCE)
-        ]
 
 
 def _lacking(unchanged: Sequence[UnchangedJob]) -> LackingJobs | None:
@@ -197,23 +189,6 @@ def find_job(scheduler: SchedulerLoop, job_id: int) -> Job:
     if job is None:
         raise HttpError(404, f"there is no job {job_id}", hint="`gpuyard queue --all` lists all jobs")
     return job
-
-
-def read_filter(query: requests.JobMatch) -> JobFilter:
-    """Return which jobs are wanted, without their ids."""
-    return JobFilter(
-        states=tuple(_read_state(word) for word in query.state.split(",") if word),
-        search=query.search.strip()[:_LONGEST_SEARCH],
-        tag=query.tag,
-        user=query.user,
-    )
-
-
-def _read_state(word: str) -> JobState:
-    try:
-        return JobState(word)
-    except ValueError:
-        raise UserError(f"'{word}' is not a state", hint=f"it can be {', '.join(JobState)}") from None
 
 
 def _jobs_in_order(scheduler: SchedulerLoop, states: Sequence[JobState], *, show_all: bool) -> Iterator[Job]:

@@ -20,6 +20,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.units import parse_duration
 from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
+from gpuyard.daemon.api.edit import EditHandler
 from gpuyard.daemon.api.job_logs import JobLogs
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
 from gpuyard.daemon.api.learned_estimates import (
@@ -99,7 +100,7 @@ class Routes:
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
         jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
-        submissions, waits = SubmissionHandler(scheduler), WaitHandler(scheduler)
+        submissions, waits = SubmissionHandler(scheduler), WaitHandler(scheduler, self._reader)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -121,6 +122,7 @@ class Routes:
             ("GET", "/jobs/{id}/log/live"): logs.live,
             ("POST", "/submissions"): submissions.submit,
             ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
+            ("POST", "/jobs/edit"): EditHandler(scheduler, jobs, submissions).edit,
             ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),
             ("POST", "/jobs/hold"): partial(jobs.change, requests.hold),
             ("POST", "/jobs/release"): partial(jobs.change, requests.release),

@@ -9,6 +9,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
+from gpuyard.control.start_time import read_start_time
 from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import JobSpec
@@ -62,8 +63,16 @@ class SubmissionHandler:
 
     async def resubmit(self, job_id: int, body: ResubmitBody) -> SubmitResult:
         submission = resubmission(find_job(self._scheduler, job_id), body.arguments, body.options, body.token)
+        submission = replace(submission, submitters=body.submitters)
         check_name(submission.spec.engine or LOCAL)
-        return await self.take(submission)
+        is_new = not body.token or self._scheduler.store.find_submission(body.token) is None
+        result = await self.take(submission)
+        if is_new:
+            with self._scheduler.store.transaction():
+                self._scheduler.store.add_event(
+                    job_id, self._scheduler.clock.now(), "resubmitted", f"as job {result.ids}"
+                )
+        return result
 
     async def take(self, submission: Submission) -> SubmitResult:
         token = submission.token
@@ -82,19 +91,21 @@ class SubmissionHandler:
     async def _take_in(self, submission: Submission) -> SubmitResult:
         scheduler = self._scheduler
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
-        submission = _with_container_tool(submission)
+        submission = with_container_tool(submission)
         pace, notes = submission.spec.pace, []
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
             host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
             check_host(submission.spec.need, host, load_config().host.limits)
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
-            snapshot = await self._read_devices()
+            snapshot = await self.read_devices()
             devices = load_config().devices
             submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
             ledger = scheduler.ledger
             closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
             notes += closed_notes(submission.spec, snapshot, closed)
             notes += filter(None, [due_note(scheduler.ledger.folder)])
+        if is_new and submission.at is not None:
+            submission = replace(submission, not_before=read_start_time(submission.at, scheduler.clock))
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
         try:
@@ -118,7 +129,7 @@ class SubmissionHandler:
         advice = "to allow it, run `gpuyard daemon restart` in this shell"
         return [f"the job does not get {each}; {advice}" for each in found]
 
-    async def _read_devices(self) -> Snapshot:
+    async def read_devices(self) -> Snapshot:
         """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""
         sampling = self._scheduler.sampling
         snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
@@ -148,7 +159,7 @@ def _read(body: bytes, default_engine: str) -> Submission:
     return submission
 
 
-def _with_container_tool(submission: Submission) -> Submission:
+def with_container_tool(submission: Submission) -> Submission:
     """Choose the tool that runs the container, and add the configured options."""
     spec = submission.spec
     if spec.container is None:

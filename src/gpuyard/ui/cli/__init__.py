@@ -25,6 +25,7 @@ _EXIT_STATUSES = {"not_found": EXIT_NOT_FOUND, "impossible": EXIT_IMPOSSIBLE, "t
 
 JOB_VERBS = {
     "cancel": "Stop running jobs, and take waiting jobs out of the queue.",
+    "edit": "Change options of waiting jobs.",
     "history": "Show what happened to a job, event by event.",
     "hold": "Keep waiting jobs from starting.",
     "logs": "Print the output of a job, and follow it.",
@@ -32,6 +33,7 @@ JOB_VERBS = {
     "queue": "Show running, waiting and finished jobs, and why jobs wait.",
     "release": "Let held jobs start.",
     "resume": "Let suspended jobs continue.",
+    "resubmit": "Submit a job again, with other options or arguments.",
     "retry": "Queue finished jobs again, and those skipped because of them.",
     "show": "Show all details of a job.",
     "submit": "Put a program into the queue; it starts when a GPU has enough free memory.",
@@ -75,6 +77,9 @@ MACHINE_VERBS = {
     "uninstall": "List all files of your gpuyard, and remove them.",
     "watch": "Show the GPUs and the host live, and log them.",
 }
+
+# What people type every day, in the order of a job's life; the help folds all others.
+EVERYDAY = ("submit", "queue", "logs", "show", "why", "cancel", "retry", "wait", "top", "web")
 
 # The verbs of each package below `gpuyard.ui.cli`, and the modules that hold several of them.
 PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
@@ -135,6 +140,10 @@ def _run_where_queue_is(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if not arguments and sys.stdout.isatty() and "_GPUYARD_COMPLETE" not in os.environ:
+        from gpuyard.ui.cli.overview import show_overview
+
+        return show_overview()
     name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
     if name in QUEUE_VERBS:
         from gpuyard.ui.cli.verb_options import parse

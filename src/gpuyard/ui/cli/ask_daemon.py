@@ -1,13 +1,13 @@
 """Requests to the daemon: one request, one about each job that IDS select, and how an answer is printed."""
 
-from gpuyard.connect.fast_http import DaemonConnection, connect
+from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import say, say_json
 from gpuyard.ui.cli.verb_options import IDS, Answer, Typed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
 
@@ -39,7 +39,7 @@ def show_each(
     if not typed.arguments:
         raise UserError("which job?", hint=f"name it, or several: {IDS}")
     with connect(start=True) as daemon:
-        ids = _select(daemon, " ".join(typed.arguments))
+        ids = select(daemon.request, typed.arguments)
         answers = (daemon.request("GET", f"/jobs/{job_id}{view}", query) for job_id in ids)
         if typed.flag("json"):
             views = list(answers)
@@ -51,7 +51,7 @@ def show_each(
 
 
 def select_one(get: "Callable[[str, dict[str, str]], Answer]", word: str) -> int:
-    """Return the id of the only job that `word` selects; UserError if there are several."""
+    """Return the id of the only job that `word`, a `selection_text`, selects; UserError if there are several."""
     if _is_id(word):
         return int(word)
     page = get("/jobs", {"ids": word, "limit": str(_MOST_NAMED)})
@@ -62,21 +62,33 @@ def select_one(get: "Callable[[str, dict[str, str]], Answer]", word: str) -> int
     return found[0]
 
 
-def _select(daemon: DaemonConnection, selection: str) -> list[int]:
+def select(get: "Callable[[str, str, dict[str, str]], Answer]", words: "Sequence[str]") -> list[int]:
+    """Return the ids of all selected jobs, in pages; `get` makes a request. UserError if no job matches."""
+    selection = selection_text(words)
     if _is_id(selection):
         return [int(selection)]
     query = {"ids": selection, "limit": str(_PAGE)}
-    page = daemon.request("GET", "/jobs", query)
+    page = get("GET", "/jobs", query)
     ids = _ids(page, selection)
     while page["next"] is not None:
-        page = daemon.request("GET", "/jobs", {**query, "after": str(page["next"])})
+        page = get("GET", "/jobs", {**query, "after": str(page["next"])})
         ids += _ids(page, selection)
     return ids
 
 
+def selection_text(words: "Sequence[str]") -> str:
+    """Return the selection to send. A time of day in `since=` is one of this shell's time zone: it is sent as a date
+    with its offset."""
+    if not any(word.startswith("since=") for word in words):
+        return " ".join(words)
+    from gpuyard.ui.cli.local_time import with_offset
+
+    return " ".join(f"since={with_offset(word[6:])}" if word.startswith("since=") else word for word in words)
+
+
 def _ids(page: Answer, selection: str) -> list[int]:
     if not page["jobs"]:
-        raise UserError(f"'{selection}' matches no job", hint="`gpuyard queue --all` lists all jobs")
+        raise UserError(f"no job matches {selection}", hint="`gpuyard queue --all` lists all jobs", code="not_found")
     return [job["id"] for job in page["jobs"]]
 
 

@@ -36,13 +36,20 @@ class Option:
 
 
 class Arguments:
-    """The positional arguments: one, one of `choices`, many, or a program with all arguments that follow."""
+    """The positional arguments: one, one of `choices`, many, or a program with all arguments that follow; with
+    `takes_program`, a program may follow them after `--`."""
 
     def __init__(
-        self, metavar: str, *, choices: "Sequence[str]" = (), is_many: bool = False, is_program: bool = False
+        self,
+        metavar: str,
+        *,
+        choices: "Sequence[str]" = (),
+        is_many: bool = False,
+        is_program: bool = False,
+        takes_program: bool = False,
     ) -> None:
         self.metavar, self.choices = metavar, choices
-        self.is_many, self.is_program = is_many or is_program, is_program
+        self.is_many, self.is_program, self.takes_program = is_many or is_program, is_program, takes_program
 
 
 class Verb:
@@ -53,10 +60,13 @@ class Verb:
 
 
 class Typed:
-    """A parsed command line: options by name, with their values as typed, and the positional arguments."""
+    """A parsed command line: options by name, with their values as typed, the positional arguments, and the program
+    after `--` of a verb that takes one besides these."""
 
-    def __init__(self, options: "dict[str, str | bool | list[str]]", arguments: list[str]) -> None:
-        self.options, self.arguments = options, arguments
+    def __init__(
+        self, options: "dict[str, str | bool | list[str]]", arguments: list[str], program: "Sequence[str]" = ()
+    ) -> None:
+        self.options, self.arguments, self.program = options, arguments, list(program)
 
     def flag(self, name: str) -> bool:
         return self.options.get(name) is True
@@ -67,7 +77,9 @@ class Typed:
 
 
 JSON = Option("json", None, "Print JSON with stable keys.")
-IDS = "17, 17-20, name=big, tag=night or all"
+IDS = "17, 17-20, state=failed, tag=night, name=big, since=22:00 or all"
+# For the help: what several of them together select.
+IDS_HELP = f"IDS are {IDS}. A job has one of the ids and meets each condition: 17-40 state=failed,cancelled."
 SEVERAL = Arguments("IDS...", is_many=True)
 ONE = Arguments("ID")
 
@@ -79,10 +91,13 @@ def parse(verb: Verb, argv: list[str]) -> Typed | None:
     """
     options: dict[str, str | bool | list[str]] = {}
     positional: list[str] = []
+    program: list[str] = []
     is_program = verb.arguments is not None and verb.arguments.is_program
     left = iter(argv)
     for argument in left:
-        if argument == "--":
+        if argument == "--" and verb.arguments is not None and verb.arguments.takes_program:
+            program += left
+        elif argument == "--":
             positional += left
         elif _is_positional(argument, is_program=is_program):
             positional.append(argument)
@@ -90,7 +105,7 @@ def parse(verb: Verb, argv: list[str]) -> Typed | None:
                 positional += left
         elif not _take_option(verb, argument, left, options):
             return None
-    return Typed(options, positional) if _are_accepted(verb, positional) else None
+    return Typed(options, positional, program) if _are_accepted(verb, positional) else None
 
 
 def _is_positional(argument: str, *, is_program: bool) -> bool:

@@ -21,11 +21,13 @@ function updateFact(node, [, value]) {
   else say(node.lastChild, value);
 }
 
-const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: `${id} (${state})`});
+const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: state ? `${id} (${state})` : `Job ${id}`});
 
 function factsOf(job) {
   const gpus = job.gpu_labels.filter((label) => label !== null);
   return [
+    ["Resubmitted from", job.resubmitted_from ? [{id: job.resubmitted_from}] : null],
+    ["Not before", job.not_before && clock(job.not_before)],
     ["Directory", job.cwd],
     ["Container", job.container && `${job.container.image} (${job.container.tool})`],
     ["User", job.user],

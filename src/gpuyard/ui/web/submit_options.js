@@ -21,4 +21,5 @@ export const SUBMIT_OPTIONS = {
   "mount": {"label": "Mounts of the container", "placeholder": "SRC[:DST][:ro]", "help": "With --image: mount this file or folder, such as /data:ro.", "kind": "texts"},
   "hold": {"label": "Hold it until it is released", "placeholder": null, "help": "Hold it until `gpuyard release`.", "kind": "flag"},
   "output": {"label": "Output file", "placeholder": "a log of the queue", "help": "Append its output to this file, such as logs/%x-%j.out or run-{lr}.txt.", "kind": "text"},
+  "at": {"label": "Not before", "placeholder": "WHEN", "help": "Start no earlier than this: 22:00, 2026-11-18T22:00, or +2h from now.", "kind": "text"},
 };

@@ -1,33 +1,42 @@
-from datetime import datetime
+# ruff: noqa: DTZ001 - local times have no offset
+"""Moments as users write them."""
+
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpuyard.core.job.moments import last_moment, parse_moment
+from gpuyard.core.job.moments import last_moment, next_moment, parse_moment
 from gpuyard.errors import UserError
 
-NOW = datetime.fromisoformat("2026-11-18 09:30")
+NOW = datetime(2026, 11, 18, 7, 30)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "last", "next_"),
     [
-        ("22:00", "2026-11-17 22:00"),
-        ("9:30", "2026-11-18 09:30"),
-        ("09:30:01", "2026-11-17 09:30:01"),
-        ("2026-11-16", "2026-11-16 00:00"),
-        ("2026-11-16T22:00", "2026-11-16 22:00"),
-        ("2026-11-16 22:00", "2026-11-16 22:00"),
-        ("8h", "2026-11-18 01:30"),
-        (" 2d ", "2026-11-16 09:30"),
+        ("22:00", datetime(2026, 11, 17, 22), datetime(2026, 11, 18, 22)),
+        ("07:00", datetime(2026, 11, 18, 7), datetime(2026, 11, 19, 7)),
+        ("07:30:00", datetime(2026, 11, 18, 7, 30), datetime(2026, 11, 19, 7, 30)),
+        ("2h30m", datetime(2026, 11, 18, 5), datetime(2026, 11, 18, 10)),
+        ("+90s", datetime(2026, 11, 18, 7, 28, 30), datetime(2026, 11, 18, 7, 31, 30)),
+        ("2026-11-01", datetime(2026, 11, 1), datetime(2026, 11, 1)),
+        ("2026-12-24T18:00", datetime(2026, 12, 24, 18), datetime(2026, 12, 24, 18)),
     ],
 )
-def test_a_time_of_day_is_the_last_one_and_a_duration_is_ago(text: str, found: str) -> None:
-    assert last_moment(parse_moment(text), NOW) == datetime.fromisoformat(found)
+def test_a_time_of_day_is_the_last_one_before_now_or_the_first_one_after_it(
+    text: str, last: datetime, next_: datetime
+) -> None:
+    assert last_moment(parse_moment(text), NOW) == last
+    assert next_moment(parse_moment(text), NOW) == next_
 
 
-@pytest.mark.parametrize("text", ["", "now", "24:00", "22:60", "2026-13-01", "2026-11-18T99", "-3h", "4000d"])
-def test_anything_else_is_an_error_with_examples(text: str) -> None:
-    with pytest.raises(UserError) as raised:
+def test_an_offset_is_kept() -> None:
+    there = timezone(timedelta(hours=9))
+    assert parse_moment("2026-11-18T22:00:00+09:00") == datetime(2026, 11, 18, 22, tzinfo=there)
+
+
+@pytest.mark.parametrize("text", ["", "noon", "24:00", "7:5", "2026-02-30", "2026-11-18T", "99999d", "-1h"])
+def test_other_texts_are_rejected_with_examples(text: str) -> None:
+    with pytest.raises(UserError) as caught:
         parse_moment(text)
-    assert raised.value.hint is not None
-    assert "22:00" in raised.value.hint
+    assert "22:00" in str(caught.value.hint)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Growth, Job, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.resubmit import resubmission
+from gpuyard.core.job.resubmit import edited, resubmission
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
@@ -50,7 +50,7 @@ def test_a_resubmission_keeps_all_typed_options(typed: dict[str, object]) -> Non
     only = None if before.devices is None else before.devices
     spec = replace(before.spec, need=replace(before.spec.need, only=only))
     again = resubmission(job(spec, priority=before.priority), None, {})
-    assert again.spec == before.spec
+    assert again.spec == replace(before.spec, resubmitted_from=17)
     assert (again.priority, again.devices, again.count) == (before.priority, before.devices, 1)
 
 
@@ -99,3 +99,25 @@ def test_a_job_that_cannot_be_resubmitted_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resubmission(job(spec), None, options)
+
+
+def test_arguments_change_in_place_and_a_shell_line_is_refused() -> None:
+    before = job(replace(PLAIN, command=("python", "train.py", "--lr", "{lr}")), values={"lr": "1"})
+    again = resubmission(before, ("--lr", "2", "--seed", "3"), {})
+    assert again.spec.command == ("python", "train.py", "--lr", "2", "--seed", "3")
+    with pytest.raises(UserError, match="shell line"):
+        resubmission(job(replace(PLAIN, command=("/bin/sh", "-c", "a && b"))), ("--lr", "2"), {})
+
+
+def test_an_edited_job_keeps_its_place_in_an_array_and_its_origin() -> None:
+    spec = replace(submitted(array="0-3", stagger="2s").spec, resubmitted_from=3)
+    new = edited(job(spec, state=JobState.QUEUED, index=2, priority=1), {"vram": "2G", "name": "small"})
+    assert (new.spec.is_array, new.spec.stagger_s, new.spec.resubmitted_from) == (True, 2.0, 3)
+    assert (new.spec.need.required_mb, new.spec.name, new.priority) == (2048.0, "small", 1)
+
+
+@pytest.mark.parametrize("option", ["array", "sweep", "after", "hold", "stagger"])
+def test_options_of_a_submission_as_a_whole_cannot_be_edited(option: str) -> None:
+    with pytest.raises(UserError, match=f"--{option} cannot be changed") as caught:
+        edited(job(state=JobState.QUEUED), {option: "1"})
+    assert caught.value.hint

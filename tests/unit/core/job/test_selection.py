@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.selection import JobSelection, format_ids, parse_selection
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.selection import JobSelection, describe_conditions, format_ids, parse_selection
 from gpuyard.errors import UserError
 
 
@@ -18,7 +19,49 @@ def test_an_empty_text_selects_nothing(text: str) -> None:
     assert parse_selection(text).is_empty
 
 
-@pytest.mark.parametrize("text", ["all", "1", "name=a", "tag=b"])
+def test_after_a_comma_a_value_belongs_to_the_key_before_it() -> None:
+    chosen = parse_selection("state=failed,cancelled,tag=a,b 17,20-22 user=ann since=2h30m")
+    assert chosen.states == (JobState.FAILED, JobState.CANCELLED)
+    assert chosen.tags == ("a", "b")
+    assert chosen.ranges == ((17, 17), (20, 22))
+    assert (chosen.users, chosen.since) == (("ann",), "2h30m")
+    assert describe_conditions(chosen) == "state=failed,cancelled tag=a,b user=ann since=2h30m"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("state=broken", "'broken' is not a state"),
+        ("state=failed,17", "'17' is not a state"),
+        ("since=soon", "'soon' is not a time"),
+        ("since=25:00", "'25:00' is not a time"),
+        ("since=2026-13-01", "'2026-13-01' is not a time"),
+        ("since=1h since=2h", "several times"),
+    ],
+)
+def test_a_condition_with_a_bad_value_says_what_it_can_be(text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as caught:
+        parse_selection(text)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named", "is_lasting"),
+    [
+        ("17 18", True, True),
+        ("17-18", False, True),
+        ("all", False, True),
+        ("tag=a", False, True),
+        ("17 state=failed", False, False),
+        ("since=1h", False, False),
+    ],
+)
+def test_single_ids_name_each_job_and_states_do_not_last(text: str, is_named: bool, is_lasting: bool) -> None:
+    chosen = parse_selection(text)
+    assert (chosen.names_each_job, chosen.is_lasting) == (is_named, is_lasting)
+
+
+@pytest.mark.parametrize("text", ["all", "1", "name=a", "tag=b", "state=failed", "user=a", "since=1d"])
 def test_a_text_that_selects_something_is_not_empty(text: str) -> None:
     assert not parse_selection(text).is_empty
 
@@ -29,7 +72,9 @@ def test_a_text_that_selects_something_is_not_empty(text: str) -> None:
 def test_an_invalid_selection_is_quoted_with_valid_examples(word: str) -> None:
     with pytest.raises(UserError, match=f"'{word}' names no job") as caught:
         parse_selection(f"17 {word}")
-    assert caught.value.hint == "write an id as 17, a range as 17-20, or name=big, tag=night, all"
+    assert caught.value.hint == (
+        "write an id as 17, a range as 17-20, or state=failed, tag=night, name=big, since=22:00, all"
+    )
 
 
 def test_the_hint_for_a_reversed_range_has_it_the_right_way_round() -> None:

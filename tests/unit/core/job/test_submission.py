@@ -176,7 +176,9 @@ def test_dependencies_of_all_kinds_are_combined() -> None:
         ({"concurrency": "2", "stagger": "soon"}, "'soon' is not a time"),
         ({"concurrency": "2", "run_ram": "lots"}, "'lots' is not a size"),
         ({"concurrency": "2", "array": "0-9"}, "a batch is no array"),
-        ({"stagger": "2s"}, "--stagger is an option of a batch"),
+        ({"steady": "2s"}, "--steady is an option of a batch"),
+        ({"stagger": "2s"}, "--stagger is a pause between the starts of several jobs"),
+        ({"at": "noon"}, "'noon' is not a time"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_option(options: dict[str, Any], message: str) -> None:

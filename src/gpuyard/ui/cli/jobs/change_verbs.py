@@ -1,17 +1,17 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
-from gpuyard.connect.supply_secrets import VERBS, merge, second_request
+from gpuyard.connect.supply_secrets import VERBS, decided, merge, second_request
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import JOB_VERBS
-from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.jobs.job_text import FINISHED, revived_text
+from gpuyard.ui.cli.ask_daemon import request, say_answer, selection_text
+from gpuyard.ui.cli.jobs.job_text import FINISHED, left_alone_text, revived_text
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
 
 _MOST_SHOWN = 20
 _ALLOW_MISSING = Option("allow-missing", None, "Run jobs even if this shell lacks secret variables that were dropped.")
-_IDS_HELP = f"IDS are {IDS}. Exit status 1 if no job changed."
+_IDS_HELP = f"{IDS_HELP} Exit status 1 if no job changed."
 
 
 class ChangeVerb:
@@ -33,7 +33,7 @@ class ChangeVerb:
         if not typed.arguments:
             raise UserError(f"which jobs should `gpuyard {self._name}` change?", hint=f"name them: {IDS}")
         flags = {name: True for name in self._flags if typed.flag(name)}
-        return _change(typed, self._name, {"ids": " ".join(typed.arguments), **flags}, self._done, self._not_done)
+        return change(typed, self._name, {"ids": selection_text(typed.arguments), **flags}, self._done, self._not_done)
 
 
 class PriorityVerb:
@@ -54,8 +54,8 @@ class PriorityVerb:
             priority = int(number)
         except ValueError:
             raise UserError(f"'{number}' is not a priority", hint="write it as gpuyard priority 17 10") from None
-        body = {"ids": " ".join(ids), "priority": priority}
-        return _change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
+        body = {"ids": selection_text(ids), "priority": priority}
+        return change(typed, "priority", body, f"priority {priority} for", "keeps its priority")
 
 
 COMMANDS = {
@@ -78,9 +78,14 @@ COMMANDS = {
         "retry",
         "They keep their ids and their earlier logs: each attempt has a log of its own. Jobs that were skipped because "
         "of them wait again, and so do those that were skipped because of these. Values of secret variables, such as "
-        "HF_TOKEN, are dropped when a job has ended: they are taken from this shell.",
+        "HF_TOKEN, are dropped when a job has ended: they are taken from this shell.\n\n"
+        "A job that is named by its id runs again in any case. Of a range or a selection without state=, only the jobs "
+        "that failed or were rejected run again: those that succeeded or were cancelled are left alone, and counted.",
         "queued again",
-        flags=(Option("only", None, "Leave jobs that were skipped because of these as they are."),),
+        flags=(
+            Option("only", None, "Leave jobs that were skipped because of these as they are."),
+            Option("all", None, "Of a range or a selection, retry jobs that succeeded or were cancelled, too."),
+        ),
     ),
     "suspend": ChangeVerb(
         "suspend",
@@ -92,23 +97,26 @@ COMMANDS = {
 }
 
 
-def _change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
+def change(typed: Typed, verb: str, body: dict[str, object], done: str, not_done: str) -> int:
     """Print the ids that changed, and on standard error why others did not. Return 1 if none changed."""
     answer = request("POST", f"/jobs/{verb}", body=body)
     second = second_request(answer, allow_missing=typed.flag("allow-missing"))
     if second is not None:
-        answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second}))
+        answer = merge(answer, request("POST", f"/jobs/{verb}", body={**body, **second, **decided(verb)}))
     say_answer(typed, answer, *([f"{done} {answer['changed']}{revived_text(answer)}"] if answer["count"] else []))
     # A finished job that cannot be retried has another reason, which has to be named.
     counts_finished = verb != "retry" and _selects_many(str(body["ids"]))
     _note_unchanged(answer, not_done, FINISHED if counts_finished else ())
-    if not answer["count"] and not answer["unchanged"]:
+    left_alone = left_alone_text(answer)
+    if left_alone:
+        note(f"gpuyard: {left_alone}")
+    elif not answer["count"] and not answer["unchanged"]:
         note("gpuyard: no job to change")
     return 0 if answer["count"] else 1
 
 
 def _selects_many(ids: str) -> bool:
-    return any(word == "all" or word.startswith(("tag=", "name=")) for word in ids.replace(",", " ").split())
+    return any(word == "all" or "=" in word for word in ids.replace(",", " ").split())
 
 
 def _note_unchanged(answer: Answer, not_done: str, only_counted: tuple[str, ...]) -> None:

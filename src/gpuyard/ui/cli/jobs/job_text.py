@@ -43,6 +43,16 @@ def revived_text(answer: "Mapping[str, Any]") -> str:
     return f"; {format_count(count, 'skipped job')} {'waits' if count == 1 else 'wait'} again: {answer['revived']}"
 
 
+def left_alone_text(answer: "Mapping[str, Any]") -> str:
+    """Return which finished jobs a retry of what failed did not run again; empty if there are none."""
+    left = answer.get("left_alone") or {}
+    if not left:
+        return ""
+    counts = " and ".join(f"{count} {state}" for state, count in sorted(left.items(), reverse=True))
+    nothing = "" if answer["count"] or answer["unchanged"] else "no job failed; "
+    return f"{nothing}{counts} {'is' if sum(left.values()) == 1 else 'are'} left alone; --all retries them too"
+
+
 def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:
     """Return how long it has run, or waited."""
     seconds: float | None = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]

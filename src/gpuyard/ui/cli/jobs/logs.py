@@ -5,11 +5,12 @@ import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ui.cli.ask_daemon import select_one
-from gpuyard.ui.cli.jobs.job_text import FINISHED
+from gpuyard.core.printable_text import printable
+from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.ui.cli.ask_daemon import select, select_one, selection_text
+from gpuyard.ui.cli.jobs.job_text import FINISHED, job_name
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import ONE, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, SEVERAL, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
     from gpuyard.engines.common.job_logs import LogCursor
 
 VERB = Verb(
-    """Print the output of a job: its standard output and standard error.
+    """Print the output of a job, or of several: standard output and standard error.
 
-    With -f it follows the output through all attempts until the job has finished; Ctrl-C ends it. ID is 17, or name=big
-    if only one job has that name.
+    With -f it follows the output of one job through all attempts until the job has finished; Ctrl-C ends it. The output
+    of several jobs is printed one after the other, each below a line with its id.
 
     A line that was overwritten, as by a progress bar, is printed as a terminal would show it in the end; -f on a
     terminal shows it move. If standard error has a file of its own, it follows the output; with -f, both are printed as
     they are written.
-    """,
+
+    """
+    + IDS_HELP,
     (
         Option("follow", None, "Follow the output until the job has finished.", short="f"),
         Option("lines", "N", "Only the last N lines. [all]", short="n"),
@@ -35,7 +38,7 @@ VERB = Verb(
         Option("stderr", None, "Only standard error, of such a job."),
         Option("raw", None, "The bytes as the program wrote them."),
     ),
-    ONE,
+    SEVERAL,
 )
 _POLL_S = 0.2
 # The options for each key of an attempt.
@@ -43,21 +46,52 @@ _NAMES = {"log": "stdout", "error_log": "stderr"}
 
 
 def run(typed: Typed) -> int:
-    lines, number = _number(typed, "lines"), _number(typed, "attempt")
+    _number(typed, "lines")  # before the request: a mistake is named at once
+    if not typed.arguments:
+        raise UserError("which job?", hint=f"name it, or several: {IDS}")
     with RetryingClient() as queue:
-        watched = _WatchedLog(queue, typed.arguments[0])
-        attempt = _await_start(watched, number) if typed.flag("follow") else watched.attempt(number)
-        if attempt is None:
-            missing = f"is {watched.state} and has no output: it has not run"
-            if number is not None:
-                missing = f"has no attempt {number}"
-            raise UserError(f"job {watched.id} {missing}", hint=f"`gpuyard show {watched.id}` says more")
-        printer = _LogPrinter(watched, typed)
         if typed.flag("follow"):
-            printer.follow(attempt, lines, is_last=number is not None)
+            follow_job(queue, selection_text(typed.arguments), typed)
+            return 0
+        ids = select(lambda _, path, query: queue.get(path, query), typed.arguments)
+        if len(ids) == 1:
+            _print_log(_WatchedLog(queue, str(ids[0])), typed)
         else:
-            printer.print(attempt, lines)
+            for job_id in ids:
+                _print_one_of_many(_WatchedLog(queue, str(job_id)), typed)
     return 0
+
+
+def _print_log(watched: "_WatchedLog", typed: Typed) -> None:
+    lines, number = _number(typed, "lines"), _number(typed, "attempt")
+    _LogPrinter(watched, typed).print(_found(watched, watched.attempt(number), number), lines)
+
+
+def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
+    """Print a heading and the output. A job without output is only noted, as others have one."""
+    printer = _LogPrinter(watched, typed)
+    try:
+        lines, number = _number(typed, "lines"), _number(typed, "attempt")
+        attempt = _found(watched, watched.attempt(number), number)
+        printer.write_line(watched.heading)
+        printer.print(attempt, lines)
+        printer.end_line()
+    except GpuyardError as error:
+        note(f"gpuyard: {error}")
+
+
+def follow_job(queue: RetryingClient, word: str, typed: Typed) -> None:
+    """Print the output of one job until it has finished."""
+    lines, number = _number(typed, "lines"), _number(typed, "attempt")
+    watched = _WatchedLog(queue, word)
+    attempt = _found(watched, _await_start(watched, number), number)
+    _LogPrinter(watched, typed).follow(attempt, lines, is_last=number is not None)
+
+
+def _found(watched: "_WatchedLog", attempt: Answer | None, number: int | None) -> Answer:
+    if attempt is None:
+        raise UserError(watched.missing_text(number), hint=f"`gpuyard show {watched.id}` says more")
+    return attempt
 
 
 class _WatchedLog:
@@ -73,6 +107,16 @@ class _WatchedLog:
         self.id: int = self._job["id"]
         self.state: str = self._job["state"]
         self._refreshed_at = time.monotonic()
+
+    @property
+    def heading(self) -> str:
+        """The line above the output, where several jobs are printed."""
+        return f"==> {self.id} {printable(job_name(self._job))}: {self.state} <=="
+
+    def missing_text(self, number: int | None) -> str:
+        """Say that it has not run, or has no such attempt."""
+        has_no = f"is {self.state} and has no output: it has not run"
+        return f"job {self.id} {has_no if number is None else f'has no attempt {number}'}"
 
     def wait_and_refresh(self) -> None:
         time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
@@ -133,6 +177,14 @@ class _LogPrinter:
             attempt = None if is_last else _await_start(self._watched, number + 1, self._note)
             if attempt is not None:
                 self._note(f"--- attempt {attempt['number']} ---")
+
+    def write_line(self, text: str) -> None:
+        self._write([f"{text}\n".encode(errors="replace")])
+
+    def end_line(self) -> None:
+        """End a last line that the program did not end."""
+        if self._is_within_a_line:
+            self.write_line("")
 
     def _write(self, chunks: "Iterable[bytes]") -> None:
         """Write to standard output. A log may contain any bytes."""

@@ -5,19 +5,18 @@ import sys
 from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import format_duration
 from gpuyard.errors import UserError
+from gpuyard.ui.cli.ask_daemon import selection_text
 from gpuyard.ui.cli.jobs import job_text
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.jobs.progress_text import running_text
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
 
 VERB = Verb(
-    """Show running, waiting and finished jobs, and why jobs wait.
-
-    Running jobs come first, then waiting ones in the order in which they would start, then those that finished last.
-    IDS are 17, 17-20, name=big or tag=night.
-    """,
+    "Show running, waiting and finished jobs, and why jobs wait.\n\n"
+    "Running jobs come first, then waiting ones in the order in which they would start, then those that finished last; "
+    f"with IDS, all that match in the order of their ids. {IDS_HELP}",
     (
         Option("all", None, "Include all finished jobs."),
         Option("state", "STATES", "Only jobs in these states, such as failed,cancelled."),
@@ -44,7 +43,7 @@ _OTHER_LINES = 5
 def run(typed: Typed) -> int:
     limit = read_limit(typed, "jobs", _OTHER_LINES)
     query = {
-        "ids": " ".join(typed.arguments),
+        "ids": selection_text(typed.arguments),
         "state": typed.text("state") or "",
         "all": "1" if typed.flag("all") else "",
     }
@@ -52,12 +51,17 @@ def run(typed: Typed) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
+    say_page(answer, query)
+    return 0
+
+
+def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
+    """Print the counts, the jobs, and how many more there are."""
     say(*_head(answer))
     if answer["jobs"]:
         _say_rows(answer["jobs"])
     if answer["next"] is not None:
-        say(paint(_more_text(answer, query), "dim"))
-    return 0
+        say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
 
 
 def read_limit(typed: Typed, what: str, other_lines: int) -> int:

@@ -16,7 +16,7 @@ from gpuyard.ui.cli.jobs.job_text import gpu_text, result_text, where_text
 from gpuyard.ui.cli.jobs.progress_text import figures_text, progress_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
-    f"Shows only the names of environment variables, since values may be secrets. IDS are {IDS}.",
+    f"Shows only the names of environment variables, since values may be secrets. {IDS_HELP}",
     (Option("environment", None, "Show the values of environment variables too."), JSON),
     SEVERAL,
 )
@@ -109,6 +109,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("why", job["reason"] if job["ended_at"] is None else None),
         ("result", result_text(job) if job["ended_at"] is not None else None),
         ("command", job["command"]),
+        ("resubmitted from", f"job {job['resubmitted_from']}" if job.get("resubmitted_from") else None),
         ("directory", job["cwd"]),
         ("container", _container(job)),
         ("standard input", job["stdin"]),
@@ -138,7 +139,8 @@ def fact_lines(job: Answer) -> list[str]:
         # The failure of the first attempt uses no retry.
         ("retries", f"{min(job['failures'], job['retries'])} of {job['retries']} used" if job["retries"] else None),
         ("retried after", None if len(job["retry_on"]) == len(_CAUSES) else ", ".join(job["retry_on"])),
-        ("next attempt", job["due_at"] and format_time(job["due_at"])),
+        ("next attempt", job["due_at"] and job["due_at"] != job.get("not_before") and format_time(job["due_at"])),
+        ("not before", format_time(job["not_before"]) if job.get("not_before") else None),
         ("after a reboot", job["on_reboot"]),
         ("preempts", "jobs of lower priority" if job["preempts"] else None),
         ("if preempted", None if job["on_preempt"] == "suspend" else job["on_preempt"]),

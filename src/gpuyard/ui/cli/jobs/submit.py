@@ -9,6 +9,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.jobs.typed_command import read_command
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
@@ -25,6 +26,8 @@ VERB = Verb(
     gpuyard submit --array 0-99%4 -- python part.py {index}
     gpuyard submit --from runs.csv -- python train.py --lr {lr}
     gpuyard submit --from commands.txt
+    gpuyard submit 'python prepare.py && python train.py'
+    gpuyard submit --at 22:00 --follow -- python train.py
     """,
     (
         *(
@@ -40,12 +43,15 @@ VERB = Verb(
         ),
         Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),
         Option("cwd", "DIR", "Working directory. [this one]"),
+        Option("in", "TIME", "Start no earlier than after this time, such as 2h30m."),
+        Option("wait", None, "Wait until it has finished; the exit status is that of the job."),
+        Option("follow", None, "Print its output until it has finished; exit status as with --wait.", short="f"),
         JSON,
     ),
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "json")
+_OWN = ("from", "cwd", "json", "in", "wait", "follow")
 
 
 def run(typed: Typed) -> int:
@@ -54,34 +60,48 @@ def run(typed: Typed) -> int:
         raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
     if typed.text("name") == "":
         raise UserError("--name is empty", hint="give a name, or leave it out")
+    stays = typed.flag("wait") or typed.flag("follow")
+    if stays:
+        from gpuyard.ui.cli.jobs import await_submission
+
+        await_submission.check(typed)
     text = None if source is None else _read(source)
     named = typed.text("cwd")
     directory = _absolute(named or ".")
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
+    command = read_command(typed.arguments, directory)
     body = {
         "token": os.urandom(16).hex(),
-        "command": typed.arguments or None,
-        "table": text if typed.arguments else None,
-        "list": None if typed.arguments else text,
+        "command": command or None,
+        "table": text if command else None,
+        "list": None if command else text,
         "cwd": directory,
-        "configuration": digest_of(typed.arguments, directory),
-        "framework": framework_of(typed.arguments, directory),
+        "configuration": digest_of(command, directory),
+        "framework": framework_of(command, directory),
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
         "submitters": starting_processes(),
-        "options": _options(typed),
+        "options": sent_options(typed, _OWN),
     }
     answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
-    return say_answer(typed, answer, answer["ids"])
+    if typed.flag("follow"):
+        note(f"gpuyard: job {answer['ids']}")
+    else:
+        say_answer(typed, answer, answer["ids"])
+    return await_submission.stay(typed, answer) if stays else 0
 
 
-def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":
-    """Return the options to send. The daemon has another working directory: --stdin and the sources of --mount become
-    absolute paths."""
-    options = {name: value for name, value in typed.options.items() if name not in _OWN}
+def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":
+    """Return the options to send, all but the verb's `own`. The daemon may have another time zone, and has another
+    working directory: --at gets an offset, and --stdin and the sources of --mount become absolute paths."""
+    options = {name: value for name, value in typed.options.items() if name not in own}
+    if "at" in typed.options or "in" in typed.options:
+        from gpuyard.ui.cli.local_time import start_option
+
+        options["at"] = start_option(typed.text("at"), typed.text("in"))
     named = typed.text("stdin")
     if named is not None:
         options["stdin"] = path = _absolute(named)

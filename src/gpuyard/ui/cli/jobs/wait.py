@@ -7,9 +7,9 @@ from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import format_count, parse_duration
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
-from gpuyard.ui.cli.ask_daemon import request
+from gpuyard.ui.cli.ask_daemon import request, selection_text
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ VERB = Verb(
     for all jobs that are unfinished now.
 
     Exit status 0 if all of them succeeded, 5 if one failed, 6 if one was cancelled and none failed, 7 if all that are
-    left are held or wait for held jobs, 124 after --timeout. Keeps waiting while the daemon restarts. IDS are 17,
-    17-20, name=big or tag=night.
-    """,
+    left are held or wait for held jobs, 124 after --timeout. Keeps waiting while the daemon restarts.
+
+    """
+    + IDS_HELP,
     (Option("timeout", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
 )
@@ -39,7 +40,7 @@ def run(typed: Typed) -> int:
     shell = starting_processes()
     with RetryingClient() as queue:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
-        answer = _request(queue, " ".join(typed.arguments), 0.0, shell)
+        answer = _request(queue, selection_text(typed.arguments), 0.0, shell)
         chosen_by = answer.get("chosen_by", "ids")
         _note_choice(chosen_by, answer)
         total = answer["left"]

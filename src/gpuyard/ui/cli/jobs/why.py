@@ -4,15 +4,14 @@ from gpuyard.core.units import format_time
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import IDS, JSON, SEVERAL, Answer, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VERB = Verb(
-    "Explain why a job has not started: what each GPU lacks, who holds it, and when the job may start.\n\n"
-    f"IDS are {IDS}.",
+    f"Explain why a job has not started: what each GPU lacks, who holds it, and when the job may start.\n\n{IDS_HELP}",
     (JSON,),
     SEVERAL,
 )
