@@ -17,6 +17,7 @@ from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.report.energy import EnergyFigures
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.schema.code import JobCode
 from gpuyard.schema.queue import Iso, QueueState
 
 
@@ -195,6 +196,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     memory: NextMemory | None
     energy: EnergyFigures | None
     advice: list[str]
+    code: JobCode
 
 
 class WaitExplanation(Struct, frozen=True, kw_only=True):

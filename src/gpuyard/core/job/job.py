@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.lifecycle import JobState
@@ -137,6 +138,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     shell: ShellSettings | None = None  # of the shell that submitted it; None: as the daemon
+    code: CodeRecord = CodeRecord()
 
     @property
     def learns_memory(self) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.disk_limits import parse_disk_limits
@@ -57,7 +58,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     are learned separately for each. `framework` is what its script imports. `shell` is what the job takes from the
     shell that submits it. Default of `cwd`, `environment` and `shell`: the user's home, and those of the daemon. An
     option `concurrency` makes it a batch. A workspace sends a `task`, and `tag_sharing`, the rule by which jobs of its
-    tag share GPUs."""
+    tag share GPUs. `code` is what the submitting command recorded of the code."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
@@ -71,6 +72,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     options: dict[str, Any] = {}
     task: Task | None = None
     tag_sharing: TagSharing | None = None
+    code: CodeRecord = CodeRecord()
 
 
 class ArrayElement(Struct, frozen=True, kw_only=True):
@@ -157,6 +159,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
+        code=request.code,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]

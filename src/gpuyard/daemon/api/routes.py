@@ -32,6 +32,7 @@ from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
 from gpuyard.daemon.api.wall_time import wall_time
+from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
@@ -79,6 +80,7 @@ class Routes:
         self.events = EventStreams(scheduler, self.handle)
         self.web = PageListener(self.handle, Path(paths.state_folder()))
         self.retention = Retention(scheduler, Path(paths.state_folder()))
+        self._code = CodeWatch(scheduler)
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
         self.health = devices.health
@@ -91,8 +93,8 @@ class Routes:
 
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
-        jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
-        submissions = SubmissionHandler(scheduler)
+        jobs, logs = JobHandler(scheduler, self._reader, self._code), JobLogs(scheduler)
+        submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -145,6 +147,7 @@ class Routes:
         self._reader.close()
         self._reports.close()
         self.retention.close()
+        self._code.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():

@@ -3,6 +3,7 @@
 import {act, actButton} from "./actions.js";
 import {Curve} from "./charts.js";
 import {setElapsed} from "./clock.js";
+import {codeFacts} from "./code.js";
 import {button, byId, el, keep, number, printable, say, set} from "./dom.js";
 import {UNKNOWN, clock, duration, energy, memory, title} from "./format.js";
 import {Log} from "./log.js";
@@ -169,6 +170,7 @@ function factsOf(job) {
   const gpus = job.gpu_labels.filter((label) => label !== null);
   return [
     ["Directory", job.cwd],
+    ...codeFacts(job),
     ["Container", job.container && `${job.container.image} (${job.container.tool})`],
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],

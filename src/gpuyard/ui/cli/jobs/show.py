@@ -12,6 +12,7 @@ from gpuyard.core.units import (
     format_time,
 )
 from gpuyard.ui.cli.ask_daemon import show_each
+from gpuyard.ui.cli.jobs.code_text import code_facts
 from gpuyard.ui.cli.jobs.job_text import devices_text, gpu_text, result_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
@@ -109,6 +110,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("result", result_text(job) if job["ended_at"] is not None else None),
         ("command", job["command"]),
         ("directory", job["cwd"]),
+        *code_facts(job.get("code")),
         ("container", _container(job)),
         ("standard input", job["stdin"]),
         ("array", None if job["array"] is None else str(job["array"])),

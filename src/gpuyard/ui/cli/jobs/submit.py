@@ -4,6 +4,7 @@ import os
 import sys
 
 from gpuyard.connect.config_digest import digest_of, framework_of
+from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_settings import read_shell_settings
@@ -39,12 +40,14 @@ VERB = Verb(
         ),
         Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),
         Option("cwd", "DIR", "Working directory. [this one]"),
+        Option("snapshot", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."),
+        Option("no-snapshot", None, "Run the code as it is when the job starts. [if the configuration says nothing]"),
         JSON,
     ),
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "json")
+_OWN = ("from", "cwd", "json", "snapshot", "no-snapshot")
 
 
 def run(typed: Typed) -> int:
@@ -58,6 +61,8 @@ def run(typed: Typed) -> int:
     directory = _absolute(named or ".")
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
+    options = _options(typed)
+    directory, code = record_code(typed.arguments, directory, wants_snapshot=_wants_snapshot(typed))
     body = {
         "token": os.urandom(16).hex(),
         "command": typed.arguments or None,
@@ -68,12 +73,21 @@ def run(typed: Typed) -> int:
         "framework": framework_of(typed.arguments, directory),
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
-        "options": _options(typed),
+        "options": options,
+        "code": code,
     }
-    answer = request("POST", "/submissions", body=body, is_repeatable=True)
+    with RemovedIfRefused(code):
+        answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     return say_answer(typed, answer, answer["ids"])
+
+
+def _wants_snapshot(typed: Typed) -> bool | None:
+    """Return whether the user asked for a snapshot, or for none; None if the configuration decides."""
+    if typed.flag("snapshot") and typed.flag("no-snapshot"):
+        raise UserError("--snapshot and --no-snapshot do not go together", hint="leave out one of them")
+    return True if typed.flag("snapshot") else False if typed.flag("no-snapshot") else None
 
 
 def _options(typed: Typed) -> "dict[str, str | bool | list[str]]":
