@@ -50,6 +50,7 @@ def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, s
     root = cwd if found is None else found
     name = os.urandom(8).hex()
     draft = f"{folder}/{NEW}{name}"
+    umask = os.umask(0)  # the folder is this user's alone, and files keep their modes
     try:
         files, linked = _list(root, folder, limits, is_git=found is not None)
         _check_size(files, root, folder, limits)
@@ -69,6 +70,8 @@ def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, s
     except BaseException:
         remove_snapshot(draft)
         raise
+    finally:
+        os.umask(umask)
     tree = f"{folder}/{name}/{TREE}"
     return {"name": name, "folder": tree, "root": root, "cwd": os.path.normpath(f"{tree}/{os.path.relpath(cwd, root)}")}
 
@@ -173,7 +176,7 @@ def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]"
         if above not in known:
             _make_folders(root, tree, above, known)
         if stat.S_ISLNK(found.st_mode):
-            os.symlink(_link_target(root, tree, name), f"{tree}/{name}")
+            os.symlink(_link_target(root, name), f"{tree}/{name}")
             yield name, found
             continue
         status, can_clone = _copy(f"{root}/{name}", f"{tree}/{name}", can_clone=can_clone)
@@ -200,7 +203,8 @@ def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result
         found = os.fstat(reading)
         if not stat.S_ISREG(found.st_mode):
             return None, can_clone
-        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o600  # the umask is 0
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             can_clone = can_clone and _clone(reading, writing)
             if not can_clone:
@@ -208,7 +212,6 @@ def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result
                     _write_all(writing, content)
                     if len(content) < _CHUNK and len(content) == found.st_size:
                         break
-            os.fchmod(writing, stat.S_IMODE(found.st_mode) | 0o600)
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
         finally:
             os.close(writing)
@@ -231,13 +234,13 @@ def _clone(reading: int, writing: int) -> bool:
     return True
 
 
-def _link_target(root: str, tree: str, name: str) -> str:
+def _link_target(root: str, name: str) -> str:
     """Return the target of a copied link: within the tree the same place of the snapshot, else an absolute path."""
-    target = os.readlink(f"{root}/{name}")
-    meant = os.path.normpath(os.path.join(root, os.path.dirname(name), target))
-    if meant == root or meant.startswith(f"{root}/"):
-        return target if not os.path.isabs(target) else tree + meant.removeprefix(root)
-    return meant
+    target, above = os.readlink(f"{root}/{name}"), os.path.dirname(f"{root}/{name}")
+    meant = os.path.normpath(os.path.join(above, target))
+    if meant != root and not meant.startswith(f"{root}/"):
+        return meant
+    return os.path.relpath(meant, above) if os.path.isabs(target) else target
 
 
 def _link_all(root: str, tree: str, linked: "list[str]") -> None:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SIZE, _KEEP_FREE = "256M", "1G"
+_SIZE_MB, _KEEP_FREE_MB = 256.0, 1024.0
 _KEYS = (b"snapshot", b"min_free_disk")
 
 
@@ -31,8 +31,8 @@ def read_submit_settings() -> SubmitSettings:
     raw = _read()
     submit, host = raw.get("submit", {}), raw.get("host", {})
     try:
-        size = _size_mb(submit.get("snapshot_size", _SIZE))
-        keep_free = _size_mb(host.get("min_free_disk", _KEEP_FREE))
+        size = _size_mb(submit.get("snapshot_size"), _SIZE_MB)
+        keep_free = _size_mb(host.get("min_free_disk"), _KEEP_FREE_MB)
         named = submit.get("snapshot_folder")
         is_valid = isinstance(submit.get("snapshot", False), bool) and isinstance(named, str | None)
     except (UserError, AttributeError, TypeError):
@@ -47,7 +47,10 @@ def read_submit_settings() -> SubmitSettings:
     )
 
 
-def _size_mb(value: str | int) -> float:
+def _size_mb(value: str | int | None, default_mb: float) -> float:
+    """Return a size in MB. Without one nothing is parsed, which takes longer than to list a tree."""
+    if value is None:
+        return default_mb
     return parse_size(f"{value}B" if isinstance(value, int) else value)
 
 

@@ -8,6 +8,7 @@ Rules:
 - Files are read and removed in a thread. A snapshot is renamed first: no job finds half of one.
 """
 
+import asyncio
 import ctypes
 import logging
 import os
@@ -35,6 +36,7 @@ from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[0-9a-f]{16}")
 _ABANDONED_S = 3600.0
+_SYNC_AFTER_S = 3.0
 Work = Callable[[InPieces[float | None]], Awaitable[float | None]]
 
 
@@ -54,6 +56,7 @@ class CodeSnapshots:
         self._since = scheduler.clock.now()
         self._ended: dict[str, str] = {}  # snapshots with ended attempts whose results the engine did not bring back
         self._problems: dict[str, str] = {}
+        self._sync: asyncio.TimerHandle | None = None
         self.has_ended = False  # an attempt in a snapshot, since the last call of `bring_results`
         self._read_config()
         scheduler.listeners.append(self._after_step)
@@ -65,6 +68,8 @@ class CodeSnapshots:
         self.folder = os.path.expanduser(named) if named else f"{self._queue}/{FOLDER}"
 
     def close(self) -> None:
+        if self._sync is not None:
+            self._sync.cancel()
         self._thread.close()
 
     # Submissions
@@ -96,9 +101,15 @@ class CodeSnapshots:
         return os.stat(self.folder).st_dev == shared.stat().st_dev
 
     def note_submission(self, snapshot: CodeSnapshot | None) -> None:
-        """Note that jobs use the snapshot, and write it to the disk: a power cut must not leave empty files."""
-        if snapshot is not None:
-            self._thread.run(partial(_take, f"{self.folder}/{snapshot.name}"))
+        """Note that jobs use the snapshot. Write all files to the disk once no submission has come for a while: a power
+        cut must not leave empty files, and writing holds up the next submission."""
+        if snapshot is None:
+            return
+        self._thread.run(partial(_take, f"{self.folder}/{snapshot.name}"))
+        if self._sync is not None:
+            self._sync.cancel()
+        loop = asyncio.get_running_loop()
+        self._sync = loop.call_later(_SYNC_AFTER_S, lambda: self._thread.run(partial(_write_out, self.folder)))
 
     # Results
 
@@ -169,10 +180,13 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def _take(path: str) -> None:
-    """Write all files of a snapshot to the disk, and note that jobs use it."""
+    os.close(os.open(f"{path}/{TAKEN}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _write_out(path: str) -> None:
+    """Write the disk of a folder out."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.close(os.open(TAKEN, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder))
         sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if sync is None or sync(folder):  # not Linux
             os.sync()

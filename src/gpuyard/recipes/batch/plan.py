@@ -251,11 +251,13 @@ def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:
 
 
 def _post(token: str, command: Sequence[str], options: dict[str, Any], table: str | None = None) -> dict[str, Any]:
+    directory, code = record_code(command, os.getcwd(), wants_snapshot=False)
     body = {
         "token": token,
         "command": list(command),
         "table": table,
-        "cwd": os.getcwd(),
+        "cwd": directory,
+        "code": code,
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
         "options": options,
