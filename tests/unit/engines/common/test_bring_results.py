@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
-from gpuyard.engines.common import bring_results as module
 from gpuyard.engines.common.bring_results import Brought, bring_results
 
 
@@ -32,7 +31,7 @@ def snapshot(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest
         def refuse(*_: object, **__: object) -> None:
             raise OSError(18, "Invalid cross-device link")
 
-        monkeypatch.setattr(module.os, "link", refuse)
+        monkeypatch.setattr(os, "link", refuse)
     return Snapshot(tmp_path)
 
 
