@@ -9,6 +9,7 @@ Rules:
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -180,12 +181,17 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def _take(path: str) -> None:
-    os.close(os.open(f"{path}/{TAKEN}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with contextlib.suppress(OSError):  # then it is removed an hour later than it could be
+        os.close(os.open(f"{path}/{TAKEN}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _write_out(path: str) -> None:
     """Write the disk of a folder out."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        _log.warning("%s cannot be written out: %s", path, error.strerror)
+        return
     try:
         sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
         if sync is None or sync(folder):  # not Linux

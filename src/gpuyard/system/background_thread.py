@@ -13,7 +13,7 @@ _Call = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoo
 
 
 class BackgroundThread:
-    """Makes one call at a time. It is started with the first one."""
+    """Makes one call at a time. It is started with the first one. Calls may raise OSError."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,16 +35,25 @@ class BackgroundThread:
         self._calls.put(None)
 
     def _work(self) -> None:
-        while (each := self._calls.get()) is not None:
-            call, answer, loop = each
-            if answer.cancelled():
-                continue
-            try:
-                result, error = call(), None
-            except Exception as raised:  # noqa: BLE001 - it is raised where the result is awaited
-                result, error = None, raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_set, answer, result, error)
+        try:
+            while (each := self._calls.get()) is not None:
+                _make(*each)
+        finally:  # a bug in a call: the next one gets another thread
+            self._is_started = False
+
+
+def _make(call: Callable[[], Any], answer: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop) -> None:
+    if answer.cancelled():
+        return
+    result: object = None
+    error: Exception | None = RuntimeError("the call raised another exception than OSError, which is a bug")
+    try:
+        result, error = call(), None
+    except OSError as raised:
+        error = raised
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_set, answer, result, error)
 
 
 def _set(answer: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
