@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from bench.card import bench_card
+from bench.code_snapshot import bench_code
 from bench.display_delay import bench_delay
 from bench.guarantees import bench_guarantees
 from bench.leases import bench_leases
@@ -94,6 +95,8 @@ elif sys.argv[1:2] == ["delay"]:
     bench_delay()
 elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
+elif sys.argv[1:2] == ["code"]:
+    bench_code()
 elif sys.argv[1:2] == ["versions"]:
     bench_versions(sys.argv[2:])
 else:
@@ -104,3 +107,4 @@ else:
     bench_queue([])
     bench_viewers()
     bench_pages()
+    bench_code()

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
+from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.connect.supply_secrets import decided, merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
@@ -69,6 +70,7 @@ class Client(Closeable):
         environment: Mapping[str, str] | None = None,
         commands: Iterable[str] | None = None,
         table: str | None = None,
+        snapshot: bool | None = None,
         **options: Unpack[SubmitKwargs],
     ) -> SubmitResult:
         """Submit a command, or several.
@@ -76,7 +78,8 @@ class Client(Closeable):
         Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
         `sweep=["lr=1e-3,1e-4"]`. `commands` are command lines; `table` is the text of a CSV file whose columns fill in
         the command's {NAMES}. Default of `cwd` and `environment`: those of this process, whose umask, niceness and
-        soft limits the job gets, too; over the page's port, your home and what the daemon has.
+        soft limits the job gets, too; over the page's port, your home and what the daemon has. With `snapshot` the jobs
+        run the code as it is now; default: as `[submit]` says.
         """
         sent = _option_values(options)
         body: dict[str, Any] = {
@@ -87,11 +90,12 @@ class Client(Closeable):
             "options": sent,
         }
         if self._transport.is_local:  # what a command that is typed in a shell takes from there
-            directory = os.path.abspath(cwd or ".")
+            directory, code = record_code(command, os.path.abspath(cwd or "."), wants_snapshot=snapshot)
             body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
             body["submitters"] = starting_processes(with_own=True)
             body["configuration"] = digest_of(list(command), directory)
             body["framework"] = framework_of(list(command), directory)
+            body["code"] = code
             if sent.get("stdin") is not None:
                 sent["stdin"] = os.path.abspath(sent["stdin"])
             if sent.get("mount"):
@@ -101,7 +105,8 @@ class Client(Closeable):
             body["cwd"] = os.fspath(cwd)
         if environment is not None:
             body["environment"] = dict(environment)
-        return self._post("/submissions", body, SubmitResult)
+        with RemovedIfRefused(body.get("code", {})):
+            return self._post("/submissions", body, SubmitResult)
 
     def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
         """Submit a job like this one, with another command or other options."""

@@ -115,9 +115,10 @@ class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logs: str = FOREVER
     log_bytes: str | int = "20G"
     secret_names: tuple[str, ...] = ()
+    snapshots: str = "7d"
 
     def __post_init__(self) -> None:
-        _ = self.jobs_s, self.logs_s, self.most_log_mb  # raise if they cannot be parsed
+        _ = self.jobs_s, self.logs_s, self.most_log_mb, self.snapshots_s  # raise if they cannot be parsed
 
     @property
     def jobs_s(self) -> float | None:
@@ -127,6 +128,11 @@ class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def logs_s(self) -> float | None:
         return _parse_limit("logs", self.logs, parse_duration, _LEAST_KEPT_S)
+
+    @property
+    def snapshots_s(self) -> float | None:
+        """For how many seconds the snapshot of a submission is kept after its last job has ended."""
+        return _parse_limit("snapshots", self.snapshots, parse_duration, 0.0)
 
     @property
     def most_log_mb(self) -> float | None:
@@ -146,9 +152,26 @@ def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: floa
         raise ValueError(f"{key}: {error}; {advice}") from None
     if value < least:
         raise ValueError(f"{key} = '{text}' is too little; {advice}")
-    if not text.strip()[-1].isalpha():
+    if value and not text.strip()[-1].isalpha():
         raise ValueError(f"{key} = '{text}' has no unit; {advice}")
     return value
+
+
+class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether submissions run in a snapshot of their code by default, its largest size, and where snapshots are. The
+    commands that submit read it themselves (`connect/submit_settings`)."""
+
+    snapshot: bool = False
+    snapshot_size: str | int = "256M"
+    snapshot_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            parse_size(f"{self.snapshot_size}B" if isinstance(self.snapshot_size, int) else self.snapshot_size)
+        except UserError as error:
+            raise ValueError(f'snapshot_size: {error}; write it as "256M"') from None
+        if self.snapshot_folder is not None and not os.path.isabs(os.path.expanduser(self.snapshot_folder)):
+            raise ValueError(f"snapshot_folder = '{self.snapshot_folder}' is not an absolute path")
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -270,6 +293,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep: KeepConfig = KeepConfig()
     host: HostConfig = HostConfig()
     energy: EnergyConfig = EnergyConfig()
+    submit: SubmitConfig = SubmitConfig()
 
     @property
     def page(self) -> WebConfig:
@@ -365,7 +389,7 @@ def _nearest(message: str) -> str | None:
     _, found, rest = message.partition("unknown field `")
     wrong = rest.partition("`")[0]
     sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig, HostConfig, EnergyConfig)
+    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig, HostConfig, EnergyConfig, SubmitConfig)
     known = [name for section in (*sections, *more) for name in section.__struct_fields__]
     near = difflib.get_close_matches(wrong, known, n=1) if found else []
     return f"did you mean `{near[0]}`?" if near else None

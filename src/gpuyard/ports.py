@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.health_figures import HealthMark
+from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
 from gpuyard.core.job.shell_settings import ShellSettings
@@ -102,6 +103,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     shell: ShellSettings | None = None
     cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     ram_limit_mb: float | None = None  # it is ended if it takes more RAM
+    snapshot: CodeSnapshot | None = None  # of its code, where it runs; its results are brought back at its end
 
     @property
     def key(self) -> str:

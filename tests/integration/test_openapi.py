@@ -73,7 +73,16 @@ def test_every_operation_has_a_unique_name() -> None:
 
 
 def test_every_option_of_submit_is_described() -> None:
-    sent = {option.name for option in submit.VERB.options} - {"from", "cwd", "json", "in", "wait", "follow"}
+    sent = {option.name for option in submit.VERB.options} - {
+        "from",
+        "cwd",
+        "json",
+        "in",
+        "wait",
+        "follow",
+        "snapshot",
+        "no-snapshot",
+    }
     described = json.loads(document())["components"]["schemas"]["SubmissionBody"]["properties"]["options"]
     assert sent <= set(described["properties"])
 

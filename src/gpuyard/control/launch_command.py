@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.rules import Rules
+from gpuyard.control.snapshot_launch import CODE_VARIABLES, code_variables, in_snapshot
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
@@ -34,6 +35,7 @@ _OWN_VARIABLES = frozenset(
         LEASE_VARIABLE,
         CPUS_VARIABLE,
         PROGRESS_VARIABLE,
+        *CODE_VARIABLES,
     }
 )
 # Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
@@ -74,7 +76,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         own["GPUYARD_ARRAY_INDEX"] = str(job.index)
     if held is not None:
         own[LEASE_VARIABLE] = held.lease.id
-    return Launch(
+    own |= code_variables(job.spec)
+    launch = Launch(
         job_id=job.id,
         attempt=number,
         command=job.argv,
@@ -97,6 +100,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         cpus=pinning.cpus_for(job, devices) if pinning and rules.host.pin_cpus and terms is None else (),
         ram_limit_mb=ram_limit_mb(job) if rules.host.enforce_ram and terms is None else None,
     )
+    return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
 
 
 def _output_path(job: Job, pattern: str | None, number: int) -> str | None:

@@ -5,6 +5,7 @@ Such requests are generators: they yield after each piece and return the answer.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -36,6 +37,7 @@ from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.visible_devices import named_visible
 
 Act: TypeAlias = Callable[[Job, float], None]
+_NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
 
 
 class ChangeResult(Struct, frozen=True, kw_only=True):
@@ -192,6 +194,10 @@ class UserRequests:
             if job_id in states
         ]
         change = self._changes_of_many.get(act)
+        refused += [
+            UnchangedJob(id=job_id, state=states.pop(job_id), reason=text)
+            for job_id, text in (self._lacking_code(list(states)) if change is RETRY else {}).items()
+        ]
         together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
         changed = list(together)
         for job_id in sorted(states.keys() - set(together)):
@@ -211,13 +217,20 @@ class UserRequests:
         self._revive_dependants(now)
         return sorted(changed), refused
 
+    def _lacking_code(self, job_ids: Sequence[int]) -> dict[int, str]:
+        """Return the jobs whose snapshot was removed, and what to do."""
+        specs = self._store.specs
+        found = ((job_id, specs.read(spec).code.snapshot) for job_id, spec in specs.code.specs_to_run_again(job_ids))
+        return {job_id: _NO_SNAPSHOT for job_id, each in found if each is not None and not os.path.isdir(each.folder)}
+
     def _revive_dependants(self, now: float, up_to: int | None = None) -> None:
         """Let dependants of retried jobs wait again: all, or those up to an id. Those that lack secrets are held."""
         if revived := self._revival.decide(now, up_to):
-            for job_id, names in self._supply_secrets(revived).items():
+            lacking = {job_id: _lacking_text(names) for job_id, names in self._supply_secrets(revived).items()}
+            for job_id, text in {**lacking, **self._lacking_code(list(revived))}.items():
                 job = self._store.job(job_id)
                 if job is not None and can(job.state, JobEvent.HOLD):
-                    self._transitions.apply(job, JobEvent.HOLD, now, _lacking_text(names))
+                    self._transitions.apply(job, JobEvent.HOLD, now, text)
 
     # The queue as a whole
 

@@ -13,12 +13,14 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
+from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.local.process_tree import jobs_of_queue
@@ -46,6 +48,7 @@ class Retention:
         self._has_ended = asyncio.Event()
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "gpuyard-keep")
+        self.snapshots = CodeSnapshots(scheduler, folder)
         self._logs: tuple[int, int] | None = None  # number and size of all logs after the last round
         self._keep = load_config().keep
         scheduler.listeners.append(self._on_step)
@@ -68,6 +71,7 @@ class Retention:
                     due = loop.time() + _EVERY_S
                     await self.apply()
                 await self._drop_secrets()
+                await self._look_after_snapshots()
                 continue
             except GpuyardError as error:
                 _log.error("what [keep] in config.toml says cannot be applied now: %s", error)
@@ -87,6 +91,7 @@ class Retention:
                 cleaning = self._scheduler.requests.clean(age) if age is not None else None
                 gone = [] if cleaning is None else await self._work(cleaning, is_urgent=is_urgent)
                 removed, problem = await self._remove_logs(keep, {job.id for job in gone})
+                await self.snapshots.remove_old(keep.snapshots_s, partial(self._work, is_urgent=is_urgent))
         if gone or removed:
             _log.info("deleted %d finished jobs and %d logs", len(gone), len(removed))
         if problem is not None:
@@ -140,12 +145,24 @@ class Retention:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self.snapshots.close()
+
+    async def _look_after_snapshots(self) -> None:
+        """Bring back results that are due, and remove snapshots at once if they are not kept after the last job."""
+        if not self.snapshots.has_ended:
+            return
+        await self.snapshots.bring_results()
+        if not self._keep.snapshots_s and self._keep.snapshots_s is not None:
+            async with self._lock:
+                with convert_sqlite_errors():
+                    await self.snapshots.remove_old(self._keep.snapshots_s, partial(self._work, is_urgent=False))
 
     # Secrets
 
     def _on_step(self, _: Step) -> None:
         finished = self._scheduler.controller.transitions.finished
-        if finished != self._finished and self._scheduler.store.specs.may_have_secrets:
+        has_work = self._scheduler.store.specs.may_have_secrets or self.snapshots.has_ended
+        if finished != self._finished and has_work:
             self._finished = finished
             self._has_ended.set()
 

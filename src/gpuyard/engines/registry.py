@@ -61,6 +61,13 @@ def log_folders(queue: Path) -> list[Path]:
     return list(dict.fromkeys(folder / "logs" for folder in folders))
 
 
+def cluster_folder(name: str, queue: Path) -> Path:
+    """Return the folder of a cluster engine, which its nodes see."""
+    config = load_config()
+    known: dict[str, ClusterConfig] = {"slurm": config.slurm, "ray": config.ray}
+    return _folder(queue, known[name]) if name in known else queue
+
+
 def check_name(name: str) -> None:
     if name == LOCAL or name in _OWN:
         return  # searching for plugins takes a while

@@ -18,6 +18,7 @@ from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.progress.job_progress import Figure, FigureCurves
 from gpuyard.core.report.energy import EnergyFigures
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.schema.code import JobCode
 from gpuyard.schema.progress import ProgressRow
 from gpuyard.schema.queue import Iso, QueueState
 
@@ -210,6 +211,7 @@ class JobDetails(JobRow, frozen=True, kw_only=True):
     memory: NextMemory | None
     energy: EnergyFigures | None
     advice: list[str]
+    code: JobCode
 
 
 class WaitExplanation(Struct, frozen=True, kw_only=True):

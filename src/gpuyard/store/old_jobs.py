@@ -65,7 +65,7 @@ class OldJobs:
         )
         submissions = set(self._db.column(query, ids))
         for table, column in (("events", "job"), ("attempts", "job"), ("dependencies", "job"),
-                              ("dependencies", "on_job"), ("jobs", "id")):  # fmt: skip
+                              ("dependencies", "on_job"), ("changed_scripts", "job"), ("jobs", "id")):  # fmt: skip
             self._db.execute(f"DELETE FROM {table} WHERE {column} {among}", ids)  # noqa: S608
         self._store.specs.delete_unused({spec for spec, _ in found})
         self._store.delete_unused_lanes({lane for _, lane in found})

@@ -195,6 +195,22 @@ CREATE TABLE batches (
     body TEXT NOT NULL
 );
 
+-- The code of a spec: the name of its snapshot, and whether the Git work tree had changes; NULL: none, not known.
+CREATE TABLE spec_code (
+    spec INTEGER PRIMARY KEY,
+    snapshot TEXT,
+    is_dirty INTEGER
+);
+
+CREATE INDEX spec_code_by_snapshot ON spec_code (snapshot) WHERE snapshot IS NOT NULL;
+
+-- Attempts that started with another script than was submitted.
+CREATE TABLE changed_scripts (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+
 -- Recent device time of a user and tag, decayed up to `at`.
 CREATE TABLE uses (
     user TEXT NOT NULL,

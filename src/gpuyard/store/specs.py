@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
 from gpuyard.store import row_codec
+from gpuyard.store.code import StoredCode
 from gpuyard.store.database import Database
 
 # Jobs of a spec that are looked at before other requests are served.
@@ -24,6 +25,7 @@ _PAGE = 1000
 class StoredSpecs:
     def __init__(self, database: Database) -> None:
         self._db = database
+        self.code = StoredCode(database)
         self.read = lru_cache(maxsize=512)(self._read)
         self.may_have_secrets = True
         self._unfinished: dict[int, int] = {}  # a job that was found unfinished, by spec
@@ -37,6 +39,7 @@ class StoredSpecs:
         number = self._db.execute("INSERT INTO specs (body, command) VALUES (?, ?)", row).lastrowid or 0
         if secrets:
             self._keep(number, secrets)
+        self.code.add(number, spec.code)
         return number
 
     def delete_unused(self, numbers: Iterable[int]) -> None:
@@ -47,7 +50,9 @@ class StoredSpecs:
             if self._db.value("SELECT 1 FROM jobs WHERE spec = ? LIMIT 1", (number,)) is None
         ]
         with self._overwriting():
-            for table, column in (("secrets", "spec"), ("dropped_secrets", "spec"), ("specs", "id")):
+            for table, column in (
+                ("secrets", "spec"), ("dropped_secrets", "spec"), ("spec_code", "spec"), ("specs", "id"),
+            ):  # fmt: skip
                 self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", unused)  # noqa: S608 - our own names
         self.read.cache_clear()  # a later spec may get its id
 

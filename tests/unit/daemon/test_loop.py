@@ -21,6 +21,8 @@ from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
+from gpuyard.daemon.code_snapshots import CodeSnapshots
+from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.engines.local.engine import LocalEngine
@@ -58,7 +60,9 @@ class LoopFixture:
     async def submit(self, *, token: str = "", **options: object) -> int:
         """Return the job id. A new handler each time: only the database remembers earlier submissions."""
         asked = SubmissionRequest(cwd="/", environment={}, command=("true",), options=options, token=token)
-        return (await SubmissionHandler(self.scheduler).take(parse_submission(asked))).first
+        snapshots = CodeSnapshots(self.scheduler, Path("/nonexistent"))
+        handler = SubmissionHandler(self.scheduler, CodeWatch(self.scheduler), snapshots)
+        return (await handler.take(parse_submission(asked))).first
 
 
 @contextlib.asynccontextmanager

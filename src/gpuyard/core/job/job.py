@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.lifecycle import JobState
@@ -142,6 +143,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     shell: ShellSettings | None = None  # of the shell that submitted it; None: as the daemon
     stagger_s: float = 0.0  # the least time between two starts of its array
     resubmitted_from: int | None = None  # the job that it was made from
+    code: CodeRecord = CodeRecord()
 
     @property
     def learns_memory(self) -> bool:

@@ -55,6 +55,7 @@ def _changed(job: Job, command: tuple[str, ...] | None, options: dict[str, Any],
         token=token,
         configuration=spec.configuration if command is None else "",
         framework=spec.framework if command is None else "",
+        code=spec.code if command is None else replace(spec.code, script=None, digest=None),
         command=command or spec.command or job.argv,
         options=_change_options(options_of(job), options),
     )

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
@@ -56,7 +57,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     are learned separately for each. `framework` is what its script imports. `shell` is what the job takes from the
     shell that submits it; a wait without ids finds the jobs by their `submitters`. Default of `cwd`, `environment` and
     `shell`: the user's home, and those of the daemon. An option `concurrency` makes it a batch. A workspace sends a
-    `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs."""
+    `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs. `code` is what was recorded of the code."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None
@@ -71,6 +72,7 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     task: Task | None = None
     tag_sharing: TagSharing | None = None
     submitters: Submitters = ()
+    code: CodeRecord = CodeRecord()
 
 
 class ArrayElement(Struct, frozen=True, kw_only=True):
@@ -161,6 +163,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
         stagger_s=0.0 if pace is not None else parse_stagger(options["stagger"], count),
+        code=request.code,
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]

@@ -15,11 +15,13 @@ from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.notify.subscriptions import redacted_target
 from gpuyard.core.report.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
 from gpuyard.daemon.api.codec import copy_fields
+from gpuyard.daemon.api.job_code import code_advice
 from gpuyard.daemon.api.memory_estimates import advice, estimated_mb, next_memory
 from gpuyard.daemon.api.progress_rows import figure_curves, figures_of, progress_row
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema import jobs as schema
+from gpuyard.schema.code import JobCode
 
 
 def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
@@ -78,7 +80,7 @@ def make_row(
     )
 
 
-def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) -> schema.JobDetails:
+def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_environment: bool) -> schema.JobDetails:
     """Return all details of a job. Values of its variables may be secrets: they are left out by default."""
     attempts = all_attempts(scheduler, job)
     spec, growth = job.spec, job.growth
@@ -105,7 +107,8 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
         device_labels=labels_by_id(scheduler, (device for each in attempts for device in each.devices)),
         memory=next_memory(scheduler, job),
         energy=_attempt_energy(scheduler, _energy_of_all(attempts)),
-        advice=advice(scheduler, job, attempts),
+        advice=[*code_advice(job, code), *advice(scheduler, job, attempts)],
+        code=code,
     )
 
 

@@ -14,9 +14,11 @@ from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
+from gpuyard.daemon.api.job_code import code_of
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
+from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.schema import requests
@@ -37,8 +39,9 @@ UNSUCCESSFUL = (JobState.FAILED, JobState.REJECTED)
 
 
 class JobHandler:
-    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
+    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader, code: CodeWatch) -> None:
         self._scheduler = scheduler
+        self._code = code
         self._reader = reader
         self._selection = SelectionReader(scheduler, reader)
 
@@ -92,8 +95,10 @@ class JobHandler:
             rows.append(make_row(self._scheduler, job, explain_briefly(self._scheduler, job)))
         return rows
 
-    def show(self, job_id: int, query: requests.ShowQuery) -> JobDetails:
-        return make_details(self._scheduler, find_job(self._scheduler, job_id), with_environment=query.environment)
+    async def show(self, job_id: int, query: requests.ShowQuery) -> JobDetails:
+        code = await code_of(self._scheduler, self._code, find_job(self._scheduler, job_id))
+        job = find_job(self._scheduler, job_id)  # it may have changed meanwhile
+        return make_details(self._scheduler, job, code, with_environment=query.environment)
 
     async def why(self, job_id: int) -> WaitExplanation:
         job = find_job(self._scheduler, job_id)

@@ -35,6 +35,7 @@ from gpuyard.daemon.api.summary import SummaryHandler
 from gpuyard.daemon.api.usage_report import ReportHandler
 from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
+from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
@@ -86,6 +87,7 @@ class Routes:
         self.web = PageListener(self.handle, Path(paths.state_folder()))
         self.retention = Retention(scheduler, Path(paths.state_folder()))
         self.progress = ProgressWatch(scheduler, log_folders(Path(paths.state_folder())))
+        self._code = CodeWatch(scheduler)
         self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
         devices = DeviceList(scheduler)
         self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
@@ -99,8 +101,9 @@ class Routes:
 
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
-        jobs, logs = JobHandler(scheduler, self._reader), JobLogs(scheduler)
-        submissions, waits = SubmissionHandler(scheduler), WaitHandler(scheduler, self._reader)
+        jobs, logs = JobHandler(scheduler, self._reader, self._code), JobLogs(scheduler)
+        submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
+        waits = WaitHandler(scheduler, self._reader)
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -157,6 +160,7 @@ class Routes:
         self._reports.close()
         self.retention.close()
         self._usage.close()
+        self._code.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with self._failing_on_damage():

@@ -25,6 +25,8 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.closed_notes import closed_notes
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import run_in_pieces
+from gpuyard.daemon.code_snapshots import CodeSnapshots
+from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
@@ -44,8 +46,9 @@ _LONG_BODY = 256 * 1024
 
 
 class SubmissionHandler:
-    def __init__(self, scheduler: SchedulerLoop) -> None:
+    def __init__(self, scheduler: SchedulerLoop, code: CodeWatch, snapshots: CodeSnapshots) -> None:
         self._scheduler = scheduler
+        self._code, self._snapshots = code, snapshots
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
@@ -62,8 +65,12 @@ class SubmissionHandler:
         return await self.take(submission)
 
     async def resubmit(self, job_id: int, body: ResubmitBody) -> SubmitResult:
-        submission = resubmission(find_job(self._scheduler, job_id), body.arguments, body.options, body.token)
+        job = find_job(self._scheduler, job_id)
+        submission = resubmission(job, body.arguments, body.options, body.token)
         submission = replace(submission, submitters=body.submitters)
+        if job.spec.code.snapshot is None:  # it runs the code of now
+            code = await self._code.record(submission.spec.command, job.spec.cwd)
+            submission = replace(submission, spec=replace(submission.spec, code=code))
         check_name(submission.spec.engine or LOCAL)
         is_new = not body.token or self._scheduler.store.find_submission(body.token) is None
         result = await self.take(submission)
@@ -91,6 +98,8 @@ class SubmissionHandler:
     async def _take_in(self, submission: Submission) -> SubmitResult:
         scheduler = self._scheduler
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
+        if is_new:
+            self._snapshots.check(submission.spec)
         submission = with_container_tool(submission)
         pace, notes = submission.spec.pace, []
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
@@ -112,6 +121,8 @@ class SubmissionHandler:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:
             scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
+        self._code.note_submission(first, submission.spec.code)
+        self._snapshots.note_submission(submission.spec.code.snapshot)
         job = scheduler.store.job(first)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]

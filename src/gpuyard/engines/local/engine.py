@@ -48,6 +48,7 @@ from gpuyard.engines.local.keeper_connection import (
 )
 from gpuyard.engines.local.log_reads import LogReads
 from gpuyard.engines.local.own_shell import OwnShell
+from gpuyard.engines.local.snapshot_results import SnapshotResults
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
@@ -108,7 +109,7 @@ class LocalEngine(PlacesNothing):
             ) from error
         self._poll = WakeablePoll()
         self.containers = StartedContainers(f"{folder}/containers", self._poll)
-        self.cgroups = JobCgroups(self.queue)
+        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(self._poll)
         self._log_reads = LogReads(self._logs, self._poll.wake)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
@@ -145,6 +146,7 @@ class LocalEngine(PlacesNothing):
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
         environment = {**launch.environment, **self.variables, **progress}
+        self.results.note(launch)
         launch = self.containers.contain(launch, environment, self.queue)
         check_arguments(launch, environment)
         if launch.folder is not None:
@@ -159,14 +161,9 @@ class LocalEngine(PlacesNothing):
             )
         )  # fmt: skip
         watched = WatchedAttempt(
-            job_id=launch.job_id,
-            attempt=launch.attempt,
-            keeper_pid=own.pid,
-            context=StartContext.of(launch),
-            log=log,
-            error_log=error_log,
-            kills=self._oom_kills.now(),
-        )
+            job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, context=StartContext.of(launch),
+            log=log, error_log=error_log, kills=self._oom_kills.now(),
+        )  # fmt: skip
         self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
 
@@ -339,14 +336,18 @@ class LocalEngine(PlacesNothing):
             self._reported.append(name)
 
     def _hold(self, name: Name) -> bool:
-        """Hold an end back, and with it the lease, while its container is removed or its logs are read, and say so."""
-        watched, entry = self._watched[name], self._entries.get(name)
-        is_held = self._log_reads.is_reading(watched, entry)
-        if self.containers.has(name[0]):
-            status = watched.outcome(entry).status
-            is_held |= self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
+        """Hold an end back, and with it the lease, while its logs are read, its container is removed, and then while
+        its results are brought back; return whether it is."""
+        is_held = self._log_reads.is_reading(self._watched[name], self._entries.get(name))
+        is_held |= self.containers.has(name[0]) and self._holds_container(name)
+        is_held = is_held or self.results.holds(name[0])
         self._held += [name] if is_held else []
         return is_held
+
+    def _holds_container(self, name: Name) -> bool:
+        watched = self._watched[name]
+        status = watched.outcome(self._entries.get(name)).status
+        return self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
 
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)

@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import NotThere, connect
+from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.container import parse_mount
 from gpuyard.core.job.job import fill_in
@@ -252,17 +253,20 @@ def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:
 
 
 def _post(token: str, command: Sequence[str], options: dict[str, Any], table: str | None = None) -> dict[str, Any]:
+    # The runs have a snapshot if the configuration says so. The finish job runs no code of the user.
+    directory, code = record_code(command, os.getcwd(), wants_snapshot=False if table is None else None)
     body = {
         "token": token,
         "command": list(command),
         "table": table,
-        "cwd": os.getcwd(),
+        "cwd": directory,
+        "code": code,
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
         "submitters": starting_processes(),
         "options": options,
     }
-    with connect(start=True) as client:
+    with RemovedIfRefused(code), connect(start=True) as client:
         answer: dict[str, Any] = client.request("POST", "/submissions", body=body, is_repeatable=True)
     return answer
 

@@ -165,6 +165,8 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "keepers", "sockets of running jobs", r"\d+\.sock|log")
     yield from _files_named(folder / "sessions", "sockets of workspace tasks", r".+\.sock")
     yield from _files_named(folder / "containers", "records of containers", r"\d+\.\d+-[0-9a-f]+")
+    snapshots = Path(load_config().submit.snapshot_folder or folder / "snapshots").expanduser()
+    yield from _files_named(snapshots, "snapshots of code", r"(\.(new|removed)-)?[0-9a-f]{16}")
     yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
     aside = r"\.(damaged|before-restore|schema)-[\w-]+"

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import DaemonConnection, connect
+from gpuyard.connect.submitted_code import code_of
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.engines.registry import LOCAL, check_name
@@ -191,6 +192,7 @@ class _Sweep:
             task=msgspec.to_builtins(self._task(each, marker)),
             tag_sharing=msgspec.to_builtins(sharing),
             configuration=_digest(each.path),
+            code=code_of(self._command, settings.work_dir),
         )
 
     def _options(self, each: _PlannedTask) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 /** What the job was submitted with, and where and when it ran. */
 
+import {codeFacts} from "./code.js";
 import {el, keep, say} from "./dom.js";
 import {clock, duration, energy, memory} from "./format.js";
 
@@ -29,6 +30,7 @@ function factsOf(job) {
     ["Resubmitted from", job.resubmitted_from ? [{id: job.resubmitted_from}] : null],
     ["Not before", job.not_before && clock(job.not_before)],
     ["Directory", job.cwd],
+    ...codeFacts(job),
     ["Container", job.container && `${job.container.image} (${job.container.tool})`],
     ["User", job.user],
     ["GPUs", gpus.length ? `${job.gpus} (on ${gpus.join(", ")})` : String(job.gpus)],

@@ -12,6 +12,7 @@ from gpuyard.core.units import (
     format_time,
 )
 from gpuyard.ui.cli.ask_daemon import show_each
+from gpuyard.ui.cli.jobs.code_text import code_facts
 from gpuyard.ui.cli.jobs.job_text import gpu_text, result_text, where_text
 from gpuyard.ui.cli.jobs.progress_text import figures_text, progress_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
@@ -111,6 +112,7 @@ def fact_lines(job: Answer) -> list[str]:
         ("command", job["command"]),
         ("resubmitted from", f"job {job['resubmitted_from']}" if job.get("resubmitted_from") else None),
         ("directory", job["cwd"]),
+        *code_facts(job.get("code")),
         ("container", _container(job)),
         ("standard input", job["stdin"]),
         ("array", None if job["array"] is None else str(job["array"])),

@@ -4,6 +4,7 @@ import os
 import sys
 
 from gpuyard.connect.config_digest import digest_of, framework_of
+from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
@@ -46,12 +47,14 @@ VERB = Verb(
         Option("in", "TIME", "Start no earlier than after this time, such as 2h30m."),
         Option("wait", None, "Wait until it has finished; the exit status is that of the job."),
         Option("follow", None, "Print its output until it has finished; exit status as with --wait.", short="f"),
+        Option("snapshot", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."),
+        Option("no-snapshot", None, "Run the code as it is when the job starts. [if the configuration says nothing]"),
         JSON,
     ),
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "json", "in", "wait", "follow")
+_OWN = ("from", "cwd", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
 
 
 def run(typed: Typed) -> int:
@@ -70,7 +73,8 @@ def run(typed: Typed) -> int:
     directory = _absolute(named or ".")
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
-    command = read_command(typed.arguments, directory)
+    command, options = read_command(typed.arguments, directory), sent_options(typed, _OWN)
+    directory, code = record_code(command, directory, wants_snapshot=_wants_snapshot(typed))
     body = {
         "token": os.urandom(16).hex(),
         "command": command or None,
@@ -82,9 +86,11 @@ def run(typed: Typed) -> int:
         "environment": dict(os.environ),
         "shell": read_shell_settings(),
         "submitters": starting_processes(),
-        "options": sent_options(typed, _OWN),
+        "options": options,
+        "code": code,
     }
-    answer = request("POST", "/submissions", body=body, is_repeatable=True)
+    with RemovedIfRefused(code):
+        answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("follow"):
@@ -92,6 +98,13 @@ def run(typed: Typed) -> int:
     else:
         say_answer(typed, answer, answer["ids"])
     return await_submission.stay(typed, answer) if stays else 0
+
+
+def _wants_snapshot(typed: Typed) -> bool | None:
+    """Return whether the user asked for a snapshot, or for none; None if the configuration decides."""
+    if typed.flag("snapshot") and typed.flag("no-snapshot"):
+        raise UserError("--snapshot and --no-snapshot do not go together", hint="leave out one of them")
+    return True if typed.flag("snapshot") else False if typed.flag("no-snapshot") else None
 
 
 def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":

@@ -1,0 +1,223 @@
+"""Looks after the folder of code snapshots: checks those of submissions, and removes those that are no longer needed.
+
+Rules:
+- A snapshot with a job that has not ended is never removed.
+- It is removed some time after its last job has ended (`[keep] snapshots`), or when all its jobs are deleted.
+- Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays.
+- A snapshot whose submission never arrived, as the command was killed, is removed after an hour.
+- Files are read and removed in a thread. A snapshot is renamed first: no job finds half of one.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from gpuyard.config import load_config
+from gpuyard.control.add_submission import InPieces
+from gpuyard.control.step_result import Step
+from gpuyard.core.job.code_record import CodeSnapshot
+from gpuyard.core.job.job import JobSpec, PublishedEvent, PublishedEventKind
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.engines.common.bring_results import Brought, bring_results
+from gpuyard.engines.registry import cluster_folder
+from gpuyard.errors import UserError
+from gpuyard.system.background_thread import BackgroundThread
+from gpuyard.system.folder_tree import remove_own_tree
+from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[0-9a-f]{16}")
+_ABANDONED_S = 3600.0
+_SYNC_AFTER_S = 3.0
+Work = Callable[[InPieces[float | None]], Awaitable[float | None]]
+
+
+class FoundFolder(Struct, frozen=True):
+    """`is_old`: it has not changed for an hour. `is_taken`: jobs were submitted with it."""
+
+    name: str
+    is_old: bool
+    is_taken: bool
+
+
+class CodeSnapshots:
+    def __init__(self, scheduler: SchedulerLoop, queue: Path) -> None:
+        self._scheduler = scheduler
+        self._queue = queue
+        self._thread = BackgroundThread("gpuyard-snapshots")
+        self._since = scheduler.clock.now()
+        self._ended: dict[str, str] = {}  # snapshots with ended attempts whose results the engine did not bring back
+        self._problems: dict[str, str] = {}
+        self._sync: asyncio.TimerHandle | None = None
+        self.has_ended = False  # an attempt in a snapshot, since the last call of `bring_results`
+        self._read_config()
+        scheduler.listeners.append(self._after_step)
+        scheduler.config_listeners.append(self._read_config)
+        scheduler.notice_sources.append(self._notices)
+
+    def _read_config(self) -> None:
+        named = load_config().submit.snapshot_folder
+        self.folder = os.path.expanduser(named) if named else f"{self._queue}/{FOLDER}"
+
+    def close(self) -> None:
+        if self._sync is not None:
+            self._sync.cancel()
+        self._thread.close()
+
+    # Submissions
+
+    def check(self, spec: JobSpec) -> None:
+        """Raise UserError if jobs with this spec could not run in their snapshot."""
+        snapshot = spec.code.snapshot
+        if snapshot is None:
+            return
+        if not _NAME.fullmatch(snapshot.name) or snapshot.folder != f"{self.folder}/{snapshot.name}/{TREE}":
+            raise UserError(
+                f"{snapshot.folder} is not a snapshot of this queue, whose snapshots are in {self.folder}",
+                hint="`snapshot_folder` under [submit] has to be the same for the command and the daemon",
+            )
+        if not is_within(snapshot.cwd, snapshot.folder) or not os.path.isdir(snapshot.folder):
+            raise UserError(f"the snapshot {snapshot.folder} was removed", hint="submit again from the tree")
+        if spec.engine and not self._is_seen_by(spec.engine):
+            raise UserError(
+                f"the nodes of {spec.engine} do not see the snapshot in {self.folder}",
+                hint="set `snapshot_folder` under [submit] to a folder on the disk that they share, such as one below "
+                f"{cluster_folder(spec.engine, self._queue)}; or submit with --no-snapshot",
+            )
+
+    def _is_seen_by(self, engine: str) -> bool:
+        """Return whether snapshots are on the disk that the engine shares with its nodes."""
+        shared = cluster_folder(engine, self._queue)
+        while not shared.exists():
+            shared = shared.parent
+        return os.stat(self.folder).st_dev == shared.stat().st_dev
+
+    def note_submission(self, snapshot: CodeSnapshot | None) -> None:
+        """Note that jobs use the snapshot. Write all files to the disk once no submission has come for a while: a power
+        cut must not leave empty files, and writing holds up the next submission."""
+        if snapshot is None:
+            return
+        self._thread.run(partial(_take, f"{self.folder}/{snapshot.name}"))
+        if self._sync is not None:
+            self._sync.cancel()
+        loop = asyncio.get_running_loop()
+        self._sync = loop.call_later(_SYNC_AFTER_S, lambda: self._thread.run(partial(_write_out, self.folder)))
+
+    # Results
+
+    def _after_step(self, step: Step) -> None:
+        for event in step.events:
+            snapshot = event.job.spec.code.snapshot
+            if event.kind is PublishedEventKind.ENDED and snapshot is not None:
+                self.has_ended = True
+                if self._is_ours_to_bring(event):
+                    self._ended[snapshot.name] = f"job-{event.job.id}"
+
+    def _is_ours_to_bring(self, event: PublishedEvent) -> bool:
+        """Return whether the engine did not: the attempt ran elsewhere, or an earlier daemon had started it."""
+        attempt = event.attempt
+        return attempt is None or bool(attempt.engine) or attempt.since < self._since
+
+    async def bring_results(self) -> None:
+        """Bring back what the engine did not."""
+        self.has_ended = False
+        while self._ended:
+            name, label = self._ended.popitem()
+            await self._bring(name, label)
+
+    async def _bring(self, name: str, label: str) -> Brought:
+        brought = await self._thread.run(partial(bring_results, f"{self.folder}/{name}", label))
+        self._problems.pop(name, None)
+        if brought.problem is not None:
+            self._problems[name] = brought.problem
+        return brought
+
+    def _notices(self) -> Iterator[str]:
+        for name, problem in self._problems.items():
+            yield f"results of a job are in {self.folder}/{name}/{TREE}, and cannot be brought back: {problem}"
+
+    # Removal
+
+    async def remove_old(self, keep_s: float | None, work: Work) -> int:
+        """Remove the snapshots that are no longer needed; return how many. `work` does pieces of work, with pauses."""
+        removed = 0
+        for found in await self._thread.run(partial(_list_folders, self.folder)):
+            if not found.name.startswith((NEW, REMOVED)):
+                removed += await self._remove_if_old(found, keep_s, work)
+            elif found.is_old or found.name.startswith(REMOVED):
+                await self._thread.run(partial(_remove, f"{self.folder}/{found.name}"))
+        return removed
+
+    async def _remove_if_old(self, found: FoundFolder, keep_s: float | None, work: Work) -> bool:
+        code, name = self._scheduler.store.specs.code, found.name
+        retries = code.retries
+        if code.is_used(name):
+            last = await work(code.last_end(name))
+            if last is None or keep_s is None or last > self._scheduler.clock.now() - keep_s:
+                return False
+        elif not found.is_taken and not found.is_old:
+            return False
+        if (await self._bring(name, f"snapshot-{name[:6]}")).problem is not None:
+            return False
+        if code.retries != retries:  # a job may be about to run again in it
+            return False
+        removed = f"{self.folder}/{REMOVED}{name}"
+        os.rename(f"{self.folder}/{name}", removed)
+        await self._thread.run(partial(_remove, removed))
+        return True
+
+
+def is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _take(path: str) -> None:
+    with contextlib.suppress(OSError):  # then it is removed an hour later than it could be
+        os.close(os.open(f"{path}/{TAKEN}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _write_out(path: str) -> None:
+    """Write the disk of a folder out."""
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        _log.warning("%s cannot be written out: %s", path, error.strerror)
+        return
+    try:
+        sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if sync is None or sync(folder):  # not Linux
+            os.sync()
+    finally:
+        os.close(folder)
+
+
+def _list_folders(folder: str) -> list[FoundFolder]:
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                FoundFolder(each.name, _is_old(each), os.path.exists(f"{each.path}/{TAKEN}"))
+                for each in entries
+                if _NAME.fullmatch(each.name.removeprefix(NEW).removeprefix(REMOVED)) and each.is_dir()
+            ]
+    except FileNotFoundError:
+        return []
+
+
+def _is_old(entry: "os.DirEntry[str]") -> bool:
+    return entry.stat(follow_symlinks=False).st_mtime < time.time() - _ABANDONED_S
+
+
+def _remove(path: str) -> None:
+    try:
+        remove_own_tree(path)
+    except OSError as error:  # it is tried again in the next round
+        _log.warning("%s cannot be removed: %s", error.filename or path, error.strerror)

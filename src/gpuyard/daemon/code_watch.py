@@ -1,0 +1,159 @@
+"""Finds out whether Git work trees had changes when jobs were submitted, and whether scripts have changed since.
+
+Rules:
+- The loop never reads the user's files itself: their disk may hang. What cannot be told within a second is unknown.
+- All submissions from a work tree that wait for an answer share one call of `git`, which begins after the last of them.
+- The script of an attempt is read right after its start was recorded. A job with a snapshot runs the script as it was.
+"""
+
+import asyncio
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from msgspec import Struct, convert
+
+from gpuyard.connect.submitted_code import code_of
+from gpuyard.control.step_result import Step
+from gpuyard.core.job.code_record import CodeRecord, changed_script_text
+from gpuyard.core.job.job import PublishedEventKind
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.errors import StoreFault
+from gpuyard.store.database import convert_sqlite_errors
+from gpuyard.system.background_thread import BackgroundThread
+from gpuyard.system.script_digest import script_digest
+
+_log = logging.getLogger(__name__)
+EVENT = "script-changed"
+_READ_WITHIN_S = 1.0
+_GIT_WITHIN_S = 30.0
+# A page that is open asks for the details of a job after each step.
+_FRESH_S, _MOST_DIGESTS = 1.0, 1000
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain", "-z")
+
+
+class StartedScript(Struct, frozen=True):
+    job_id: int
+    attempt: int
+    path: str
+    digest: str
+
+
+class CodeWatch:
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
+        self._scripts, self._git = BackgroundThread("gpuyard-scripts"), BackgroundThread("gpuyard-git")
+        self._submitted: dict[str, set[int]] = {}  # specs that wait for an answer about their work tree
+        self._started: list[StartedScript] = []
+        self._digests: dict[str, tuple[float, str | None]] = {}  # when they were read, and what they were
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        scheduler.listeners.append(self._after_step)
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        self._scripts.close()
+        self._git.close()
+
+    # Work trees
+
+    def note_submission(self, job_id: int, code: CodeRecord) -> None:
+        """Find out whether the work tree of a job that was just submitted has changes."""
+        spec = self._scheduler.store.specs.code.spec_of(job_id) if code.commit is not None else None
+        if spec is not None and code.root is not None:
+            self._submitted.setdefault(code.root, set()).add(spec)
+            self._start("git", self._ask_git)
+
+    async def _ask_git(self) -> None:
+        while self._submitted:
+            root = next(iter(self._submitted))
+            specs = self._submitted.pop(root)
+            is_dirty = await self._git.run(partial(has_changes, root))
+            if is_dirty is not None:
+                with convert_sqlite_errors():
+                    self._scheduler.store.specs.code.set_dirty(specs, is_dirty=is_dirty)
+
+    # Scripts
+
+    async def record(self, command: Sequence[str], cwd: str) -> CodeRecord:
+        """Return what is to be recorded of the code of a submission that the daemon makes itself."""
+        try:
+            found = await asyncio.wait_for(self._scripts.run(partial(code_of, command, cwd)), _READ_WITHIN_S)
+        except TimeoutError:
+            return CodeRecord()
+        return convert(found, CodeRecord)
+
+    async def is_changed(self, code: CodeRecord) -> bool | None:
+        """Return whether the script is another one now than at submission; None if that cannot be told."""
+        if code.script is None or code.digest is None:
+            return None
+        script, now = code.script, asyncio.get_running_loop().time()
+        at, digest = self._digests.get(script, (-_FRESH_S, None))
+        if now - at >= _FRESH_S:
+            try:
+                digest = await asyncio.wait_for(self._scripts.run(lambda: script_digest(script)), _READ_WITHIN_S)
+            except TimeoutError:
+                digest = None
+            if len(self._digests) >= _MOST_DIGESTS:
+                self._digests.clear()
+            self._digests[script] = now, digest
+        return None if digest is None else digest != code.digest
+
+    def _after_step(self, step: Step) -> None:
+        for event in step.events:
+            code, attempt = event.job.spec.code, event.attempt
+            if event.kind is not PublishedEventKind.STARTED or code.snapshot is not None or attempt is None:
+                continue
+            if code.script is not None and code.digest is not None:
+                self._started.append(StartedScript(event.job.id, attempt.number, code.script, code.digest))
+                self._start("scripts", self._check_started)
+
+    async def _check_started(self) -> None:
+        while self._started:
+            started, self._started = self._started, []
+            digests = await self._scripts.run(partial(_digests, {each.path for each in started}))
+            self._record([each for each in started if digests[each.path] not in (None, each.digest)])
+
+    def _record(self, changed: list[StartedScript]) -> None:
+        if not changed:
+            return
+        store, now = self._scheduler.store, self._scheduler.clock.now()
+        with convert_sqlite_errors(), store.transaction():
+            for each in changed:
+                text = changed_script_text(each.path, is_changed=True, attempts=(each.attempt,), is_over=False)
+                store.specs.code.add_changed_script(each.job_id, each.attempt)
+                store.add_event(each.job_id, now, EVENT, text)
+        self._scheduler.wake()
+
+    def _start(self, name: str, work: Work) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(work))
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _run(self, work: Work) -> None:
+        await asyncio.sleep(0)  # all submissions and starts of this moment share one call
+        try:
+            await work()
+        except StoreFault as error:
+            _log.warning("what code jobs ran could not be recorded: %s", error)
+
+
+def _digests(paths: Iterable[str]) -> dict[str, str | None]:
+    return {path: script_digest(path) for path in paths}
+
+
+def has_changes(root: str) -> bool | None:
+    """Return whether a Git work tree has changes that are not committed; None if that cannot be told."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            _GIT, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_WITHIN_S,
+            check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):  # there is no git, or its disk hangs
+        return None
+    return None if done.returncode else bool(done.stdout)
