@@ -40,7 +40,9 @@ from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fix
 EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 TRIED = [each for each in OPERATIONS.values() if not (each.media == EVENTS or each.is_of_page or each.name == "stop")]
-CHANGES = tuple(f"/jobs/{verb}" for verb in ("cancel", "hold", "release", "retry", "suspend", "resume", "priority"))
+CHANGES = tuple(
+    f"/jobs/{verb}" for verb in ("cancel", "hold", "release", "retry", "suspend", "resume", "priority", "edit")
+)
 BATCH = 4
 # More memory than any machine has: no generated job ever starts, even if a generated request releases it.
 NEVER = {"min-free-mem-mb": "1e12"}

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.control.edit_jobs import JobEditor
 from gpuyard.control.user_requests import fit_to_machine
-from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.submission import Submission
 from gpuyard.core.scheduling.host_capacity import check_host
@@ -24,7 +23,6 @@ class EditHandler:
         self._scheduler, self._jobs, self._submissions = scheduler, jobs, submissions
 
     async def edit(self, body: EditRequest) -> ChangeSummary:
-        Options(body.options)  # a mistake is named before any job is changed
         snapshot = await self._submissions.read_devices()
         scheduler = self._scheduler
         editor = JobEditor(
