@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES
-from gpuyard.ui.cli.text_table import cell_width
 from gpuyard.ui.tui import header_view, job_pages
 from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, sparkline, split
 from gpuyard.ui.tui.glyphs import ASCII, UNICODE, Glyphs, glyphs_for, has_colour
-from gpuyard.ui.tui.job_actions import ActionNotice, describe_refusal, describe_result
-from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
+from gpuyard.ui.tui.job_actions import ActionNotice, describe_result
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.row_window import Page, RowWindow, choose, move, page_of, settle, wanted
 from gpuyard.ui.tui.screen_state import ScreenState, share_out
@@ -242,77 +240,6 @@ def test_a_row_shows_its_state_and_reason() -> None:
     assert "2 queued" in heading.plain
 
 
-def test_arguments_are_shown_after_the_name_if_reasons_leave_room() -> None:
-    screen = a_screen(glyphs=ASCII, width=120)
-    rows = [a_row(at, name="sweep", index=at, command=f"python -u train.py --lr {at}e-3") for at in (1, 2)]
-    screen.hear_jobs(an_answer(*rows), 0)
-    assert "sweep[1] --lr 1e-3" in screen.queue()[2].plain
-    assert "sweep[2] --lr 2e-3" in screen.queue()[3].plain
-    screen.resize(80, 24)
-    screen.hear_jobs(an_answer(*({**row, "reason": "no GPU available now: " + "x" * 60} for row in rows)), 0)
-    assert "sweep[1]" in screen.queue()[2].plain
-    assert "--lr 1e-3" not in screen.queue()[2].plain
-    assert "no GPU available" in screen.queue()[2].plain
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        ("python train.py --lr 0.1", "--lr 0.1"), ("/usr/bin/python3.12 -u -m pkg.train --lr 0.1", "--lr 0.1"),
-        ("./train --lr 0.1", "--lr 0.1"), ("sh -c 'a && b'", "-c 'a && b'"), ("true", ""), ("python -V", ""),
-    ],
-)  # fmt: skip
-def test_arguments_are_what_follows_the_program_and_its_script(command: str, arguments: str) -> None:
-    assert arguments_text(command) == arguments
-
-
-def test_a_long_name_keeps_its_end() -> None:
-    name = "vit-large-imagenet21k-warmup-cosine-schedule-seed{}"
-    screen = a_screen(glyphs=ASCII)
-    screen.hear_jobs(an_answer(*(a_row(at, name=name.format(at), reason="no GPU " * 9) for at in (3, 4))), 0)
-    assert "seed3" in screen.queue()[2].plain
-    assert "seed4" in screen.queue()[3].plain
-
-
-@given(st.text(max_size=60), st.integers(1, 60))
-def test_a_text_that_is_cut_in_its_middle_fits(text: str, width: int) -> None:
-    assert cell_width(cut_middle(text, width, "~")) <= width
-
-
-def test_a_marked_job_has_a_star_and_is_counted() -> None:
-    screen = a_screen(glyphs=ASCII)
-    screen.hear_jobs(an_answer(a_row(1), a_row(2)), 0)
-    screen.marked = {2: a_row(2)}
-    heading, _, first, second = screen.queue()
-    assert "1 marked" in heading.plain
-    assert first.plain.startswith("> ")
-    assert second.plain.startswith(" *")
-    assert [row["id"] for row in screen.targets] == [2]
-    screen.hear_jobs(an_answer(a_row(1), a_row(2, "running")), 0)
-    assert screen.targets[0]["state"] == "running"
-
-
-def test_only_keys_that_apply_to_the_selected_or_marked_jobs_are_shown() -> None:
-    screen = a_screen(width=300)
-    screen.hear_jobs(an_answer(a_row(1, "failed"), a_row(2, "held")), 0)
-    keys = plain(screen.keys())
-    assert "t retry" in keys
-    assert not any(word in keys for word in ("cancel", "hold", "release", "suspend", "resume", "priority"))
-    screen.marked = {2: a_row(2, "held")}
-    keys = plain(screen.keys())
-    assert all(word in keys for word in ("cancel", "release", "priority"))
-    assert "retry" not in keys
-
-
-def test_failed_only_is_part_of_the_request() -> None:
-    screen = a_screen()
-    screen.only_failed, screen.search = True, "vit"
-    assert "search=vit&state=failed,rejected" in screen.jobs_wanted()[0]
-    screen.hear_jobs(an_answer(), 0)
-    screen.search = ""
-    assert "No job failed; Esc shows all" in plain(screen.queue())
-
-
 def test_names_and_reasons_cannot_contain_terminal_control_sequences() -> None:
     screen = a_screen()
     screen.hear_jobs(an_answer(a_row(1, name="a\x1b[2Jb", reason="c\x07d\n")), 0)
@@ -359,12 +286,6 @@ def test_an_action_is_reported_with_its_result_or_error() -> None:
     assert describe_result("hold", {"count": 0, "changed": "", "unchanged": []}).is_bad
     some = describe_result("hold", {"count": 2, "changed": "17-18", "unchanged": [{"id": 19, "reason": "it runs"}]})
     assert some == ActionNotice("held 17-18; 1 unchanged: it runs")
-
-
-def test_an_action_that_does_not_apply_is_refused_with_the_state() -> None:
-    running = a_row(17, "running")
-    assert describe_refusal("hold", [running]).text == "hold does not apply to job 17, which is running"
-    assert describe_refusal("hold", [running, running]).text == "hold applies to none of the 2 marked jobs"
 
 
 def test_notices_of_the_daemon_are_shown_if_there_is_no_other_message() -> None:
