@@ -1,7 +1,8 @@
 """`scripts/hogs`: real memory hogs against a queue in a memory control group, by how much of their RAM is known.
 
-Each phase queues more hogs than fit at once. The last one mixes all kinds beside scripts and `gpuyard run` that reserve
-RAM. The kernel's own count says whether it killed any; what the hogs wrote down says which of them ended well.
+Each phase queues more hogs than fit at once. One mixes all kinds beside scripts and `gpuyard run` that reserve RAM, and
+one lets a program of `gpuyard run` take more than it declared beside a younger job. The kernel's own count says whether
+it killed any; what the hogs wrote down says which of them ended well.
 """
 
 import argparse
@@ -33,6 +34,9 @@ _RAMP_S, _HOLD_S = 5.0, (1.0, 4.0)
 _SIZES = (0.12, 0.25)
 _PHASE_WITHIN_S = 1200.0
 _FLOOR_PART, _LARGEST_FLOOR_MB, _LEAST_PART = 0.25, 2048.0, 0.05
+_INTERPRETER_MB = 64.0
+# Both leave less than the floor, which is a quarter.
+_OUTGROWN, _BESIDE_OUTGROWN, _OUTGROWS_S = 0.6, 0.25, 15.0
 _BESIDE = ("script", "run")
 
 
@@ -40,6 +44,7 @@ class KindCount(Struct, kw_only=True):
     """A row of the table."""
 
     kind: str
+    phase: str
     jobs: int = 0
     runs: int = 0
     ended_well: int = 0
@@ -98,10 +103,11 @@ class _Herd:
     def __init__(self, target: Target, group: LimitedGroup, dice: random.Random, each: int) -> None:
         self._target, self._group, self._dice, self._each = target, group, dice, each
         self._watch = MachineWatch(group)
-        self._commands: dict[str, list[str]] = {}  # of hogs that declared nothing, which the queue learns from
+        self._seen: list[list[str]] = []  # commands of hogs that declared nothing, which the queue has learned
         self._beside: dict[str, subprocess.Popen[bytes]] = {}
         self._rows: dict[str, KindCount] = {}
         self._faults: list[str] = []
+        self._phase = ""
         self._lowest: dict[str, tuple[float, int]] = {}
         self.phases: dict[str, Callable[[], None]] = {
             "declared": lambda: self._submit("declared", each),
@@ -109,6 +115,7 @@ class _Herd:
             "undeclared": lambda: self._submit("undeclared", each),
             "learned": lambda: self._submit("learned", each),
             "mixed": self._mix,
+            "outgrown": self._outgrow,
         }
 
     @property
@@ -117,7 +124,7 @@ class _Herd:
         return min(max(_LARGEST_FLOOR_MB, _LEAST_PART * total), _FLOOR_PART * total)
 
     def run_phase(self, name: str) -> None:
-        began, kills = time.monotonic(), self._group.kernel_kills()
+        began, kills, self._phase = time.monotonic(), self._group.kernel_kills(), name
         self.phases[name]()
         self._wait(began)
         lowest, killed = self._watch.lowest_mb(began), self._group.kernel_kills() - kills
@@ -132,9 +139,18 @@ class _Herd:
             if index % 2 == 0:
                 self._start_beside(_BESIDE[index // 2 % 2])
 
+    def _outgrow(self) -> None:
+        """Start a program with `gpuyard run` that takes six times what it declared, and one job after it."""
+        total = self._group.total_mb
+        began = time.monotonic()
+        self._start_beside("outgrown", declared_mb=0.1 * total, mb=_OUTGROWN * total, over_s=_OUTGROWS_S)
+        while "start outgrown1 " not in self._target.evidence.path.read_text() and time.monotonic() < began + 60.0:
+            time.sleep(0.1)
+        self._submit("beside-outgrown", 1)
+
     def _submit(self, kind: str, count: int) -> None:
         for _ in range(count):
-            row = self._rows.setdefault(kind, KindCount(kind=kind))
+            row = self._rows.setdefault(kind, KindCount(kind=kind, phase=self._phase))
             row.jobs += 1
             name = f"{kind}-{row.jobs}"
             command, mb = self._command(kind, name, row.jobs)
@@ -147,25 +163,30 @@ class _Herd:
 
     def _command(self, kind: str, name: str, number: int) -> tuple[list[str], float]:
         """Return the command of a hog and its MB: one that the queue has seen before if it is to know it."""
-        if kind.endswith("learned") and (seen := self._commands.get("undeclared")):
-            return seen[(number - 1) % len(seen)], 0.0
+        if kind.endswith("learned") and self._seen:
+            return self._seen[(number - 1) % len(self._seen)], 0.0
         mb = self._group.total_mb * self._dice.uniform(*_SIZES)
         hold_s = self._dice.uniform(*_HOLD_S)
+        if kind == "beside-outgrown":  # it still runs when the other program has outgrown
+            mb, hold_s = _BESIDE_OUTGROWN * self._group.total_mb, _OUTGROWS_S
         command = [*PYTHON, HOG, str(self._target.evidence.path), name, f"{mb:.0f}", f"{_RAMP_S:g}", f"{hold_s:.1f}"]
         if kind == "undeclared":
-            self._commands.setdefault(kind, []).append(command)
+            self._seen.append(command)
         return command, mb
 
-    def _start_beside(self, kind: str) -> None:
-        row = self._rows.setdefault(kind, KindCount(kind=kind))
+    def _start_beside(
+        self, kind: str, *, mb: float | None = None, declared_mb: float | None = None, over_s: float = _RAMP_S
+    ) -> None:
+        row = self._rows.setdefault(kind, KindCount(kind=kind, phase=self._phase))
         row.jobs += 1
         name = f"{kind}{row.jobs}"
-        mb = self._group.total_mb * _SIZES[0]
-        evidence, figures = str(self._target.evidence.path), (f"{mb:.0f}", f"{_RAMP_S:g}", f"{_HOLD_S[1]:g}")
+        mb = mb or self._group.total_mb * _SIZES[0]
+        declared = f"{declared_mb or mb * 1.2 + _INTERPRETER_MB:.0f}"
+        evidence, figures = str(self._target.evidence.path), (f"{mb:.0f}", f"{over_s:g}", f"{_HOLD_S[1]:g}")
         if kind == "script":
-            command = [sys.executable, SCRIPT, evidence, name, *figures, f"{mb * 1.2:.0f}", "1024"]
+            command = [sys.executable, SCRIPT, evidence, name, *figures, declared, "1024"]
         else:
-            options = ["--gpus", "0", "--ram", f"{mb * 1.2:.0f}M"]
+            options = ["--gpus", "0", "--ram", f"{declared}M"]
             command = [*GPUYARD, "run", *options, "--", *PYTHON, HOG, evidence, name, *figures]
         with (self._target.work / f"{name}.log").open("wb") as log:
             self._beside[name] = subprocess.Popen(
@@ -193,6 +214,13 @@ class _Herd:
         for job in records.jobs.values():
             if job.state != "succeeded":
                 self._faults.append(f"job {job.id} ({job.name}) is {job.state}: {job.reason}")
+        outgrown = self._rows.get("beside-outgrown")
+        if outgrown is not None and not outgrown.requeued:
+            self._faults.append("no job made way for an older program that outgrew its declared RAM")
+        for name in self._beside:
+            log = (self._target.work / f"{name}.log").read_text()
+            if ("of RAM, more than" in log) != name.startswith("outgrown"):
+                self._faults.append(f"{name} was warned wrongly, or not at all: {log or 'no warning'}")
         if kills := self._group.kernel_kills():
             self._faults.append(f"the kernel killed {kills} processes")
         return self._faults
@@ -213,7 +241,9 @@ class _Herd:
             if attempt.kind not in ("succeeded", "host-guard"):
                 self._faults.append(f"attempt {attempt.name} is {attempt.kind}: {attempt.reason}")
         for row in self._rows.values():
-            phase = row.kind if row.kind in self._lowest else "mixed"
+            phase = next(
+                (each for each in self._lowest if row.kind.endswith(each) and "mixed" not in row.kind), "mixed"
+            )
             row.lowest_mb, row.kernel_kills = self._lowest.get(phase, (0.0, 0))
             if row.ended_well != row.jobs:
                 self._faults.append(f"{row.kind}: {row.ended_well} of {row.jobs} ended well by their own evidence")

@@ -3,12 +3,10 @@
 import os
 import sys
 import time
-from pathlib import Path
+
+from hog import take_ram  # type: ignore[import-not-found]  # a file beside this one, which is no package here
 
 from gpuyard import GPUScheduler
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hog import take_ram
 
 
 def main() -> None:
