@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Lease, Ticket
+from gpuyard.core.memory.host_guard import host_closed_reason, ram_figures
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
@@ -79,9 +80,12 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
 
 
 def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
+    figures = ram_figures(view.snapshot.host, view.host.limits.keep_free_mb)
+    closed = () if figures is None or figures[0] >= figures[1] else (host_closed_reason(*figures),)
     for position, ticket in enumerate(order):
         ahead = tuple(active_tickets(order[:position]))
-        yield WaitingTicket(ticket=ticket, reasons=choose(ticket.need, replace(view, ahead=ahead)).reasons)
+        reasons = closed or choose(ticket.need, replace(view, ahead=ahead)).reasons
+        yield WaitingTicket(ticket=ticket, reasons=reasons)
 
 
 def _foreign_uses(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:

@@ -283,6 +283,10 @@ class LeaseLedger(Protocol):
         """Return the RAM that the processes of leases use, by lease id; not of leases that say so themselves. Without
         `again`, processes that started since the last reading may be missing."""
 
+    def measure_holders(self, leases: Sequence[Lease]) -> Mapping[str, float]:
+        """Return the RAM in MB that the processes of leases hold, by lease id, whether they reserve any or not; not of
+        leases whose processes cannot be measured."""
+
     def foreign_loads(
         self, snapshot: Snapshot, leases: tuple[Lease, ...], now: float, bound: float | None
     ) -> Mapping[str, ForeignLoad]:

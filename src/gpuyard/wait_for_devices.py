@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
+from gpuyard.core.memory.host_guard import host_closed_reason, judge_host, ram_figures
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
@@ -18,9 +19,10 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.linked_sets import best_set
+from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
 from gpuyard.leases.active_tickets import active_tickets
@@ -94,6 +96,7 @@ class Acquisition:
         self._bans = CurrentBans()
         self._host_limits = load_config().host.limits
         self._host_meter = HostMeter()
+        self._floor_gate = SteadyGate()
         self._foreign = ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: LockFile | None = None
@@ -177,6 +180,9 @@ class Acquisition:
 
     def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
         assert self._snapshot is not None
+        if (closed := self._below_floor(self._snapshot.host)) is not None:
+            self.reasons = (closed,)
+            return None
         bound = self._packing.max_foreign_load_percent
         self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
         view = PlacementView(
@@ -195,6 +201,14 @@ class Acquisition:
         choice: PlacementChoice = choose(self._need, view)
         self.reasons = choice.reasons
         return choice.claim
+
+    def _below_floor(self, host: Host) -> Reason | None:
+        """Return why nothing starts on this machine now: it has less RAM available than has to stay free."""
+        figures = ram_figures(host, self._host_limits.keep_free_mb)
+        if figures is None:
+            return None
+        self._floor_gate = judge_host(self._floor_gate, *figures, None, time.monotonic())
+        return host_closed_reason(*figures) if self._floor_gate.is_closed else None
 
     def _measure_host(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:
         return {} if self._need.host is None else self._host_meter.use_of(leases)

@@ -15,7 +15,7 @@ FIRST_MB, SECOND_MB = 450, 700
 
 @pytest.fixture
 def small_queue(own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> QueueUnderTest:
-    monkeypatch.setenv("GPUYARD_TEST_RAM_MB", str(TOTAL_MB))
+    monkeypatch.setenv("GPUYARD_SIMULATE_HOST", f"{TOTAL_MB}MB")
     own_queue.home.mkdir(mode=0o700)
     (own_queue.home / "config.toml").write_text(
         f'[host]\nkeep_free = "{FLOOR_MB}M"\n[queue]\nmin_free_memory_mb = 0\ncpu_jobs = 8\n'

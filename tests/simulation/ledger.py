@@ -94,6 +94,9 @@ class SimulatedLedger:
     def measure_host(self, *_: object, again: bool) -> dict[str, HostUse]:
         return {}
 
+    def measure_holders(self, *_: object) -> dict[str, float]:
+        return {}
+
     def foreign_loads(self, *_: object) -> dict[str, ForeignLoad]:
         return {}
 

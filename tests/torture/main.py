@@ -2,22 +2,18 @@
 
     the outer process ── the run ── clients, which start the daemon
 
-The outer process is the reaper of all orphans: daemon, keepers and jobs are always found below it. As root it is the
-first process of a pid and mount namespace, so that nothing survives it.
+The outer process is the reaper of all orphans (`own_processes.py`).
 """
 
 import argparse
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -29,13 +25,12 @@ from tests.torture.evidence import read_runs
 from tests.torture.faults import Fault, send
 from tests.torture.inject import build_injector
 from tests.torture.load import HANGS_S, Load
+from tests.torture.own_processes import can_unshare, is_in_namespace, reap_for, run_in_namespace
 from tests.torture.records import read_records
 from tests.torture.report import Report
 from tests.torture.schedule import TABLE, PlannedFault, left_out, planned_faults
 from tests.torture.target import CAPACITY_MB, Target
 
-_NAMESPACE = "GPUYARD_TORTURE_NAMESPACE"
-_SET_CHILD_SUBREAPER = 36
 _GIVE_UP_S = 180.0
 _DRAIN_S = 240.0
 _LEFT_S = 30.0
@@ -63,20 +58,9 @@ def main() -> int:
         parser.error(f"no such fault: {', '.join(unknown)}; `--faults list` prints all")
     if options.seed is None:
         options.seed = int.from_bytes(os.urandom(3), "big")
-    if os.geteuid() == 0 and _NAMESPACE not in os.environ and _can_unshare():
-        os.environ[_NAMESPACE] = "1"
-        again = [sys.executable, "-m", "tests.torture.main", *sys.argv[1:], "--seed", str(options.seed)]
-        return subprocess.run([*_UNSHARE, *again], check=False).returncode
-    return _reap_for(lambda outer: run(options, outer))
-
-
-_UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
-def _can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+    if can_unshare():
+        return run_in_namespace("tests.torture.main", [*sys.argv[1:], "--seed", str(options.seed)])
+    return reap_for(lambda outer: run(options, outer))
 
 
 def _say(line: str) -> None:
@@ -88,31 +72,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _reap_for(act: Callable[[int], int]) -> int:
-    """Call `act` in a child with our pid, reap all orphans meanwhile, and return what the child returned."""
-    ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    outer = os.getpid()
-    child = os.fork()
-    if child == 0:
-        os._exit(act(outer))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it, too
-    while True:
-        pid, status = os.wait()
-        if pid == child:
-            _kill_rest(outer)
-            return os.waitstatus_to_exitcode(status)
-
-
-def _kill_rest(outer: int) -> None:
-    for process in psutil.Process(outer).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def run(options: argparse.Namespace, outer: int) -> int:
     work = options.work or Path(tempfile.mkdtemp(prefix="gpuyard-torture-"))
     work.mkdir(parents=True, exist_ok=True)
-    target = Target(work, outer, is_mounted=_NAMESPACE in os.environ, injector=build_injector(work))
+    target = Target(work, outer, is_mounted=is_in_namespace(), injector=build_injector(work))
     target.prepare(options.minutes)
     _say(f"torture: seed {options.seed}, {options.minutes:g} minutes, in {work}")
     load = Load(target, options.seed)

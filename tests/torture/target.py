@@ -61,7 +61,7 @@ class Target:
             **({} if injector is None else injector.environment),
         }
 
-    def prepare(self, minutes: float) -> None:
+    def prepare(self, minutes: float, config: str = _CONFIG) -> None:
         """Make the folders, as small file systems if that is possible, with room for a run of so many minutes."""
         (self.home / "logs").mkdir(parents=True, mode=0o700) if not self.is_mounted else None
         sizes = {
@@ -75,7 +75,7 @@ class Target:
             if self.is_mounted:
                 options = f"size={megabytes:.0f}m,nr_inodes={inodes:.0f},mode=0700"
                 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "torture", str(folder)], check=True)
-        (self.home / "config.toml").write_text(_CONFIG)
+        (self.home / "config.toml").write_text(config)
 
     def unmount(self) -> list[str]:
         """Unmount all, and return those that some process still uses."""

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
@@ -55,6 +56,29 @@ def test_a_waiting_process_beats_between_two_attempts(tmp_path: Path, monkeypatc
         Acquisition(ledger, one_device, Need()).wait(DEADLINE_S, 60.0).release()
     assert max(waits) <= 5.0
     assert len(beats) >= 4
+
+
+def test_nothing_starts_below_the_floor_until_it_has_been_free_for_5_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 GB, 2 GB stay free: for requests with and without RAM of their own."""
+    available_mb, now = 1900.0, time.monotonic()
+
+    def machine() -> Snapshot:
+        host = Host(memory_total_mb=24 * 1024.0, memory_available_mb=available_mb)
+        return replace(one_device(), host=host)
+
+    acquisition = Acquisition(Ledger(tmp_path), machine, Need())
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert acquisition.attempt() is None
+    (reason,) = acquisition.reasons
+    assert reason.text == "1.9 GB of RAM available, and 2 GB stay free"
+    available_mb, now = 9000.0, now + 1.0
+    assert acquisition.attempt() is None, "a moment is not enough"
+    now += 6.0
+    held = acquisition.attempt()
+    assert held is not None
+    held.release()
 
 
 # Interrupts

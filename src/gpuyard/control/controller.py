@@ -33,6 +33,7 @@ from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.power_draws import power_limit
 from gpuyard.control.preallocation_watch import PreallocationWatch
+from gpuyard.control.programs_beside import ProgramsBeside
 from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.sharing_facts import SharingFacts
@@ -91,7 +92,7 @@ class Controller:
         self.progress_tracker = ProgressTracker(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
-        self.host_guard = HostGuard(self.transitions)
+        self.host_guard = HostGuard(self.transitions, ProgramsBeside(self.transitions, leases, clock.from_wall).read)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
         self._host_usage = HostUsage(self.transitions, leases, me.machine)

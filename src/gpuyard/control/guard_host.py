@@ -3,7 +3,7 @@
 The rules are in `core/memory/host_guard.py`. `note` follows each reading of the RAM, `act` is part of a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
@@ -13,6 +13,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
+    HostProgram,
     HostWatch,
     find_host_alarm,
     grown_ram,
@@ -21,18 +22,23 @@ from gpuyard.core.memory.host_guard import (
     judge_host,
     must_kill,
     next_watch,
+    ram_figures,
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb, stops_soon
-from gpuyard.core.scheduling.host_capacity import floor_mb
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.snapshot import Host, Sample
+from gpuyard.core.snapshot import Sample
 
 
 class HostGuard:
-    def __init__(self, transitions: JobTransitions) -> None:
+    """`programs` returns the programs beside the jobs of this queue, at a time: it is called while RAM is short."""
+
+    def __init__(
+        self, transitions: JobTransitions, programs: Callable[[float], Sequence[HostProgram]] = lambda _: ()
+    ) -> None:
         self._transitions = transitions
+        self._programs = programs
         self._last: Sample | None = None
         self._figures: tuple[float, float] | None = None  # available RAM, and how much of it stays free
         self._fall = MemoryClimb()
@@ -51,14 +57,14 @@ class HostGuard:
         if self._last is None or sample.ram_mb is not self._last.ram_mb:
             self._note_climbs(sample, now)
         self._last = sample
-        self._figures = _figures(host, rules)
+        self._figures = ram_figures(host, rules.host.keep_free_mb)
         if self._figures is None:
             self._fall, self._gate, self._alarm = MemoryClimb(), SteadyGate(), None
             return False
         available, floor = self._figures
         if host is not before:
             self._fall = self._fall.add(now, -available)
-        self._alarm = find_host_alarm(available, floor, self._fall, list(self._jobs(now)))
+        self._alarm = self._find_alarm(available, floor, list(self._jobs(now)), now)
         self._must_kill = must_kill(available, floor, self._fall)
         self._gate = judge_host(self._gate, available, floor, self._alarm, now)
         return self._is_due
@@ -97,7 +103,7 @@ class HostGuard:
             self._transitions.postpone_kill(live.job.id, now)
         self._count_times()
         jobs = {job.job_id: job for job in self._jobs(now)}
-        self._alarm = find_host_alarm(available, floor, self._fall, list(jobs.values()))
+        self._alarm = self._find_alarm(available, floor, list(jobs.values()), now)
         victim = None if self._alarm is None else self._alarm.victim
         if self._alarm is None or victim is None:
             return
@@ -110,6 +116,12 @@ class HostGuard:
         text = host_alarm_text(self._alarm, job, growth.ram_mb or 0.0)
         self._transitions.stop(victim, OutcomeKind.HOST_GUARD, now, text)
         self._alarm = None
+
+    def _find_alarm(self, available: float, floor: float, jobs: Sequence[HostJob], now: float) -> HostAlarm | None:
+        alarm = find_host_alarm(available, floor, self._fall, jobs)
+        if alarm is None or alarm.victim is not None or not jobs:
+            return alarm
+        return find_host_alarm(available, floor, self._fall, jobs, self._programs(now))
 
     def _to_kill(self) -> Iterator[Live]:
         """Yield the jobs that were asked to make way, and whose grace period cannot be waited for."""
@@ -144,9 +156,3 @@ class HostGuard:
             attempts = self._transitions.store.attempts(live[key].job.id) if live[key].attempt.number > 1 else []
             kinds = [each.outcome.kind for each in attempts if each.outcome is not None]
             self._times[key] = kinds.count(OutcomeKind.HOST_GUARD)
-
-
-def _figures(host: Host, rules: Rules) -> tuple[float, float] | None:
-    """Return the available RAM, and how much of it stays free; None if it is unknown, or nothing stays free."""
-    floor = floor_mb(rules.host.keep_free_mb, host.memory_total_mb)
-    return (host.memory_available_mb, floor) if host.memory_available_mb is not None and floor else None

@@ -46,6 +46,7 @@ _UNDONE_BY: dict[int, int] = {signal.SIGCONT: signal.SIGTSTP, signal.SIGTSTP: si
 # Python ignores these two from the start, and the program must not inherit that.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _SET_CHILD_SUBREAPER = 36
+_MEANWHILE_MS = 1000
 
 
 class ForegroundProgram(Struct, frozen=True, kw_only=True):
@@ -73,14 +74,21 @@ def signals_for_the_main_thread() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
+def run_program(
+    program: ForegroundProgram,
+    lease: Path,
+    descriptor: int,
+    meanwhile: Callable[[], None] | None = None,
+) -> int:
     """Run the program and return its exit status, 128 + the number for a signal. Closes the lease's descriptor.
+
+    `meanwhile` is called about every second until the program ends.
 
     Raises EnvironmentFault if a limit of the system keeps the program from starting; its lease has ended then. Only for
     the main thread, and for a process that ends soon after.
     """
     try:
-        return _run(program, lease, descriptor)
+        return _run(program, lease, descriptor, meanwhile)
     except OSError as error:
         if not passes(error):
             raise
@@ -91,7 +99,7 @@ def run_program(program: ForegroundProgram, lease: Path, descriptor: int) -> int
         ) from error
 
 
-def _run(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
+def _run(program: ForegroundProgram, lease: Path, descriptor: int, meanwhile: Callable[[], None] | None) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)  # it might have the number of a closed standard stream
@@ -105,7 +113,7 @@ def _run(program: ForegroundProgram, lease: Path, descriptor: int) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
             helpers.close()
             os.close(kept)
-        return _wait_for_end(front, signal_pipe, keeper)
+        return _wait_for_end(front, signal_pipe, keeper, meanwhile)
 
 
 @contextlib.contextmanager
@@ -152,12 +160,14 @@ def _fork(body: Callable[[], int]) -> int:
 # The front
 
 
-def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int) -> int:
+def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int, meanwhile: Callable[[], None] | None) -> int:
     """Forward signals and stop with the program, until it ends. Return its status."""
     poll = _poll(helpers.fileno(), signal_pipe)
     unread = b""
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll()}
+        ready = {descriptor for descriptor, _ in poll.poll(None if meanwhile is None else _MEANWHILE_MS)}
+        if meanwhile is not None and not ready:
+            meanwhile()
         # Always: the event that stopped the program, which is read below, may have signalled us since the poll.
         with contextlib.suppress(OSError):
             helpers.sendall(bytes(dict.fromkeys(_read_signals(signal_pipe))))

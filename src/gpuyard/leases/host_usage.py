@@ -48,9 +48,30 @@ class HostMeter:
             by_holder.setdefault(lease.holder.pid, []).append(lease)
         return {lease_id: use for own in by_holder.values() for lease_id, use in self._divide(own)}
 
+    def held_by(self, leases: Sequence[Lease]) -> dict[str, float]:
+        """Return the RAM that each lease says it uses, or that its holder's processes hold; of several leases of one
+        holder, all of it for each. What cannot be measured is left out."""
+        if self._children is None and _IS_LINUX:
+            self.read()
+        told = {each.id: each.host.used_mb for each in leases if each.host is not None}
+        found = {
+            each.id: told.get(each.id) if told.get(each.id) is not None else self._held_mb(each) for each in leases
+        }
+        return {lease_id: held_mb for lease_id, held_mb in found.items() if held_mb is not None}
+
+    def tree_mb(self, pid: int) -> tuple[float | None, float | None]:
+        """Return the RAM of a process with its descendants, and of the process alone; None where it is unknown."""
+        if not _IS_LINUX:
+            return None, None
+        self.read()
+        return self._tree_mb(pid), _own_mb(pid)
+
+    def _held_mb(self, lease: Lease) -> float | None:
+        return self._tree_mb(lease.holder.pid) if is_alive(lease.holder) else None
+
     def _divide(self, leases: Sequence[Lease]) -> Iterator[tuple[str, HostUse]]:
         """Divide what a holder's processes use among its leases: each gets up to its reservation, the last the rest."""
-        left_mb = self._tree_mb(leases[0].holder.pid) if is_alive(leases[0].holder) else None
+        left_mb = self._held_mb(leases[0])
         for lease in leases:
             if left_mb is None:
                 yield lease.id, HostUse()

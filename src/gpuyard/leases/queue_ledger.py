@@ -68,6 +68,9 @@ class QueueLedger:
             self._host_meter.forget()
         return self._host_meter.use_of(leases)
 
+    def measure_holders(self, leases: Sequence[Lease]) -> Mapping[str, float]:
+        return HostMeter().held_by(leases)
+
     def drains(self) -> tuple[Drain, ...]:
         return self.ledger.drains
 

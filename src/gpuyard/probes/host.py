@@ -47,12 +47,12 @@ class _MemoryLimit(Struct, frozen=True, kw_only=True):
     usage: str
 
     def left(self) -> float | None:
-        """Return the bytes that may still be used. The kernel drops idle page cache first under memory pressure."""
+        """Return the bytes that may still be used. Under memory pressure the kernel drops the page cache first, also of
+        files that are read again and again."""
         used = parse_numbers.number(read_text(self.folder / self.usage))
         statistics = read_text(self.folder / "memory.stat")
-        idle = _field(statistics, "total_inactive_file")  # version 1 counts child groups separately
-        idle = _field(statistics, "inactive_file") if idle is None else idle
-        return max(0.0, self.size - max(0.0, used - (idle or 0.0))) if used is not None else None
+        cached = sum(_of_group(statistics, name) or 0.0 for name in ("inactive_file", "active_file"))
+        return max(0.0, self.size - max(0.0, used - cached)) if used is not None else None
 
 
 class _Limits(Struct, frozen=True, kw_only=True):
@@ -237,6 +237,12 @@ def _field(text: str | None, name: str) -> float | None:
     """Return the number of the line `name number`, or None."""
     lines = (line.partition(" ") for line in (text or "").splitlines())
     return next((parse_numbers.number(value) for key, _, value in lines if key == name), None)
+
+
+def _of_group(statistics: str | None, name: str) -> float | None:
+    """Return a figure of a group with its children: version 1 counts those separately."""
+    whole = _field(statistics, f"total_{name}")
+    return _field(statistics, name) if whole is None else whole
 
 
 def _ratio(quota: str | None, period: str | None) -> float | None:

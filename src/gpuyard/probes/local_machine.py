@@ -23,14 +23,18 @@ DEFAULT_DEADLINE_S = 2.0
 
 def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = None) -> MachineReader:
     """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
+    clock = clock or SystemClock()
+    chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
+    return MachineReader(chains, local_host(), clock, deadline_s, LinkReader(local_links()))
+
+
+def local_host() -> HostProbe:
+    """Return the probe of this machine's CPUs and RAM, which may be simulated."""
     from gpuyard.probes.host import PsutilHost
     from gpuyard.probes.simulated_host import SimulatedHost
 
-    clock = clock or SystemClock()
-    chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
     spec = simulated_host()
-    host: HostProbe = PsutilHost() if spec is None else SimulatedHost(spec, PsutilHost())
-    return MachineReader(chains, host, clock, deadline_s, LinkReader(local_links()))
+    return PsutilHost() if spec is None else SimulatedHost(spec, PsutilHost())
 
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:

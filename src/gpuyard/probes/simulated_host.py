@@ -1,8 +1,10 @@
 """A host with simulated RAM and CPUs: `GPUYARD_SIMULATE_HOST=23GB`, or `23GB,8` for 8 CPUs.
 
-All of its RAM is available, whatever programs use: reservations alone decide how many jobs start. All other figures are
-those of the real host.
+All of its RAM is available, whatever programs use: reservations alone decide how many jobs start. A test can
+say how much is in use. All other figures are those of the real host.
 """
+
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -15,9 +17,10 @@ _EXAMPLE = "write it as 23GB, or as 23GB,8 for 8 CPUs"
 
 
 class SimulatedHost:
-    """The figures of `real`, with simulated RAM and CPUs."""
+    """The figures of `real`, with simulated RAM and CPUs. `used_mb` returns how much RAM is in use."""
 
-    def __init__(self, spec: str, real: HostProbe) -> None:
+    def __init__(self, spec: str, real: HostProbe, used_mb: Callable[[], float] = lambda: 0.0) -> None:
+        self._used_mb = used_mb
         size, _, cpus = spec.partition(",")
         self._real = real
         try:
@@ -29,9 +32,8 @@ class SimulatedHost:
 
     def read(self) -> Host:
         host = self._real.read()
-        return replace(
-            host,
-            memory_total_mb=self._ram_mb,
-            memory_available_mb=self._ram_mb,
-            cpu_count=host.cpu_count if self._cpus is None else float(self._cpus),
-        )
+        return self.read_memory(replace(host, cpu_count=host.cpu_count if self._cpus is None else float(self._cpus)))
+
+    def read_memory(self, host: Host) -> Host:
+        available_mb = max(0.0, self._ram_mb - self._used_mb())
+        return replace(host, memory_total_mb=self._ram_mb, memory_available_mb=available_mb)

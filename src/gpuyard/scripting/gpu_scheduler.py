@@ -28,6 +28,7 @@ from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
+from gpuyard.held_ram import warn_about_own_ram
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.leases.neighbours import announce
 from gpuyard.probes.local_machine import snapshot
@@ -187,6 +188,8 @@ class GPUScheduler:
             return
         held, selection = stack.pop()
         if held is not None:
+            if self._host_share is not None and self._host_share.ram_mb is not None:
+                warn_about_own_ram(self._label, self._host_share.ram_mb, self._write)
             _end(held)
         selection.end()
 

@@ -107,6 +107,9 @@ class SimulatedLedger:
     def measure_host(self, leases: Sequence[Lease], *, again: bool) -> Mapping[str, HostUse]:  # noqa: ARG002
         return {}
 
+    def measure_holders(self, leases: Sequence[Lease]) -> Mapping[str, float]:  # noqa: ARG002
+        return {}
+
     def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
         """Return nothing: foreign processes of a trace take memory, but their load is not tracked."""
         return {}

@@ -11,7 +11,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Growth, OnPreempt, Outcome, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
-from gpuyard.core.memory.host_guard import HostWatch
+from gpuyard.core.memory.host_guard import HostProgram, HostWatch
 from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from tests.unit.store import QueueDb
@@ -25,9 +25,10 @@ class Guarded:
     """The guard of a queue whose jobs began at 101, 102, … and hold what each reading says."""
 
     def __init__(self, queue_db: QueueDb, rules: Rules = RULES) -> None:
+        self.programs: list[HostProgram] = []
         self.queue_db = queue_db
         self.transitions = JobTransitions(queue_db.store)
-        self.guard = HostGuard(self.transitions)
+        self.guard = HostGuard(self.transitions, lambda _: self.programs)
         self.rules = rules
         self.numbers: dict[int, int] = {}
 
@@ -83,6 +84,14 @@ def test_the_youngest_is_queued_again_with_a_need_of_what_it_held(guarded: Guard
     assert job.outcome.kind is OutcomeKind.HOST_GUARD
     why = "the machine had 1.5 GB of RAM left of the 2 GB to keep; it was the youngest job with notable RAM, and held"
     assert (job.reason or "").startswith(f"{why} 10 GB; it starts again when 14.5 GB are available; queued again")
+
+
+def test_a_single_job_makes_way_for_an_older_script(guarded: Guarded) -> None:
+    only = guarded.start()
+    assert not guarded.read(110.0, 0.9, job1=8.0)
+    guarded.programs = [HostProgram(since=50.0, held_mb=6 * GB)]
+    assert guarded.read(110.5, 0.8, job1=8.0)
+    assert guarded.state(only) is JobState.STOPPING
 
 
 def test_a_floor_near_what_is_available_is_kept_while_jobs_grow(queue_db: QueueDb) -> None:

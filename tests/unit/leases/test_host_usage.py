@@ -53,6 +53,16 @@ def test_two_leases_of_one_process_divide_what_it_uses(holder: "subprocess.Popen
     assert 20 < (used["b"] or 0.0) < 70
 
 
+def test_what_holders_hold_is_known_without_a_reservation_too(holder: "subprocess.Popen[str]") -> None:
+    plain = replace(lease("plain", holder.pid, 1.0), host=None)
+    told = lease("told", os.getpid(), 1024.0, used_mb=700.0)
+    gone = replace(plain, id="gone", holder=replace(plain.holder, pid_started=1.0))
+    found = HostMeter().held_by([plain, told, gone])
+    assert set(found) == {"plain", "told"}
+    assert 70 < found["plain"] < 120
+    assert found["told"] == 700.0
+
+
 def test_a_holder_that_has_ended_is_unknown() -> None:
     process = subprocess.Popen(["true"])
     gone = lease("a", process.pid, 1024.0)

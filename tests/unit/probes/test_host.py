@@ -123,6 +123,21 @@ def test_only_cpus_in_the_affinity_mask_count(machine: Machine, monkeypatch: pyt
     assert machine.read().limited_by is None
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_that_are_read_again_and_again_are_available_in_a_container_too(machine: Machine, version: int) -> None:
+    """The kernel drops them before it kills a program. A data set that is read in each epoch is active page cache."""
+    if version == 1:
+        machine.write("proc/self/cgroup", "4:memory:/job")
+        folder, names, prefix = "sys/fs/cgroup/memory/job", ("limit_in_bytes", "usage_in_bytes"), "total_"
+    else:
+        machine.write("proc/self/cgroup", "0::/job")
+        folder, names, prefix = "sys/fs/cgroup/job", ("max", "current"), ""
+    for name, size in zip(names, (16 * GB, 15 * GB), strict=True):
+        machine.write(f"{folder}/memory.{name}", str(size))
+    machine.write(f"{folder}/memory.stat", f"{prefix}inactive_file {GB}\n{prefix}active_file {10 * GB}")
+    assert machine.read().memory_available_mb == 12 * 1024
+
+
 def test_a_cgroup_v2_limit_is_the_total_and_inactive_file_cache_is_available(machine: Machine) -> None:
     in_group(machine, "/job")
     machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))

@@ -19,6 +19,14 @@ def test_ram_and_cpus_are_simulated_and_the_rest_is_real() -> None:
     assert SimulatedHost("23GB", Real()).read().cpu_count == 2.0
 
 
+def test_ram_in_use_is_read_again_with_the_memory() -> None:
+    used = iter((300.0, 700.0, 9000.0))
+    host = SimulatedHost("1000MB", Real(), lambda: next(used))
+    first = host.read()
+    assert first.memory_available_mb == 700.0
+    assert [host.read_memory(first).memory_available_mb for _ in range(2)] == [300.0, 0.0]
+
+
 @pytest.mark.parametrize("spec", ["much", "23GB,many", "0GB", "23GB,0"])
 def test_a_bad_description_says_how_to_write_it(spec: str) -> None:
     with pytest.raises(UserError) as raised:

@@ -3,14 +3,16 @@
 Without it, the kernel's out-of-memory killer picks a program: mostly the largest, which is often the oldest. The guard
 acts before that. It goes by available RAM as it was read, within the limits of a container, not by what was promised:
 
-- Below the floor (`[host] keep_free`) nothing starts, until the floor has been free for some seconds.
+- Below the floor (`[host] keep_free`) neither jobs nor scripts nor `gpuyard run` start, until the floor has been free
+  for some seconds.
 - Below the floor a job makes way if a job of this queue grows, if the rest would be gone within 20 s at the present
   rate, or if less than half of the floor is left; above the floor, if all would be gone within a second. RAM that is
   low and steady costs no job its work.
 - The youngest job of this queue that holds notable RAM makes way: it is stopped and queued again, with a need of what
   it held and a quarter more above the floor, so that it starts only when that fits.
-- Of the jobs that hold notable RAM, the one that was there first never makes way. A job within its declared RAM makes
-  way only if there is no other.
+- Of the programs that hold notable RAM, the one that was there first never makes way: a job of this queue, or the
+  program of a script, of `gpuyard run` or of another queue, none of which the guard can stop. A job within its declared
+  RAM makes way only if there is no other.
 - A stopping program that keeps its RAM while the rest is nearly gone is killed before its grace period is over.
 - It ends: a job makes way three times at most. After that it is left to the kernel, as without the guard.
 """
@@ -22,8 +24,10 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Growth
 from gpuyard.core.memory.memory_guard import MemoryClimb
+from gpuyard.core.scheduling.host_capacity import floor_mb
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_size
 
 # Below this part of the floor a job makes way even while RAM is steady; below that one a stopping job is killed.
@@ -65,7 +69,14 @@ class HostJob(Struct, frozen=True, kw_only=True):
     @property
     def is_within(self) -> bool:
         """Whether it holds no more than it declared."""
-        return self.declared_mb is not None and self.held_mb <= self.declared_mb * _OVER
+        return self.declared_mb is not None and not exceeds_declared(self.held_mb, self.declared_mb)
+
+
+class HostProgram(Struct, frozen=True, kw_only=True):
+    """A program with a lease that is no job of this queue: since when it has its lease, and the RAM that it holds."""
+
+    since: float
+    held_mb: float
 
 
 class HostAlarm(Struct, frozen=True, kw_only=True):
@@ -85,25 +96,42 @@ class HostWatch(Struct, frozen=True, kw_only=True):
     measures_jobs: bool
 
 
+def exceeds_declared(held_mb: float, declared_mb: float) -> bool:
+    """Return whether a program holds noticeably more than it declared."""
+    return held_mb > declared_mb * _OVER
+
+
 def notable_mb(floor: float) -> float:
     """Return from where on it helps to stop a job."""
     return min(_NOTABLE_MB, _NOTABLE_PART * floor)
 
 
-def find_host_alarm(available_mb: float, floor: float, fall: MemoryClimb, jobs: Sequence[HostJob]) -> HostAlarm | None:
+def find_host_alarm(
+    available_mb: float,
+    floor: float,
+    fall: MemoryClimb,
+    jobs: Sequence[HostJob],
+    programs: Sequence[HostProgram] = (),
+) -> HostAlarm | None:
     """Return the alarm of the machine; None if its RAM is not about to run out. The RAM of jobs that leave counts as
-    available. `fall` is the climb of what is not available."""
+    available. `fall` is the climb of what is not available, `programs` are those beside the jobs."""
     expected = available_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     staying = [job for job in jobs if not job.is_leaving]
     if not is_short(expected, floor, fall, grows=any(job.rate_mb_s > 0.0 for job in staying)):
         return None
     alarm = HostAlarm(available_mb=available_mb, floor_mb=floor, rate_mb_s=fall.rate_mb_s)
     notable = [job for job in staying if job.held_mb >= notable_mb(floor)]
-    first = min(notable, key=_age, default=None)
+    first = _first_here(notable, [each for each in programs if each.held_mb >= notable_mb(floor)])
     movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < _MOST_TIMES]
     over = [job for job in movable if not job.is_within]
     victim = max(over or movable, key=_age, default=None)
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
+
+
+def _first_here(jobs: Sequence[HostJob], programs: Sequence[HostProgram]) -> HostJob | None:
+    """Return the oldest job; None if a program beside the queue is older."""
+    first = min(jobs, key=_age, default=None)
+    return None if first is None or any(each.since < first.since for each in programs) else first
 
 
 def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: bool) -> bool:
@@ -131,6 +159,12 @@ def next_watch(available_mb: float, floor: float) -> HostWatch:
     return HostWatch(every_s=every_s, measures_jobs=every_s < _MEASURE_JOBS_S)
 
 
+def ram_figures(host: Host, keep_free_mb: float | None) -> tuple[float, float] | None:
+    """Return the available RAM, and how much of it stays free; None if it is unknown, or nothing stays free."""
+    floor = floor_mb(keep_free_mb, host.memory_total_mb)
+    return (host.memory_available_mb, floor) if host.memory_available_mb is not None and floor else None
+
+
 def judge_host(gate: SteadyGate, available_mb: float, floor: float, alarm: HostAlarm | None, now: float) -> SteadyGate:
     """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
     seconds."""
@@ -142,7 +176,7 @@ def host_closed_reason(available_mb: float, floor: float) -> Reason:
     """Return why nothing new starts on this machine for the moment."""
     text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
     remedy = (
-        f"jobs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
+        f"programs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
         "keep_free under [host] in the configuration sets the floor"
     )
     return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)

@@ -11,6 +11,7 @@ from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
+    HostProgram,
     find_host_alarm,
     grown_ram,
     host_alarm_text,
@@ -77,6 +78,19 @@ def test_the_youngest_makes_way_and_never_the_first() -> None:
     assert victim(0.9, job(1)) is None
     assert victim(0.9, job(1), job(2, held_gb=0.05)) is None, "the second frees too little"
     assert victim(0.9, job(1, held_gb=0.05), job(2)) is None, "of those with notable RAM the second was there first"
+
+
+def test_a_single_job_makes_way_for_an_older_program_beside_the_queue() -> None:
+    def chosen(*jobs: HostJob, since: float, held_gb: float = 1.0) -> int | None:
+        beside = [HostProgram(since=since, held_mb=held_gb * GB)]
+        alarm = find_host_alarm(0.9 * GB, FLOOR, STEADY, jobs, beside)
+        return None if alarm is None else alarm.victim
+
+    assert chosen(job(1), since=50.0) == 1
+    assert chosen(job(1), job(2), since=50.0) == 2
+    assert chosen(job(1), since=150.0) is None, "the job was there first"
+    assert chosen(job(1), since=50.0, held_gb=0.05) is None, "a program without notable RAM is in no danger"
+    assert chosen(job(1, may_be_stopped=False), since=50.0) is None
 
 
 def test_a_job_within_its_declared_ram_is_spared_if_another_can_go() -> None:

@@ -24,6 +24,7 @@ from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.held_ram import ProgramRamWatch
 from gpuyard.leases.ledger import HeldLease, Ledger, open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.leases.neighbour_note import due_note
@@ -91,7 +92,8 @@ def command(**typed: Any) -> int:
     started = foreground.ForegroundProgram(
         path=path, arguments=program, environment=_environment(held.lease, seen, typed["cpus"])
     )
-    return foreground.run_program(started, held.path, held.detach())
+    watch = ProgramRamWatch(os.path.basename(program[0]), typed["ram_mb"], print_to_stderr)
+    return foreground.run_program(started, held.path, held.detach(), watch.measure_if_due)
 
 
 def _environment(lease: Lease, seen: Snapshot, cpus: int | None) -> dict[str, str]:

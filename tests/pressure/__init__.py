@@ -1,0 +1,1 @@
+"""Real memory hogs and pressure from outside against a queue in control groups of its own."""
