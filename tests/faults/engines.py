@@ -28,8 +28,8 @@ FAULTS = (
     Fault(
         id="engines-gpu-free-while-the-container-is-removed",
         file=f"{_ENGINES}/local/engine.py",
-        old="return [self._result(name) for name in over if not self._hold(name)]",
-        new="return [self._result(name) for name in over if not self._hold(name) or True]",
+        old="if name in self._watched and not self._hold(name)]",
+        new="if name in self._watched and (not self._hold(name) or True)]",
         breaks="The next job gets a GPU that the container of a killed client still uses.",
         near=(f"{_TESTS}/test_containers_docker.py",),
     ),

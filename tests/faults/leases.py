@@ -208,7 +208,7 @@ FAULTS = (
     ),
     Fault(
         id="leases-any-user-drains-for-all",
-        file="src/gpuyard/leases/drains.py",
+        file="src/gpuyard/leases/owned_files.py",
         old="if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):",
         new="if not stat.S_ISREG(status.st_mode):",
         breaks="Any user of the machine can keep the jobs of all others from starting.",

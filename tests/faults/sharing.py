@@ -113,10 +113,18 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-unknown-load-counts-as-none",
         file=_GAIN,
-        old="    return UNKNOWN_LOAD_PERCENT if load_percent is None else load_percent\n",
-        new="    return load_percent or 0.0\n",
+        old="load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)",
+        new="load = 0.0",
         breaks="Any number of first runs share a GPU, however much they slow each other.",
         near=_GAIN_TESTS,
+    ),
+    Fault(
+        id="sharing-the-gain-is-only-expected",
+        file="src/gpuyard/core/scheduling/device_fit.py",
+        old="return 0.0 if packing.depth is None else packing.depth.caution",
+        new="return 0.0",
+        breaks="All jobs of a burst start at once, ten on one of eight GPUs, and some programs end twice as late.",
+        near=("tests/unit/core/scheduling/test_sharing_depth.py",),
     ),
     Fault(
         id="sharing-request-ahead-is-kept-out",

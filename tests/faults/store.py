@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         id="store-array-commands-are-not-searched",
         file=f"{_STORE}/job_store.py",
-        old="                    row_codec.own_command_text(spec, element),\n",
-        new="                    None,\n",
+        old="row_codec.own_command_text(spec, element), like.due_at",
+        new="None, like.due_at",
         breaks="A search does not find the jobs of an array by their own commands.",
         near=(f"{_TESTS}/test_job_search.py",),
     ),
