@@ -38,7 +38,7 @@ from gpuyard.control.rules import HostGates, Rules
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.sharing_facts import SharingFacts
 from gpuyard.control.start_pauses import StartPauses
-from gpuyard.control.step_result import Step
+from gpuyard.control.step_result import Step, awaited
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_energy import EnergyMeter
@@ -56,7 +56,7 @@ from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.wait_reasons import NOTICED_BY_QUEUE, Reason, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault
@@ -388,10 +388,7 @@ class Controller:
             now if self._has_more_to_start or self._launcher.has_rejected else None,
             *self.start_pauses.wake_at(now),
         ]
-        reasons = [reason for waiting in self.plan.waiting for reason in waiting.reasons]
-        waits_for_lease = any(reason.is_leased for reason in reasons)
-        kinds = {reason.kind for reason in reasons if not reason.is_leased}
-        waits_for_sample = not kinds <= NOTICED_BY_QUEUE or (ReasonKind.TOO_FEW in kinds and not waits_for_lease)
+        waits_for_lease, waits_for_sample = awaited(self.plan.waiting)
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
             waits_for_devices=waits_for_sample or waits_for_lease,

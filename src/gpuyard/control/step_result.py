@@ -1,8 +1,12 @@
 """What a step of the controller returns."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from gpuyard.core.job.job import PublishedEvent
+from gpuyard.core.scheduling.plan import WaitingJob
+from gpuyard.core.scheduling.wait_reasons import NOTICED_BY_QUEUE, ReasonKind
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -23,3 +27,11 @@ class Step(Struct, frozen=True, kw_only=True):
     is_outdated: bool = False
     needs_sample: bool = False
     events: tuple[PublishedEvent, ...] = ()
+
+
+def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:
+    """Return whether jobs wait for a lease to end, and whether they wait for something that only a sample shows."""
+    reasons = [reason for each in waiting for reason in each.reasons]
+    for_lease = any(reason.is_leased for reason in reasons)
+    kinds = {reason.kind for reason in reasons if not reason.is_leased}
+    return for_lease, not kinds <= NOTICED_BY_QUEUE or (ReasonKind.TOO_FEW in kinds and not for_lease)

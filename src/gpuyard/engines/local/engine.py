@@ -336,18 +336,15 @@ class LocalEngine(PlacesNothing):
             self._reported.append(name)
 
     def _hold(self, name: Name) -> bool:
-        """Hold an end back, and with it the lease, while its logs are read, its container is removed, and then while
-        its results are brought back; return whether it is."""
-        is_held = self._log_reads.is_reading(self._watched[name], self._entries.get(name))
-        is_held |= self.containers.has(name[0]) and self._holds_container(name)
+        """Hold an end back while its logs are read, its container is removed and then its results are brought back."""
+        watched, entry = self._watched[name], self._entries.get(name)
+        is_held = self._log_reads.is_reading(watched, entry)
+        if self.containers.has(name[0]):
+            status = watched.outcome(entry).status
+            is_held |= self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
         is_held = is_held or self.results.holds(name[0])
         self._held += [name] if is_held else []
         return is_held
-
-    def _holds_container(self, name: Name) -> bool:
-        watched = self._watched[name]
-        status = watched.outcome(self._entries.get(name)).status
-        return self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
 
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
