@@ -83,6 +83,10 @@ def run(options: argparse.Namespace, outer: int, group: LimitedGroup) -> int:
     target.prepare(0.0, _CONFIG)
     herd = _Herd(target, group, random.Random(options.seed), options.each)
     chosen = [name.strip() for name in options.phases.split(",") if name.strip()] or list(herd.phases)
+    unknown = [name for name in chosen if name not in herd.phases]
+    if unknown:
+        _say(f"no such phase: {', '.join(unknown)}; there are {', '.join(herd.phases)}")
+        return 1
     for name in chosen:
         herd.run_phase(name)
     faults = herd.finish()
@@ -241,10 +245,7 @@ class _Herd:
             if attempt.kind not in ("succeeded", "host-guard"):
                 self._faults.append(f"attempt {attempt.name} is {attempt.kind}: {attempt.reason}")
         for row in self._rows.values():
-            phase = next(
-                (each for each in self._lowest if row.kind.endswith(each) and "mixed" not in row.kind), "mixed"
-            )
-            row.lowest_mb, row.kernel_kills = self._lowest.get(phase, (0.0, 0))
+            row.lowest_mb, row.kernel_kills = self._lowest[row.phase]
             if row.ended_well != row.jobs:
                 self._faults.append(f"{row.kind}: {row.ended_well} of {row.jobs} ended well by their own evidence")
 
