@@ -302,6 +302,8 @@ class SubmitKwargs(TypedDict, total=False):
     tag: str | None
     array: str | None
     sweep: Texts | None
+    sample: Whole | None
+    seed: Whole | None
     env: Texts | None
     image: str | None
     mount: Texts | None
