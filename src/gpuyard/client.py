@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
+from gpuyard.connect.submission_body import SubmissionSource, submission_body
 from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.schema import estimates as learned
 from gpuyard.schema import jobs
 from gpuyard.schema.machine import ClearResult, DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
@@ -32,7 +33,8 @@ from gpuyard.schema.queue import (
     WaitResult,
 )
 from gpuyard.schema.requests import SubmitKwargs
-from gpuyard.system.shell_settings import read_shell_settings
+from gpuyard.schema.sweep_page import SweepPage
+from gpuyard.schema.sweeps import SubmissionPreview
 
 Ids: TypeAlias = int | str | Iterable[int | str]
 # Which jobs: by `state`, `search`, `tag` or `user`.
@@ -75,29 +77,22 @@ class Client(Closeable):
         the command's {NAMES}. Default of `cwd` and `environment`: those of this process, whose umask, niceness and
         soft limits the job gets, too; over the page's port, your home and what the daemon has.
         """
-        sent = _option_values(options)
-        body: dict[str, Any] = {
-            "token": os.urandom(16).hex(),
-            "command": list(command) or None,
-            "list": None if commands is None else "\n".join(commands),
-            "table": table,
-            "options": sent,
-        }
-        if self._transport.is_local:  # what a command that is typed in a shell takes from there
-            directory = os.path.abspath(cwd or ".")
-            body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
-            body["configuration"] = digest_of(list(command), directory)
-            body["framework"] = framework_of(list(command), directory)
-            if sent.get("stdin") is not None:
-                sent["stdin"] = os.path.abspath(sent["stdin"])
-            if sent.get("mount"):
-                mounts = [sent["mount"]] if isinstance(sent["mount"], str) else sent["mount"]
-                sent["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
-        elif cwd is not None:
-            body["cwd"] = os.fspath(cwd)
-        if environment is not None:
-            body["environment"] = dict(environment)
+        source = SubmissionSource(command, cwd, environment, commands, table)
+        body = submission_body(source, _option_values(options), is_local=self._transport.is_local)
         return self._post("/submissions", body, SubmitResult)
+
+    def preview(
+        self,
+        *command: str,
+        cwd: str | os.PathLike[str] | None = None,
+        commands: Iterable[str] | None = None,
+        table: str | None = None,
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmissionPreview:
+        """Check a submission, as `gpuyard submit --dry-run` does, and return what it would submit."""
+        source = SubmissionSource(command, cwd, None, commands, table)
+        body = submission_body(source, _option_values(options), is_local=self._transport.is_local)
+        return self._post("/submissions/preview", body, SubmissionPreview)
 
     def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
         """Submit a job like this one, with another command or other options."""
@@ -118,13 +113,29 @@ class Client(Closeable):
         order: Literal["queue", "newest"] | None = None,
         limit: int | None = None,
         after: int | None = None,
+        fold: bool = False,
     ) -> jobs.JobPage:
-        """Return a page of jobs; `after` is the `next` of the page before."""
+        """Return a page of jobs; `after` is the `next` of the page before. With `fold`, each sweep and array is one
+        row."""
         query = {
             "ids": _join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
-            "user": user, "order": order, "limit": limit, "after": after,
+            "user": user, "order": order, "limit": limit, "after": after, "fold": "1" if fold else None,
         }  # fmt: skip
         return self._get("/jobs", jobs.JobPage, query)
+
+    def sweep(
+        self,
+        job: int | str,
+        *,
+        sort: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> SweepPage:
+        """Return a page of the runs of the sweep or array that a job belongs to; `sort="-lr"` sorts by a column, from
+        the last to the first."""
+        query = {"sort": sort, "state": state, "limit": limit, "after": after}
+        return self._get(f"/sweeps/{self._find_id(job)}", SweepPage, query)
 
     def show(self, job: int | str, *, environment: bool = False) -> jobs.JobDetails:
         """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
@@ -257,34 +268,34 @@ class Client(Closeable):
         limits."""
         return self._post("/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, CleanResult)
 
-    def estimates(self, limit: int = 50) -> jobs.EstimateList:
+    def estimates(self, limit: int = 50) -> learned.EstimateList:
         """Return estimates learned from past runs, the latest first."""
-        return self._get("/estimates", jobs.EstimateList, {"limit": limit})
+        return self._get("/estimates", learned.EstimateList, {"limit": limit})
 
-    def forget_estimates(self, *words: str, all: bool = False) -> jobs.ForgetResult:  # noqa: A002 - as on the command line
+    def forget_estimates(self, *words: str, all: bool = False) -> learned.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
-        return self._post("/estimates/forget", {"words": list(words), "all": all}, jobs.ForgetResult)
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, learned.ForgetResult)
 
-    def export_estimates(self) -> list[jobs.LearnedProfile]:
+    def export_estimates(self) -> list[learned.LearnedProfile]:
         """Return all estimates, to import them on another machine."""
-        page = self._get("/estimates/export", jobs.ProfilePage)
+        page = self._get("/estimates/export", learned.ProfilePage)
         found = page.estimates
         while page.next is not None:
-            page = self._get("/estimates/export", jobs.ProfilePage, {"after": page.next})
+            page = self._get("/estimates/export", learned.ProfilePage, {"after": page.next})
             found += page.estimates
         return found
 
     def import_estimates(
-        self, estimates: Iterable[jobs.LearnedProfile], *, overwrite: bool = False
-    ) -> jobs.ImportResult:
+        self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
+    ) -> learned.ImportResult:
         """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
         left, imported, kept = list(estimates), 0, 0
         while left:
             piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
             body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
-            result = self._post("/estimates/import", body, jobs.ImportResult)
+            result = self._post("/estimates/import", body, learned.ImportResult)
             imported, kept = imported + result.imported, kept + result.kept
-        return jobs.ImportResult(imported=imported, kept=kept)
+        return learned.ImportResult(imported=imported, kept=kept)
 
     def stop(self) -> StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""

@@ -12,7 +12,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, read_line
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
-from gpuyard.schema.jobs import LearnedProfile
+from gpuyard.schema.estimates import LearnedProfile
 
 _STATE = "|".join(JobState)
 _JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag)=[^\s,]+|all"
@@ -60,6 +60,20 @@ class JobsQuery(JobMatch, frozen=True, kw_only=True, forbid_unknown_fields=False
     order: Annotated[
         Literal["queue", "newest"], Meta(description="in the order in which they will start, or the newest first")
     ] = "queue"
+    limit: Limit = 50
+    after: After = 0
+    fold: Annotated[
+        bool, Meta(description="one row for each sweep and array; only in queue order, and without conditions")
+    ] = False
+
+
+class SweepQuery(Struct, frozen=True, kw_only=True):
+    sort: Annotated[
+        str,
+        _pattern(r"^(-?\w+)?$"),
+        Meta(description="sort by this column, with - before it from the last to the first"),
+    ] = ""
+    state: Annotated[str, _pattern(rf"^(({_STATE})(,|$))*$"), Meta(description="only runs in one of these states")] = ""
     limit: Limit = 50
     after: After = 0
 

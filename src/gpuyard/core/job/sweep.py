@@ -35,6 +35,7 @@ _DIGITS_OF_STEP, _LEAST_DIGITS = 6, 4
 # Outside of these, a number is written with an exponent if one end of its range is.
 _PLAIN_FROM, _PLAIN_BELOW = Decimal("0.001"), Decimal(10_000)
 _PRECISION = 50
+_MOST_SPACED = 100_000
 
 
 class Values(NamedTuple):
@@ -174,31 +175,38 @@ def _spaced(word: str, ends: tuple[str, str], count: int, *, is_log: bool) -> Va
     first, last = Decimal(ends[0]), Decimal(ends[1])
     if count < 2 or first == last:
         raise UserError(f"'{word}' needs two different ends and at least 2 values", hint=_HINT)
+    if count > _MOST_SPACED:
+        raise UserError(f"'{word}' has too many values", hint=f"write at most {_MOST_SPACED:,}, or a step")
     if is_log and not (first > 0 and last > 0):
         raise UserError(f"both ends of '{word}' have to be above 0", hint="logarithms of other numbers do not exist")
+    with localcontext(prec=_PRECISION):
+        between = (_by_ratio if is_log else _by_distance)(first, last, count - 1)
     write = _writer(ends)
 
     def value(at: int) -> str:
         if at in (0, count - 1):
             return ends[0] if at == 0 else ends[1]
         with localcontext(prec=_PRECISION):
-            if is_log:
-                return write(_by_ratio(first, last, at, count - 1))
-            return write(_by_distance(first, last, at, count - 1))
+            number = between(at)
+        return write(number)
 
     return Values(count, value)
 
 
-def _by_distance(first: Decimal, last: Decimal, at: int, steps: int) -> Decimal:
+def _by_distance(first: Decimal, last: Decimal, steps: int) -> Callable[[int], Decimal]:
     unit = Decimal(1).scaleb(((last - first) / steps).adjusted() - _DIGITS_OF_STEP + 1)
-    return (first + (last - first) * at / steps).quantize(unit, ROUND_HALF_EVEN)
+    return lambda at: (first + (last - first) * at / steps).quantize(unit, ROUND_HALF_EVEN)
 
 
-def _by_ratio(first: Decimal, last: Decimal, at: int, steps: int) -> Decimal:
-    number = first * ((last / first).ln() * at / steps).exp()
-    growth = abs(((last / first).ln() / steps).exp() - 1)
-    digits = max(_LEAST_DIGITS, _LEAST_DIGITS - growth.adjusted())
-    return number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), ROUND_HALF_EVEN)
+def _by_ratio(first: Decimal, last: Decimal, steps: int) -> Callable[[int], Decimal]:
+    growth = (last / first).ln() / steps
+    digits = max(_LEAST_DIGITS, _LEAST_DIGITS - (growth.exp() - 1).adjusted())
+
+    def between(at: int) -> Decimal:
+        number = first * (growth * at).exp()
+        return number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), ROUND_HALF_EVEN)
+
+    return between
 
 
 def _writer(ends: tuple[str, str]) -> Callable[[Decimal], str]:

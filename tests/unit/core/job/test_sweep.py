@@ -66,6 +66,7 @@ def test_values_are_written_as_a_person_would(text: str, written: str) -> None:
         ("0..1:0", "step .* not above 0"),
         ("0..1:-1", "step .* not above 0"),
         ("0..1e9:1e-9", "too many values"),
+        ("1..2:log100001", "too many values"),
     ],
 )
 def test_a_range_that_has_no_values_is_refused(text: str, says: str) -> None:
