@@ -1,8 +1,10 @@
 """The queue with one row for each sweep and array, and the table of the runs of one."""
 
 import asyncio
+import re
 import shlex
 import sqlite3
+from collections.abc import Sequence
 
 from msgspec.structs import asdict, replace
 
@@ -26,6 +28,7 @@ from gpuyard.store.job_search import PageRange
 from gpuyard.store.sweep_table import SweepTable, TableColumn, TableOrder, TablePage
 
 _ROWS_AT_ONCE = 10
+_NEEDS_NO_QUOTES = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
 class FoldedJobs:
@@ -66,7 +69,7 @@ class FoldedJobs:
             gpu_labels=[],
             place=None,
             reason=plain.reason if state is job.state and not is_over else None,
-            command=shlex.join(job.spec.command),
+            command=_template_text(job.spec.command),
             index=None,
             values={},
             ended_at=wall_time(scheduler, ended_at),
@@ -100,7 +103,7 @@ class FoldedJobs:
             id=group.first,
             name=job.spec.name,
             tag=job.spec.tag or None,
-            command=shlex.join(job.spec.command),
+            command=_template_text(job.spec.command),
             submitted_at=wall_time(scheduler, job.submitted_at),
             varies=job.spec.varies,
             progress=progress_of(group),
@@ -129,6 +132,11 @@ def progress_of(group: GroupCounts) -> GroupProgress:
         counts={str(state): jobs for state, jobs in group.counts.items()},
         text=progress_text(group.counts),
     )
+
+
+def _template_text(command: Sequence[str]) -> str:
+    """Return the command as a shell would read it, but with placeholders as they were typed, without quotes."""
+    return " ".join(word if _NEEDS_NO_QUOTES.fullmatch(word) else shlex.quote(word) for word in command)
 
 
 def _read_order(query: SweepQuery) -> TableOrder:

@@ -22,7 +22,7 @@ from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice, describe_pause, describe_result, failed
-from gpuyard.ui.tui.queue_view import job_title
+from gpuyard.ui.tui.queue_view import ids_of, job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.subscriptions import Subscriptions, Work
@@ -164,8 +164,18 @@ class Top(App[None]):
         self.action_show_filter(is_shown=False)
 
     def action_unfilter(self) -> None:
+        self._open_sweep(None)
         self.query_one(Input).value = ""
         self.action_show_filter(is_shown=False)
+
+    def _open_sweep(self, row: Row | None) -> None:
+        """Show the runs of a sweep or an array; with None, the queue again."""
+        state = self.screen_state
+        if row is not state.sweep:
+            state.sweep = row
+            state.window = choose(replace(state.window, top=0), 0, state.page)
+            self._draw("queue")
+            self._subscriptions.follow_visible()
 
     def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
         """Show the search field in place of the notice line."""
@@ -203,7 +213,9 @@ class Top(App[None]):
 
     def action_read(self, page: str) -> None:
         row = self._chosen()
-        if row is not None:
+        if row is not None and row.get("group") and page == "about":
+            self._open_sweep(row)
+        elif row is not None:
             self._run(partial(self._read, page, row["id"], job_title(row)), "page")
 
     async def _read(self, page: str, job_id: int, name: str) -> None:
@@ -239,9 +251,9 @@ class Top(App[None]):
         if row is None:
             return
         if verb == "cancel":
-            self._ask(f"cancel job {job_title(row)}?", partial(self._do, verb, row["id"]))
+            self._ask(f"cancel job {job_title(row)}?", partial(self._do, verb, ids_of(row)))
         else:
-            self._run(partial(self._do, verb, row["id"]), "acts")
+            self._run(partial(self._do, verb, ids_of(row)), "acts")
 
     def action_prioritise(self, by: int) -> None:
         row = self._chosen()
@@ -263,7 +275,7 @@ class Top(App[None]):
 
         self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
 
-    async def _do(self, verb: str, job_id: int, **more: object) -> None:
+    async def _do(self, verb: str, job_id: int | str, **more: object) -> None:
         self._show_notice(ActionNotice(f"{verb} {job_id}{self.screen_state.glyphs.ellipsis}"))
         body = {"ids": str(job_id), **more}
         await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
@@ -284,5 +296,5 @@ class Top(App[None]):
             row = None if at is None else self.screen_state.page.row(at)
             if row is not None:
                 priority = row["priority"] + by
-                await self._do("priority", job_id, priority=priority)
+                await self._do("priority", ids_of(row), priority=priority)
                 self.screen_state.hear_priority(job_id, priority)

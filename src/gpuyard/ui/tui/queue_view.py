@@ -13,6 +13,8 @@ from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
+_HEADINGS = frozenset({"ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY"})
+_WIDEST_VALUE = 12
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 
 
@@ -22,7 +24,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest. Wide
     terminals show users if there are several, and tags if there are any.
     """
-    ids = max((len(str(row["id"])) for row in page.rows), default=0)
+    ids = max((len(str(ids_of(row))) for row in page.rows), default=0)
     devices = [clean(devices_text(dict(row))) for row in page.rows]
     gpus = max(map(cell_width, devices), default=0)
     widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
@@ -30,20 +32,21 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
     if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
+    fixed |= value_widths(page)
     if width >= _TAG_FROM and any(row["tag"] for row in page.rows):
         fixed["TAG"] = 12
     left = width - _MARK - sum(fixed.values()) - len(fixed) - 1
     if left < 20:
         left += fixed.pop("PRIO") + fixed.pop("VRAM") + 2
-    longest = max((cell_width(clean(job_name(row))) for row in page.rows), default=0)
+    longest = max((cell_width(clean(_name(row, fixed))) for row in page.rows), default=0)
     name = max(6, min(max(16, longest), left * 45 // 100))
-    order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
+    order = ("ID", *value_widths(page), "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
     return {heading: widths[heading] for heading in order if heading in widths}
 
 
 def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool) -> Text:
-    cells = _cells(row, glyphs)
+    cells = {**row.get("values", {}), **_cells(row, glyphs), "JOB": _name(row, widths)}
     line = Text(glyphs.chosen if is_chosen else " ")
     for heading, width in widths.items():
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
@@ -69,15 +72,40 @@ def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs) -> li
 
 
 def job_title(row: Row) -> str:
-    """`17 train[3]`, or its command."""
-    return f"{row['id']} {job_name(row)}"
+    """`17 train[3]`, `18-57 train` for a sweep; a job without a name has its command in place of it."""
+    return f"{ids_of(row)} {job_name(row)}"
+
+
+def ids_of(row: Row) -> str | int:
+    """Return the id of a job, or all ids of a sweep or an array, as a request takes them."""
+    ids: str | int = row["group"]["ids"] if row.get("group") else row["id"]
+    return ids
+
+
+def value_widths(page: Page) -> dict[str, int]:
+    """Return a column for each value that varies, if all rows are runs of one sweep."""
+    if len({row.get("array") for row in page.rows}) != 1 or any(row.get("group") for row in page.rows):
+        return {}
+    names = (name for name in page.rows[0].get("varies", ()) if name not in _HEADINGS)
+    return {
+        name: min(
+            _WIDEST_VALUE,
+            max(cell_width(clean(text)) for text in (name, *(row["values"].get(name, "") for row in page.rows))),
+        )
+        for name in names
+    }
+
+
+def _name(row: Row, columns: Mapping[str, int]) -> str:
+    """Return the name of a job without the values that have columns of their own."""
+    return job_name({**row, "varies": [name for name in row.get("varies", ()) if name not in columns]})
 
 
 def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
     return {
-        "ID": str(job["id"]),
+        "ID": str(ids_of(row)),
         "STATE": f"{glyph}{job['state']}",
         "JOB": job_name(row),
         "USER": job["user"] or "",

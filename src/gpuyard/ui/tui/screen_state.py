@@ -57,6 +57,7 @@ class ScreenState:
         self.notice = ActionNotice()
         self.page, self.window, self.counts = Page(), RowWindow(), dict[str, int]()
         self.search, self.finished = "", FINISHED_SHOWN[0]
+        self.sweep: Row | None = None  # the row of the sweep or array whose runs are shown
         self.asked = (0, 0)
         self.log, self.log_note = LogText(), ""
         self.first_device = 0
@@ -99,6 +100,10 @@ class ScreenState:
         self.asked = wanted(self.window, self.asked)
         after, limit = self.asked
         query = {"limit": str(limit), "after": str(after)}
+        if self.sweep is not None:
+            query["ids"] = self.sweep["group"]["ids"]
+            return f"/jobs?{urlencode(query)}", after
+        query["fold"] = "1"
         if self.search:
             query["search"] = self.search
         if self.finished == "all":
@@ -154,6 +159,8 @@ class ScreenState:
         title = Text.assemble(("Queue", "bold"), "  ", Text(f" {self.glyphs.dot} ").join(texts))
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
+        if self.sweep is not None:
+            title.append(f"  only {clean(queue_view.job_title(self.sweep))}; Esc shows all", "yellow")
         top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
         right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
         lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]

@@ -49,7 +49,7 @@ class Subscriptions:
             self._rows = target
             self._run(partial(self._watch_rows, target, after), "rows")
         row = self._state.chosen
-        log = None if row is None else (int(row["id"]), row["attempt"] > 0)
+        log = None if row is None or row.get("group") else (int(row["id"]), row["attempt"] > 0)
         goes_on = row is not None and self._over_after is not None and row["attempt"] > self._over_after
         if log != self._log or goes_on:
             self._log, self._over_after = log, None
@@ -113,7 +113,9 @@ class Subscriptions:
 
     async def _watch_log(self, log: tuple[int, bool] | None) -> None:
         if log is None or not log[1]:
-            self._begin_log("" if log is None else "not started yet; w says why")
+            row = self._state.chosen
+            opens = "Enter shows its runs" if row is not None and row.get("group") else ""
+            self._begin_log(opens if log is None else "not started yet; w says why")
             return
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)

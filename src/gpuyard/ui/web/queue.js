@@ -8,6 +8,7 @@ import {setElapsed} from "./clock.js";
 import {button, byId, el, keep, number, say, set} from "./dom.js";
 import {UNKNOWN, count, memory, plural, title} from "./format.js";
 import {ACTS, TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
+import {OpenSweeps, keyOf, makeSweepName, sizeOf} from "./sweep.js";
 import {queryOf} from "./api.js";
 
 const PAGE = 50;
@@ -16,12 +17,17 @@ const COLUMNS = ["Job", "State", "Name and command", "GPU", "Memory", "Priority"
 const sideOf = (column) => (["Memory", "Priority", "Time"].includes(column) ? "right" : null);
 
 export class Queue {
-  /** `go(filter)` shows another page or filter; `isReadOnly` hides everything that changes jobs. */
-  constructor({go, isReadOnly}) {
+  /** `go(filter)` shows another page or filter; `rewatch` watches `targets` again; `isReadOnly` hides everything that
+   * changes jobs. */
+  constructor({go, rewatch, isReadOnly}) {
     this.go = go;
+    this.sweeps = new OpenSweeps(() => {
+      this.showRows();
+      rewatch();
+    });
     this.isReadOnly = isReadOnly;
     this.filter = {state: "", search: "", after: 0};
-    Object.assign(this, {page: [], total: null, selected: new Set(), isAllSelected: false});
+    Object.assign(this, {page: [], jobs: [], total: null, selected: new Set(), isAllSelected: false});
     this.whole = makePick("Select all jobs on this page", () => this.togglePage());
     const heads = COLUMNS.map((word) => el("th", {scope: "col", text: word, class: sideOf(word)}));
     byId("jobs-head").append(...(isReadOnly ? [] : [el("th", {scope: "col", class: "pick"}, this.whole)]), ...heads);
@@ -75,16 +81,37 @@ export class Queue {
   get target() {
     const {state, search, after} = this.filter;
     // Spaces separate the targets of a stream, so a space inside a target is %20.
-    return `/jobs?${queryOf({all: 1, state, search, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
+    return `/jobs?${queryOf({all: 1, fold: 1, state, search, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
+  }
+
+  /** All targets to watch, each with what its answers are for. */
+  targets() {
+    return [[this.target, (answer) => this.show(answer)], ...this.sweeps.targets()];
+  }
+
+  showRows() {
+    const rows = this.sweeps.withRuns(this.jobs);
+    const key = (job) => (job.runsOf ? `runs of ${job.runsOf}` : keyOf(job));
+    const make = (job) => (job.runsOf ? this.sweeps.makeRow(job.runsOf) : this.makeRow(job));
+    keep(byId("jobs-body"), rows, key, make, (row, job) => job.runsOf || this.updateRow(row, job));
+  }
+
+  updateRow(row, job) {
+    updateRow(row, job);
+    if (job.group) set(row.cells_.name, "aria-expanded", String(this.sweeps.isOpen(job.id)));
   }
 
   show(answer) {
     const empty = byId("jobs-empty");
     empty.hidden = !answer.error && answer.jobs.length > 0;
     if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
-    keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
-    this.page = answer.jobs.map((job) => job.id);
-    this.total = answer.total ?? null;
+    this.jobs = answer.jobs;
+    this.sizes = new Map([...(this.sizes ?? []), ...answer.jobs.map((job) => [keyOf(job), sizeOf(job)])]);
+    this.showRows();
+    this.page = answer.jobs.map(keyOf);
+    this.rows = answer.total ?? null;
+    const all = Object.values(answer.counts).reduce((sum, jobs) => sum + jobs, 0);
+    this.total = this.isFiltered || this.rows === null ? this.rows : all;
     this.showSelection();
     this.showPlace(answer);
     const how = this.isReadOnly ? "" : ": submit one here, or with `gpuyard submit -- python train.py`";
@@ -96,9 +123,9 @@ export class Queue {
   }
 
   showPlace(answer) {
-    const {filter: {after}, total} = this;
+    const {filter: {after}, total, rows} = this;
     const last = after + answer.jobs.length;
-    const range = `${count(after + 1)}–${count(last)}${total === null ? "" : ` of ${count(total)}`}`;
+    const range = `${count(after + 1)}–${count(last)}${rows === null ? "" : ` of ${count(rows)}`}`;
     say(this.range, answer.jobs.length ? range : "");
     const matching = this.isFiltered ? ` that match${total === 1 ? "es" : ""}` : "";
     say(byId("queue-total"), total === null ? "" : plural(total, "job") + matching);
@@ -118,7 +145,8 @@ export class Queue {
   }
 
   get selectedCount() {
-    return this.isAllSelected ? (this.total ?? 0) : this.selected.size;
+    const chosen = [...this.selected].reduce((sum, key) => sum + (this.sizes?.get(key) ?? 1), 0);
+    return this.isAllSelected ? (this.total ?? 0) : chosen;
   }
 
   toggle(id) {
@@ -142,7 +170,7 @@ export class Queue {
     const {isAllSelected: isAll, isWholePage, total} = this;
     byId("bulk").hidden = this.selectedCount === 0;
     say(this.summary, `${isAll ? `All ${plural(total, "job")}` : plural(this.selectedCount, "job")} selected`);
-    this.everything.hidden = isAll || !isWholePage || total === null || total <= this.selected.size;
+    this.everything.hidden = isAll || !isWholePage || total === null || total <= this.selectedCount;
     say(this.everything, `Select all ${count(total)} that match`);
     this.whole.checked = isWholePage;
     this.whole.indeterminate = !isWholePage && this.page.some((id) => this.isSelected(id));
@@ -164,10 +192,10 @@ export class Queue {
 
   makeRow(job) {
     const cells = {
-      id: job.id,
-      pick: this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(job.id)),
+      id: keyOf(job),
+      pick: this.isReadOnly ? null : makePick(`Select job ${keyOf(job)}`, () => this.toggle(keyOf(job))),
       state: stateChip(),
-      name: el("a", {href: `#/job/${job.id}`}),
+      name: job.group ? makeSweepName(job, (id) => this.sweeps.toggle(id)) : el("a", {href: `#/job/${job.id}`}),
       command: el("code"),
       tag: el("span", {class: "tag"}),
       reason: el("span", {class: "reason"}),
@@ -206,7 +234,7 @@ export class Queue {
 }
 
 /** The columns with a number or a short text. */
-const TEXTS = {Job: (job) => job.id, GPU: gpusOf, Memory: memoryOf, Priority: (job) => job.priority};
+const TEXTS = {Job: keyOf, GPU: gpusOf, Memory: memoryOf, Priority: (job) => job.priority};
 
 const makePick = (label, onchange) => el("input", {type: "checkbox", "aria-label": label, onchange});
 
@@ -216,7 +244,7 @@ function updateRow(row, job) {
   say(cells.name, title(job));
   say(cells.command, job.name ? job.command : "");
   say(cells.tag, job.tag);
-  say(cells.reason, job.reason);
+  say(cells.reason, [job.group?.text, job.reason].filter(Boolean).join("; "));
   set(cells.reason, "data-tone", toneOf(job.state));
   for (const [label, textOf] of Object.entries(TEXTS)) say(cells[label], textOf(job));
   setElapsed(cells.time, job.elapsed_s ?? job.waited_s, TIMED.has(job.state));

@@ -29,7 +29,7 @@ UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
 
 
 def job_name(job: "Mapping[str, Any]") -> str:
-    """Return `train`, `train[3]` in an array, `train lr=1e-3` in a sweep; without a name, the values and the command."""
+    """Return `train`, `train[3]` in an array, `train lr=1e-3` in a sweep; or values and command."""
     varying = " ".join(f"{name}={job['values'][name]}" for name in job.get("varies", ()) if name in job["values"])
     if not job["name"]:
         return f"{varying} {job['command']}".strip()
