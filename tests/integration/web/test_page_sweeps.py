@@ -22,7 +22,7 @@ def test_a_sweep_is_a_row_that_opens_into_its_runs(shown: Shown) -> None:  # noq
     runs = page.locator("tr.runs tbody tr")
     expect(runs).to_have_count(20)
     expect(page.locator("tr.runs thead")).to_contain_text("lr")
-    expect(page.locator("tr.runs")).to_contain_text("echo {lr} {seed}")
+    expect(rows.first).to_contain_text("echo {lr} {seed}")
     shown.button("lr").click()
     shown.button("lr ↑").click()
     expect(runs.first.locator("td").nth(1)).to_have_text("1e-1")

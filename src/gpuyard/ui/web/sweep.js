@@ -66,13 +66,13 @@ class SweepRuns {
     Object.assign(this, {id, rewatch, sort: "", after: 0});
     this.head = el("tr");
     this.body = el("tbody");
-    this.command = el("code");
+    this.complaint = el("p", {class: "empty", hidden: true});
     this.range = el("span", {class: "number hint"});
     this.previous = button("Previous", () => this.turn(this.after - PAGE));
     this.next = button("Next", () => this.turn(this.after + PAGE));
     this.pages = el("div", {class: "pages"}, this.range, this.previous, this.next);
     const table = el("table", {"aria-label": `Runs of ${id}`}, el("thead", {}, this.head), this.body);
-    this.node = el("div", {class: "sweep"}, this.command, el("div", {class: "scroll"}, table), this.pages);
+    this.node = el("div", {class: "sweep"}, this.complaint, el("div", {class: "scroll"}, table), this.pages);
   }
 
   get target() {
@@ -91,10 +91,11 @@ class SweepRuns {
   }
 
   show(answer) {
-    if (answer.error) return say(this.command, answer.error);
-    say(this.command, answer.command);
+    this.complaint.hidden = !answer.error;
+    if (answer.error) return say(this.complaint, [answer.error, answer.hint].filter(Boolean).join(": "));
     this.columns = answer.columns;
-    keep(this.head, ["Job", ...answer.columns, "GPU", "Why"], nameOf, (each) => this.makeHead(each), (node, each) => this.updateHead(node, each));
+    const heads = ["Job", ...answer.columns, "GPU", "Why"];
+    keep(this.head, heads, nameOf, (each) => this.makeHead(each), (node, each) => this.updateHead(node, each));
     keep(this.body, answer.jobs, (job) => job.id, (job) => this.makeRun(job), updateRun);
     const last = this.after + answer.jobs.length;
     say(this.range, `${count(this.after + 1)}–${count(last)} of ${count(answer.total)}`);
