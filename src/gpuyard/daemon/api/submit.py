@@ -61,6 +61,9 @@ class SubmissionHandler:
     async def preview(self, request: Request) -> SubmissionPreview:
         """Check a submission as `submit` does, and return its jobs. Nothing is stored."""
         submission, notes = await self._fit(await self._read_body(request.body))
+        if submission.after_each:  # its indexes are read twice
+            submission = replace(submission, elements=list(submission.elements))
+        self._scheduler.requests.check(submission)
         return preview_of(submission, notes)
 
     async def _read_body(self, body: bytes) -> Submission:
