@@ -45,7 +45,7 @@ def test_a_mistake_and_a_dry_run_submit_nothing() -> None:
     array = read("submit", "--dry-run", "--array", "0-2999", "--", "echo", "{index}")
     assert (array["count"], len(array["jobs"]), array["jobs"][2]["command"]) == (3000, 1000, "echo 2")
     assert read("submit", "--dry-run", "--", "echo", "{a}")["jobs"][0]["command"] == "echo '{a}'"
-    assert run("submit", "--dry-run", "--gpus", "9", "--", "true").returncode == 2
+    assert run("submit", "--dry-run", "--gpus", "9", "--", "true").returncode == 4
     assert run("submit", "--dry-run", "--after", "99", "--", "true").returncode != 0
     assert read("queue")["jobs"] == []
 
