@@ -122,7 +122,7 @@ _TABLE = (
                  "A job for each {NAME}: lr=1e-3,1e-4, lr=1e-4..1e-1:log4 or seed=0..4; repeat for all combinations.",
                  label="Sweep", makes_many=True),
     SubmitOption("sample", "whole", "N", "Of a sweep, only N combinations, chosen at random.", least=1, most=1_000_000,
-                 label="Sample of the sweep", makes_many=True),
+                 label="Random sample", makes_many=True),
     SubmitOption("seed", "whole", "S", "With --sample: another number chooses other combinations.", default="0",
                  least=-1_000_000_000, most=1_000_000_000, label="Seed of the sample", makes_many=True),
     SubmitOption("env", "texts", "NAME=VALUE", "Set an environment variable.", label="Environment variables"),

@@ -16,7 +16,7 @@ export const SUBMIT_OPTIONS = {
   "tag": {"label": "Tag", "placeholder": "TEXT", "help": "Marks jobs that belong together: `gpuyard cancel tag=TEXT`.", "kind": "word"},
   "array": {"label": "Array", "placeholder": "RANGE", "help": "A job for each {index}: 0-99, 0-99:5 for every fifth, 0-99%8 for at most 8 at once.", "kind": "text"},
   "sweep": {"label": "Sweep", "placeholder": "NAME=VALUES", "help": "A job for each {NAME}: lr=1e-3,1e-4, lr=1e-4..1e-1:log4 or seed=0..4; repeat for all combinations.", "kind": "texts"},
-  "sample": {"label": "Sample of the sweep", "placeholder": "N", "help": "Of a sweep, only N combinations, chosen at random.", "kind": "whole"},
+  "sample": {"label": "Random sample", "placeholder": "N", "help": "Of a sweep, only N combinations, chosen at random.", "kind": "whole"},
   "seed": {"label": "Seed of the sample", "placeholder": "0", "help": "With --sample: another number chooses other combinations.", "kind": "whole"},
   "env": {"label": "Environment variables", "placeholder": "NAME=VALUE", "help": "Set an environment variable.", "kind": "texts"},
   "image": {"label": "Container image", "placeholder": "IMAGE", "help": "Run it in a container of this image, with podman, docker or apptainer.", "kind": "text"},
